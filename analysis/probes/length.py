@@ -1,7 +1,6 @@
 """Loss by position: how well models predict up to and past the length that they were trained on.
 
 examples:
-  olmo-sparsity length runs/rope runs/pose --out runs/length
   olmo-sparsity length runs/rope runs/pose --corpus data/books --out runs/length \\
       --lengths 256,512,1024,2048 --windows 512 --labels "RoPE,RoPE + PoSE"
   olmo-sparsity length runs/rope-1 runs/rope-2 runs/pose-1 runs/pose-2 --labels RoPE,RoPE,PoSE,PoSE --out runs/seeds
@@ -31,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -61,25 +60,28 @@ if TYPE_CHECKING:
 
 OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
 DIFFERENCE, RISE = "difference_to_first_nats", "rise_nats"
-ENTROPY, ZEROS = "entropy_nats", "zero_share"
 BINS_PER_OCTAVE = 2
 OCTAVES_BELOW = 3
 """Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
-ATTENTION_QUERIES = 16
-"""Last tokens of each length whose attention is measured."""
-ATTENTION_MEMORY = 4
-"""Memory of a forward pass that returns its attention, in multiples of one that does not."""
+KEY = ["name", "from_tokens", "to_tokens"]
+"""Columns that say what a mean is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossByPosition(ProbeResult):
     """Loss by position of one model or several.
 
-    ``rows`` has one per model (``number``), name (loss_nats, entropy_nats, zero_share), text and bin or length: group
-    (where there are groups), from_tokens, to_tokens, sum and count.
+    ``rows`` has one per model (``number``), name (loss_nats), text and bin: group (where there are groups),
+    from_tokens, to_tokens, sum and count.
     """
 
     NAME, KIND = "length", "olmo-sparsity loss by position"
+    TITLES: ClassVar[dict[str, str]] = {
+        OF_LENGTH: "held-out loss at each length",
+        RISE: "its difference to the first length, paired",
+        OF_BIN: "held-out loss by position",
+        DIFFERENCE: "its difference to the first model, paired",
+    }
 
     numbers: pd.DataFrame
     """model (its label), name, from_tokens, to_tokens (positions, the last not included), value, low, high:
@@ -89,8 +91,6 @@ class LossByPosition(ProbeResult):
         loss_at_length_nats       of the last bin below each length (half an octave or less), which is called the loss
                                   at that length [ours]; ``to_tokens`` is the length
         rise_nats                 how far that lies above the loss at the smallest length, paired
-        entropy_nats, zero_share  (optional) of the attention of the last tokens of each length: means over heads and
-                                  layers of its entropy and of the share of its weights that are exactly 0 in float32
     """
     trainings: pd.DataFrame
     """The numbers at each length of every training by itself: as ``numbers``, and ``number`` of it in ``models``."""
@@ -117,23 +117,14 @@ class LossByPosition(ProbeResult):
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
-        titles = {
-            OF_LENGTH: "held-out loss at each length",
-            RISE: "its difference to the first length, paired",
-            ENTROPY: "entropy of the attention of the last tokens of each length",
-            ZEROS: "weights of it that are exactly 0, in per cent",
-            OF_BIN: "held-out loss by position",
-            DIFFERENCE: "its difference to the first model, paired",
-        }
-        by_name = dict(list(self.numbers.groupby("name")))
-        if self.numbers["model"].nunique() == 1:
-            del by_name[DIFFERENCE]
         tables = []
-        for name, title in titles.items():
-            if name in by_name:
-                by_bin = name in (OF_BIN, DIFFERENCE)
-                shown = by_name[name] if by_bin else by_name[name].drop(columns="from_tokens")
-                tables.append(show(shown, across="model" if by_bin else "to_tokens", title=title))
+        for name, title in self.TITLES.items():
+            shown = self.numbers[self.numbers["name"] == name]
+            if name in (OF_BIN, DIFFERENCE):
+                if name == OF_BIN or shown["model"].nunique() > 1:
+                    tables.append(show(shown, across="model", title=title))
+            elif len(shown):
+                tables.append(show(shown.drop(columns="from_tokens"), across="to_tokens", title=title))
         return "\n\n".join([f"{self.heading()}; intervals 95 %; losses in nats per token", *tables])
 
 
@@ -147,9 +138,6 @@ class LengthProbe(Probe):
         default=(128, 256, 512, 1024), metadata=argument("tokens, ascending; the largest is L")
     )
     windows: int = field(default=256, metadata=argument("to sample, at most"))
-    attention: bool = field(
-        default=False, metadata=argument("also the entropy of attention at each length, and exact zeros")
-    )
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
@@ -174,20 +162,7 @@ class LengthProbe(Probe):
                 by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
                 losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
                 advance(len(rows))
-        frames = [_rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))]
-        if self.attention:
-            what = f"attention, {label}"
-            spans = [(length - min(ATTENTION_QUERIES, length), length) for length in self.lengths]
-            statistics = np.empty((2, len(tokens), len(spans)))
-            with show_progress(what, len(spans), "lengths", enabled=progress) as advance:
-                for number, (start, length) in enumerate(spans):
-                    for rows in token_losses.batches(len(tokens), ATTENTION_MEMORY * length, length - start):
-                        of_rows = token_losses.attention_statistics(tokens[rows, :length], length - start)
-                        statistics[:, rows, number] = of_rows.T
-                    advance(1)
-            for name, means in zip((ENTROPY, ZEROS), statistics, strict=True):
-                frames.append(_rows_by_text(name, sample, spans, means, np.ones(len(spans), dtype=int)))
-        return {"rows": pd.concat(frames)}
+        return {"rows": rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))}
 
     def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
         numbers = self.numbers_of(frames["rows"], labels)
@@ -199,26 +174,18 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        bootstrap, draws, trials = draws_of_means(
-            rows,
-            ["name", "from_tokens", "to_tokens"],
-            labels,
-            unit="text",
-            resamples=self.resamples,
-            seed=self.seed,
-        )
+        how = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws, _ = draws_of_means(rows, KEY, labels, **how)
         numbers = []
         for model in dict.fromkeys(labels):
-            of_model, of_bins = draws[model], draws[model][OF_BIN]
+            of_bins = draws[model][OF_BIN]
             at_lengths = of_bins.loc[:, of_bins.columns.isin(self.lengths, level="to_tokens")]
-            named: list[tuple[str, pd.DataFrame, pd.Series | None]] = [
-                (OF_BIN, of_bins, None),
-                (DIFFERENCE, of_bins - draws[labels[0]][OF_BIN], None),
-                (OF_LENGTH, at_lengths, None),
-                (RISE, at_lengths.sub(at_lengths.iloc[:, 0], axis=0), None),
-            ]
-            if ENTROPY in of_model:
-                named += [(ENTROPY, of_model[ENTROPY], None), (ZEROS, of_model[ZEROS], trials[ZEROS])]
+            named = {
+                OF_BIN: of_bins,
+                DIFFERENCE: of_bins - draws[labels[0]][OF_BIN],
+                OF_LENGTH: at_lengths,
+                RISE: at_lengths.sub(at_lengths.iloc[:, 0], axis=0),
+            }
             numbers.append(intervals_frame(model, bootstrap, named))
         return pd.concat(numbers, ignore_index=True)
 
@@ -236,7 +203,7 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
     return sorted(edges)
 
 
-def _rows_by_text(
+def rows_by_text(
     name: str, sample: Sample, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (spans,)."""

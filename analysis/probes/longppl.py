@@ -10,7 +10,7 @@ Theirs:
     key tokens = those with LSD > alpha and L_long < beta           (both 2 nats by default)
     LongPPL    = exp(mean L_long over the key tokens)
 
-In their paper a second, stronger model may choose the key tokens; here the model that is measured chooses them itself.
+A second, stronger model may choose the key tokens in their paper; here the model that is measured does.
 Two forms of the short context are measured on the same tokens:
 
 - published, as their code has it: windows of M + S tokens begin at 0, S, 2 S, … of the text, and the last S tokens of
@@ -139,14 +139,11 @@ class LongPPLProbe(Probe):
         return {"rows": pd.DataFrame(sample.places() | sums)}
 
     def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        numbers = []
-        for model, (_, rows) in zip(
-            names_of_trainings(labels), frames["rows"].groupby("number"), strict=True
-        ):
-            of_model = longppl_numbers(rows, resamples=self.resamples, seed=self.seed)
-            of_model.insert(0, "model", model)
-            numbers.append(of_model)
-        return {"numbers": pd.concat(numbers, ignore_index=True)}
+        names, how = names_of_trainings(labels), {"resamples": self.resamples, "seed": self.seed}
+        of_models = {
+            names[number]: longppl_numbers(rows, **how) for number, rows in frames["rows"].groupby("number")
+        }
+        return {"numbers": pd.concat(of_models, names=["model"]).reset_index("model").reset_index(drop=True)}
 
 
 # --- losses ---
@@ -165,50 +162,30 @@ def target_losses(
     """
     count, n_long = tokens.shape
     scored = n_long - n_short - window
-    long = np.empty((count, scored))
+    losses = {name: np.empty((count, scored)) for name in ("long", *FORMS)}
+
+    def measure(
+        name: str, rows: np.ndarray, columns: np.ndarray, texts: np.ndarray, **first: np.ndarray
+    ) -> None:
+        """Fill in, at rows (R,) and columns (R or 1, targets), the losses of the last tokens of ``texts``."""
+        of_texts = token_losses.last_losses(texts, columns.shape[1], **first)
+        losses[name][rows[:, None], columns] = of_texts
+        advance(of_texts.size)
+
     for rows in token_losses.batches(count, n_long - 1, scored):
-        long[rows] = token_losses.last_losses(tokens[rows], scored)
-        advance(long[rows].size)
-    exact = _exact_losses(token_losses, tokens, n_short, window, advance)
-    return {
-        "long": long,
-        "exact": exact,
-        "published": _published_losses(token_losses, tokens, n_short, window, advance),
-    }
-
-
-def _exact_losses(
-    token_losses: TokenLosses, tokens: np.ndarray, n_short: int, window: int, advance: Advance
-) -> np.ndarray:
-    """L_short where every target has its own M tokens, at their position ids in the segment; (n, T)."""
-    # The first target stands at M + S, so its M tokens begin at S; one row is those and the target.
-    views = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
-    losses = np.empty(views.shape[:2])
-    for number in token_losses.batches(losses.size, n_short, 1):
-        segment, place = np.divmod(number, losses.shape[1])
-        of_batch = token_losses.last_losses(views[segment, place], 1, first_ids=place + window)
-        losses[segment, place] = of_batch[:, 0]
-        advance(of_batch.size)
-    return losses
-
-
-def _published_losses(
-    token_losses: TokenLosses, tokens: np.ndarray, n_short: int, window: int, advance: Advance
-) -> np.ndarray:
-    """L_short in windows of M + S tokens, S apart, whose last S tokens are targets; (n, T)."""
-    count, n_long = tokens.shape
-    losses = np.empty((count, n_long - n_short - window))
+        measure("long", rows, np.arange(scored)[None], tokens[rows])
+    # the first target stands at M + S, so its own M tokens begin at S
+    own = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
+    for number in token_losses.batches(count * scored, n_short, 1):
+        rows, place = np.divmod(number, scored)
+        measure("exact", rows, place[:, None], own[rows, place], first_ids=place + window)
+    windows, rest = divmod(scored, window)
     whole = sliding_window_view(tokens, n_short + window, axis=1)[:, window::window]
-    for number in token_losses.batches(count * whole.shape[1], n_short + window - 1, window):
-        segment, place = np.divmod(number, whole.shape[1])
-        of_batch = token_losses.last_losses(whole[segment, place], window)
-        losses[segment[:, None], place[:, None] * window + np.arange(window)] = of_batch
-        advance(of_batch.size)
-    if rest := losses.shape[1] % window:
-        last = tokens[:, n_long - n_short - rest :]
-        for rows in token_losses.batches(count, n_short + rest - 1, rest):
-            losses[rows, -rest:] = token_losses.last_losses(last[rows], rest)
-            advance(len(rows) * rest)
+    for number in token_losses.batches(count * windows, n_short + window - 1, window):
+        rows, place = np.divmod(number, windows)
+        measure("published", rows, place[:, None] * window + np.arange(window), whole[rows, place])
+    for rows in token_losses.batches(count, n_short + rest - 1, rest) if rest else ():
+        measure("published", rows, np.arange(scored - rest, scored)[None], tokens[rows, -n_short - rest :])
     return losses
 
 

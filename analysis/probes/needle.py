@@ -1,9 +1,7 @@
 """Needles in held-out text: does a model find, at any depth and length, what it has read once?
 
 examples:
-  olmo-sparsity needle runs/rope runs/pose --out runs/needle
-  olmo-sparsity needle runs/rope runs/rope@yarn:4 --corpus data/books --lengths 128,256,512,1024 --ks 1,4 \\
-      --depths 0,0.5,1 --samples 200 --out runs/needle
+  olmo-sparsity needle runs/rope runs/rope@yarn:4 --lengths 128,256,512,1024 --ks 1,4 --out runs/needle
   olmo-sparsity needle HuggingFaceTB/SmolLM2-135M --text books/*.txt --out runs/needle \\
       --selectors leave-one-out,gradient,attention,random --recall-length 256
 
@@ -12,14 +10,11 @@ a stretch of one text; the context ends with the key again, and the model is to 
 
     text[:p]  key  value  text[p:]  key  ->  value         (L tokens before the first one that is predicted)
 
-The tokens of a needle are drawn without replacement from those that occur in the texts and not in the stretch, so that
-neither the text nor knowledge of the world helps, and the earlier key is the only match. Depth is p over the tokens of
-text: 0 puts the needle first, 1 right before the second key. The control, absent, has text in the needle's place: its
-loss and exact match are those of chance.
-
-All models read the same needles in the same stretches, and a needle is the same at every length and depth. Each value
-token is given the true ones before it. All of them likeliest is what a model that writes greedily and reads itself
-needs to be right, so exact match is the same for it.
+Its tokens are drawn without replacement from those that occur in the texts and not in the stretch, so that neither the
+text nor knowledge of the world helps, and the earlier key is the only match. Depth is p over the tokens of text: 0 puts
+the needle first, 1 right before the second key. The control, absent, has text in the needle's place: its loss and exact
+match are those of chance. All models read the same needles, and a needle is the same at every length and depth. Each
+value token is given the true ones before it: all of them likeliest is what a model that writes greedily needs, too.
 
 With --selectors the influence selectors rank the far tokens by their influence on the first value token, and it is
 counted how many of the needle's tokens come first; their placebo is a context with another needle.
@@ -327,26 +322,23 @@ class NeedleProbe(Probe):
         of = ["name", "value_tokens", "length", "depth"]
         how = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
         bootstrap, draws, counts = draws_of_means(rows, of, labels, **how)
-        trials = counts["exact"]
+        trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
+        shares = {"exact": trials, "absent_exact": absent_trials}
         cells = []
         for model in dict.fromkeys(labels):
-            absent_loss, absent_exact = (
-                draws[model][name].xs(_ABSENT, axis=1, level="depth") for name in ("loss_nats", "exact")
-            )
-            loss, exact = (
-                draws[model][name].drop(columns=_ABSENT, level="depth") for name in ("loss_nats", "exact")
-            )
+            loss, exact = draws[model]["loss_nats"], draws[model]["exact"]
+            absent = {
+                "absent_exact": exact.xs(_ABSENT, axis=1, level="depth"),
+                "absent_loss_nats": loss.xs(_ABSENT, axis=1, level="depth"),
+            }
+            loss, exact = (of.drop(columns=_ABSENT, level="depth") for of in (loss, exact))
+            of_cell = loss.columns.droplevel("depth")
+            gain = absent["absent_loss_nats"].loc[:, of_cell].to_numpy() - loss
+            named = {"exact": exact, "loss_nats": loss, "gain_nats": gain, **absent}
+            cells.append(intervals_frame(model, bootstrap, named, shares))
             over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
-            without = absent_loss.loc[:, loss.columns.droplevel("depth")].to_numpy()
-            named = [
-                ("exact", exact, trials),
-                ("loss_nats", loss, None),
-                ("gain_nats", without - loss, None),
-                ("exact", over_depths, trials.xs(_ABSENT, level="depth")),
-                ("absent_exact", absent_exact, trials.xs(_ABSENT, level="depth")),
-                ("absent_loss_nats", absent_loss, None),
-            ]
-            cells.append(intervals_frame(model, bootstrap, named))
+            mean = intervals_frame(model, bootstrap, {"exact": over_depths}, {"exact": absent_trials})
+            cells.append(mean)
         numbers = pd.concat(cells, ignore_index=True)
         text = numbers["length"] - 2 * self.key_tokens - numbers["value_tokens"]
         distance = numbers["length"] - (numbers["depth"] * text).round() - self.key_tokens

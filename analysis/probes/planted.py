@@ -1,7 +1,6 @@
 """Recall of tokens that a prediction is known to depend on: do influence selectors find them?
 
-    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
-    place recall(k)   [ours] share of the planted places with a token among the first k selected
+Recall at k is the share of the p planted columns among the first k selected; chance is k / F.
 
 The placebo [ours] is the far context of another sample, with its planted tokens, of another target: a selector that
 finds those as often goes by how they look, not by what they do.
@@ -33,21 +32,10 @@ KS = (1, 2, 4, 8, 16)
 _SUBSET_ELEMENTS = 1 << 22  # columns of all subsets of one call: 32 MiB of int64
 
 
-def found_at(
-    selected: np.ndarray, planted: np.ndarray, ks: Sequence[int], tokens_per_place: int = 1
-) -> np.ndarray:
-    """Whether each planted token (n, p) is among the first k selected (n, k_max), (n, K, p) bool.
-
-    With ``tokens_per_place`` u > 1 the columns form places 0 … u-1, u … 2u-1, …, each with one planted token at most,
-    and a planted place is found by any of its tokens.
-    """
-    is_found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
+def found_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+    """Whether each planted token (n, p) is among the first k selected (n, k_max), (n, K, p) bool."""
+    is_found = selected[:, :, None] == planted[:, None, :]
     return np.stack([is_found[:, :k].any(axis=1) for k in ks], axis=1)
-
-
-def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
-    """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
-    return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
 
 
 def selected_columns(name: str, scorer: Scorer, contexts: Contexts, seed: int, k_max: int) -> np.ndarray:
@@ -87,4 +75,4 @@ def recall_frame(
                 recalls.append({"selector": name, "far_context": far_context, "k": k, **vars(interval)})
             advance(1)
     chance = {"selector": CHANCE, "far_context": TRUE, "low": math.nan, "high": math.nan}
-    return pd.DataFrame(recalls + [{**chance, "k": k, "value": chance_recall(k, n_far)} for k in ks])
+    return pd.DataFrame(recalls + [{**chance, "k": k, "value": k / n_far} for k in ks])

@@ -233,10 +233,10 @@ def _token_losses(
     from analysis.model.memory import GB, tokens_that_fit
     from analysis.model.token_losses import TokenLosses
 
+    model, device = loaded.model, loaded.device
     if tokens_per_batch is None and memory_limit_gb is not None:
-        limit = memory_limit_gb * GB
-        tokens_per_batch = tokens_that_fit(loaded.model, loaded.device, length, limit, n_targets=length)
-    return TokenLosses(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
+        tokens_per_batch = tokens_that_fit(model, device, length, memory_limit_gb * GB, n_targets=length)
+    return TokenLosses(model, device=device, tokens_per_batch=tokens_per_batch)
 
 
 def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
@@ -295,18 +295,18 @@ def draws_of_means(
 
 
 def intervals_frame(
-    model: str, bootstrap: ClusterBootstrap, named: list[tuple[str, pd.DataFrame, pd.Series | None]]
+    model: str,
+    bootstrap: ClusterBootstrap,
+    draws: dict[str, pd.DataFrame],
+    trials: dict[str, pd.Series] | None = None,
 ) -> pd.DataFrame:
-    """Model, name, what the columns of the draws say, value, low and high.
-
-    ``named``: the name of some numbers, their draws (a column each) and, of shares, how many trials they are of.
-    """
+    """Model, name, what the columns of ``draws`` say, value, low and high of each; of shares also ``trials``."""
     rows = []
-    for name, draws, trials in named:
-        for key, column in draws.items():
-            drawn = column.to_numpy()
-            interval = bootstrap.interval(drawn) if trials is None else bootstrap.share(drawn, trials[key])
-            place = dict(zip(draws.columns.names, key, strict=True))
+    for name, frame in draws.items():
+        for key, column in frame.items():
+            drawn, of = column.to_numpy(), (trials or {}).get(name)
+            interval = bootstrap.interval(drawn) if of is None else bootstrap.share(drawn, of[key])
+            place = dict(zip(frame.columns.names, key, strict=True))
             rows.append({"model": model, "name": name, **place, **vars(interval)})
     return pd.DataFrame(rows)
 

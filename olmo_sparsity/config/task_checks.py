@@ -85,8 +85,8 @@ def _check_found_rule(config: Config) -> Iterator[Problem]:
     elif found.marks and not found.first_ids:
         yield (
             ("positions.found.marks", "positions.found.first_ids"),
-            f"{show(found.marks)} are read with positions.found.first_ids alone; copy all that results/synthetic/couple.py "
-            "prints",
+            f"{show(found.marks)} are read with positions.found.first_ids alone; copy all that "
+            "results/synthetic/couple.py prints",
         )
     elif found.first_ids and scheme not in COUPLED_SCHEMES:
         yield (

@@ -5,8 +5,10 @@
 
 Of a model trained on sparse_parity or planted, the context is the prompt of a test sample with all of its planted
 tokens before the last M ones, the target its label, and the placebo the far context of a sample with another label.
-Token recall is of planted tokens; place recall, of sparse parity, of planted pairs by either token. Writes recall.json
-and the figure recall.png, and prints tables.
+Writes recall.json and the figure recall.png, and prints tables.
+
+    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
+    place recall(k)   [ours] of sparse parity: share of the planted pairs with a token among the first k selected
 
 Shapes: n samples, N long and M short context length, F = N - M far tokens, p planted tokens of each sample, k_max
 selected tokens, K values of k.
@@ -14,6 +16,7 @@ selected tokens, K values of k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,7 +29,7 @@ from analysis.figures.needle import MOST, recall_figure
 from analysis.figures.style import save_figure
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
-from analysis.probes.planted import KS, chance_recall, found_at, selected_columns
+from analysis.probes.planted import KS, found_at, selected_columns
 from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.measured import PLACEBO, TRUE
@@ -204,16 +207,21 @@ def _ratios(
     everyone = np.ones(len(right))
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
     for what, unit in countings(task).items():
-        is_found = found_at(true, samples.planted, ks, unit)
+        is_found = found_at(true // unit, samples.planted // unit, ks)  # a place, by any of its tokens
         recall = is_found.mean(axis=2)
         yield f"{what}_recall", (recall, everyone)
         yield f"{what}_recall_right", (recall * right[:, None], right)
-        of_placebo = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
+        of_placebo = found_at(placebo // unit, samples.planted[samples.donors] // unit, ks).mean(axis=2)
         yield f"{what}_placebo_recall", (of_placebo, everyone)
         for symbol in np.unique(symbols):
             alike = symbols == symbol
             found = (is_found & alike[:, None]).sum(axis=2)
             yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found, alike.sum(axis=1))
+
+
+def chance_recall(k: int, n_far: int, tokens_per_place: int) -> float:
+    """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
+    return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
 
 
 def countings(task: SparseTask) -> dict[str, int]:

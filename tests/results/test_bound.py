@@ -1,4 +1,4 @@
-"""The bound (`results/theory/bound.py`): what it starts from, its constant from the shorter lengths, and what is drawn."""
+"""The bound (`results/theory/bound.py`): what it starts from, what constant it has, where it holds, what is drawn."""
 
 import json
 import runpy

@@ -1,5 +1,6 @@
 """Recall of planted tokens (`results/synthetic/recall.py`), against sets built one sample at a time."""
 
+import itertools
 import json
 import runpy
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from analysis.figures.needle import recall_figure
 from analysis.model.losses import Scorer
+from analysis.probes.planted import found_at
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
@@ -245,3 +247,17 @@ def test_a_task_without_room_or_without_another_label_is_refused():
     largest = replace(PLANTED, label_function="max", k_train=8)
     with refused("same label"):
         RECALL.draw_samples(largest, settings_for(largest, samples=2), 8)
+
+
+def test_a_place_is_found_by_any_of_its_tokens():
+    found = found_at(np.array([[5, 1, 2], [0, 9, 8]]) // 2, np.array([[3, 4], [7, 9]]) // 2, (1, 2, 3))
+    assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
+
+
+@pytest.mark.parametrize("unit", [1, 2])
+def test_chance_is_the_mean_over_all_choices(unit):
+    for k in (1, 2, 5, 6):
+        choices = np.array(list(itertools.combinations(range(6), k)))
+        planted = np.broadcast_to([1, 5], (len(choices), 2))
+        recall = found_at(choices // unit, planted // unit, (k,)).mean()
+        assert RECALL.chance_recall(k, 6, unit) == pytest.approx(recall)
