@@ -103,7 +103,12 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
         found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH.name)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
-            frame = record_frame(EXACT_MATCH.load(file)) if file.suffix == ".json" else _read(file)
+            if file.suffix == ".json":
+                frame = record_frame(EXACT_MATCH.load(file))
+            else:
+                frame = pd.read_parquet(file, page_checksum_verification=True)
+            if [*frame] != COLUMNS:
+                raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
     if not frames:
         raise UserError(f"no {NAME} or {EXACT_MATCH.name} in {', '.join(map(str, paths))}")
@@ -113,13 +118,6 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     if not wanted:
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
     return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    frame = pd.read_parquet(path, page_checksum_verification=True)
-    if [*frame] != COLUMNS:
-        raise UserError(f"{path} is no exact match of this format; make it with olmo-sparsity figure1 --rows")
-    return frame
 
 
 # --- pooling ---
