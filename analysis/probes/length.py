@@ -174,7 +174,7 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        how = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
+        how: dict[str, Any] = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
         bootstrap, draws, _ = draws_of_means(rows, KEY, labels, **how)
         numbers = []
         for model in dict.fromkeys(labels):

@@ -308,7 +308,10 @@ class NeedleProbe(Probe):
         contexts = Contexts(rows[:, :-1], rows[:, -1:], np.arange(count)[:, None], q)
         planted = np.tile(self.recall.start(q) + np.arange(q + 1), (count, 1))
         donors = np.roll(np.arange(count), 1)
-        how = {"device": token_losses.device, "tokens_per_batch": token_losses.tokens_per_batch}
+        how: dict[str, Any] = {
+            "device": token_losses.device,
+            "tokens_per_batch": token_losses.tokens_per_batch,
+        }
         scorer, bootstrap = Scorer(token_losses.model, **how), bootstrap_of(places, seed=self.seed)
         with show_progress(what, 2 * len(self.selectors), "selectors", enabled=progress) as advance:
             return recall_frame(
@@ -320,7 +323,7 @@ class NeedleProbe(Probe):
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        how = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
+        how: dict[str, Any] = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
         bootstrap, draws, counts = draws_of_means(rows, of, labels, **how)
         trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
         shares = {"exact": trials, "absent_exact": absent_trials}
