@@ -1,7 +1,6 @@
 """Loss by position: how well models predict up to and past the length that they were trained on.
 
 examples:
-  olmo-sparsity length runs/rope runs/pose --out runs/length
   olmo-sparsity length runs/rope runs/pose --corpus data/books --out runs/length \\
       --lengths 256,512,1024,2048 --windows 512 --labels "RoPE,RoPE + PoSE"
   olmo-sparsity length runs/rope-1 runs/rope-2 runs/pose-1 runs/pose-2 --labels RoPE,RoPE,PoSE,PoSE --out runs/seeds
@@ -16,8 +15,7 @@ all, and for a model of several trainings by training too. [ours: also the bins,
 
 Every length is an edge of bins: give the training length and its multiples. Models must read text as the same tokens.
 MODEL@SCHEME:FACTOR reads MODEL with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
-was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead), mesa
-(Mesa-Extrapolation: in chunks, at woven ids).
+was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead).
 
 Writes length.json (mean loss in bins of positions and its paired difference to the first model, with 95 % intervals),
 length.parquet (sums per model, text and bin), length.png (loss by position) and lengths.png (loss at each length), and
@@ -29,22 +27,28 @@ Shapes: n windows, L tokens of each, D texts, B bins of positions, C models with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from analysis.probes.models import check_reach
-from analysis.probes.probe import Means, Probe, ProbeResult, Sample, run_probe
+from analysis.probes.probe import (
+    Frames,
+    Probe,
+    ProbeResult,
+    Sample,
+    check_reach,
+    draws_of_means,
+    intervals_frame,
+    run_probe,
+)
 from analysis.segments import sample_segments
-from analysis.stats.bootstrap import Interval
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 
 if TYPE_CHECKING:
@@ -56,25 +60,28 @@ if TYPE_CHECKING:
 
 OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
 DIFFERENCE, RISE = "difference_to_first_nats", "rise_nats"
-ENTROPY, ZEROS = "entropy_nats", "zero_share"
 BINS_PER_OCTAVE = 2
 OCTAVES_BELOW = 3
 """Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
-ATTENTION_QUERIES = 16
-"""Last tokens of each length whose attention is measured."""
-ATTENTION_MEMORY = 4
-"""Memory of a forward pass that returns its attention, in multiples of one that does not."""
+KEY = ["name", "from_tokens", "to_tokens"]
+"""Columns that say what a mean is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossByPosition(ProbeResult):
     """Loss by position of one model or several.
 
-    ``rows`` has one per model (``number``), name (loss_nats, entropy_nats, zero_share), text and bin or length: group
-    (where there are groups), from_tokens, to_tokens, sum and count.
+    ``rows`` has one per model (``number``), name (loss_nats), text and bin: group (where there are groups),
+    from_tokens, to_tokens, sum and count.
     """
 
     NAME, KIND = "length", "olmo-sparsity loss by position"
+    TITLES: ClassVar[dict[str, str]] = {
+        OF_LENGTH: "held-out loss at each length",
+        RISE: "its difference to the first length, paired",
+        OF_BIN: "held-out loss by position",
+        DIFFERENCE: "its difference to the first model, paired",
+    }
 
     numbers: pd.DataFrame
     """model (its label), name, from_tokens, to_tokens (positions, the last not included), value, low, high:
@@ -84,8 +91,6 @@ class LossByPosition(ProbeResult):
         loss_at_length_nats       of the last bin below each length (half an octave or less), which is called the loss
                                   at that length [ours]; ``to_tokens`` is the length
         rise_nats                 how far that lies above the loss at the smallest length, paired
-        entropy_nats, zero_share  (optional) of the attention of the last tokens of each length: means over heads and
-                                  layers of its entropy and of the share of its weights that are exactly 0 in float32
     """
     trainings: pd.DataFrame
     """The numbers at each length of every training by itself: as ``numbers``, and ``number`` of it in ``models``."""
@@ -112,24 +117,14 @@ class LossByPosition(ProbeResult):
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
-        titles = {
-            OF_LENGTH: "held-out loss at each length",
-            RISE: "its difference to the first length, paired",
-            ENTROPY: "entropy of the attention of the last tokens of each length",
-            ZEROS: "weights of it that are exactly 0, in per cent",
-            OF_BIN: "held-out loss by position",
-            DIFFERENCE: "its difference to the first model, paired",
-        }
-        by_name = dict(list(self.numbers.groupby("name")))
-        if self.numbers["model"].nunique() == 1:
-            del by_name[DIFFERENCE]
         tables = []
-        for name, title in titles.items():
-            if name in (OF_BIN, DIFFERENCE) and name in by_name:
-                tables.append(show(by_name[name], across="model", title=title))
-            elif name in by_name:
-                ends = by_name[name].drop(columns="from_tokens")
-                tables.append(show(ends, across="to_tokens", title=title))
+        for name, title in self.TITLES.items():
+            shown = self.numbers[self.numbers["name"] == name]
+            if name in (OF_BIN, DIFFERENCE):
+                if name == OF_BIN or shown["model"].nunique() > 1:
+                    tables.append(show(shown, across="model", title=title))
+            elif len(shown):
+                tables.append(show(shown.drop(columns="from_tokens"), across="to_tokens", title=title))
         return "\n\n".join([f"{self.heading()}; intervals 95 %; losses in nats per token", *tables])
 
 
@@ -143,9 +138,6 @@ class LengthProbe(Probe):
         default=(128, 256, 512, 1024), metadata=argument("tokens, ascending; the largest is L")
     )
     windows: int = field(default=256, metadata=argument("to sample, at most"))
-    attention: bool = field(
-        default=False, metadata=argument("also the entropy of attention at each length, and exact zeros")
-    )
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
@@ -156,32 +148,23 @@ class LengthProbe(Probe):
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""
         check_reach(loaded, self.lengths[-1])
-        if self.attention and (loaded.rope_scaling or "").startswith("mesa"):
-            raise UserError(
-                f"{loaded.name} is read in chunks, and its attention is no single row; leave --attention out"
-            )
 
     def draw_sample(self, source: Texts) -> Sample:
         segments = sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
         return Sample(segments, segments.read(source), {"windows_measured": len(segments)})
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool
-    ) -> dict[str, pd.DataFrame]:
-        edges = position_edges(self.lengths)
-        what = f"loss by position, {label}"
-        with show_progress(what, len(sample), "windows", enabled=progress) as advance:
-            sums = _losses_by_bin(token_losses, sample.tokens, edges, advance)
-        frames = [_rows_by_text(OF_BIN, sample, list(pairwise(edges)), sums, np.diff(edges))]
-        if self.attention:
-            spans = [(length - min(ATTENTION_QUERIES, length), length) for length in self.lengths]
-            with show_progress(f"attention, {label}", len(spans), "lengths", enabled=progress) as advance:
-                statistics = _attention_at_lengths(token_losses, sample.tokens, spans, advance)
-            for name, means in zip((ENTROPY, ZEROS), statistics, strict=True):
-                frames.append(_rows_by_text(name, sample, spans, means, np.ones(len(spans), dtype=int)))
-        return {"rows": pd.concat(frames)}
+    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
+        tokens, edges = sample.tokens, position_edges(self.lengths)
+        losses = np.empty((len(tokens), len(edges) - 1))
+        with show_progress(f"loss by position, {label}", len(tokens), "windows", enabled=progress) as advance:
+            scored = tokens.shape[1] - 1
+            for rows in token_losses.batches(len(tokens), scored, scored):
+                by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
+                losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
+                advance(len(rows))
+        return {"rows": rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))}
 
-    def numbers(self, frames: dict[str, pd.DataFrame], labels: Sequence[str]) -> dict[str, Any]:
+    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
         numbers = self.numbers_of(frames["rows"], labels)
         alone = self.numbers_of(frames["rows"], [str(number) for number in range(len(labels))])
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
@@ -191,15 +174,20 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        key = ["name", "from_tokens", "to_tokens"]
-        means = Means(rows, key, "text", labels, self.resamples, self.seed)
-        return pd.DataFrame(
-            [
-                {"model": model, "name": name, "from_tokens": start, "to_tokens": end, **vars(interval)}
-                for model in means.numbers
-                for name, (_, start, end), interval in _intervals(means, model, self.lengths)
-            ]
-        )
+        how: dict[str, Any] = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws, _ = draws_of_means(rows, KEY, labels, **how)
+        numbers = []
+        for model in dict.fromkeys(labels):
+            of_bins = draws[model][OF_BIN]
+            at_lengths = of_bins.loc[:, of_bins.columns.isin(self.lengths, level="to_tokens")]
+            named = {
+                OF_BIN: of_bins,
+                DIFFERENCE: of_bins - draws[labels[0]][OF_BIN],
+                OF_LENGTH: at_lengths,
+                RISE: at_lengths.sub(at_lengths.iloc[:, 0], axis=0),
+            }
+            numbers.append(intervals_frame(model, bootstrap, named))
+        return pd.concat(numbers, ignore_index=True)
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:
@@ -215,33 +203,7 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
     return sorted(edges)
 
 
-def _losses_by_bin(
-    token_losses: TokenLosses, tokens: np.ndarray, edges: list[int], advance: Advance
-) -> np.ndarray:
-    """Sums of the losses of windows (n, L) in bins of positions, (n, B)."""
-    scored = tokens.shape[1] - 1
-    sums = np.empty((len(tokens), len(edges) - 1))
-    for rows in token_losses.batches(len(tokens), scored, scored):
-        by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
-        sums[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
-        advance(len(rows))
-    return sums
-
-
-def _attention_at_lengths(
-    token_losses: TokenLosses, tokens: np.ndarray, spans: Sequence[tuple[int, int]], advance: Advance
-) -> np.ndarray:
-    """Entropy and share of zeros at the end of the first tokens of windows (n, L), (2, n, lengths)."""
-    statistics = np.empty((2, len(tokens), len(spans)))
-    for number, (start, length) in enumerate(spans):
-        queries = length - start
-        for rows in token_losses.batches(len(tokens), ATTENTION_MEMORY * length, queries):
-            statistics[:, rows, number] = token_losses.attention_statistics(tokens[rows, :length], queries).T
-        advance(1)
-    return statistics
-
-
-def _rows_by_text(
+def rows_by_text(
     name: str, sample: Sample, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (spans,)."""
@@ -258,28 +220,6 @@ def _rows_by_text(
     )
     by = [column for column in rows if column not in ("sum", "count")]
     return rows.groupby(by, as_index=False).sum()
-
-
-def _intervals(
-    means: Means, model: str, lengths: Sequence[int]
-) -> Iterator[tuple[str, tuple[Any, ...], Interval]]:
-    """Name, name and span of the means, and interval of the numbers of a model."""
-    first = next(iter(means.numbers))
-    bins = [key for key in means.counts if key[0] == OF_BIN]
-    at_lengths = [key for key in bins if key[2] in lengths]
-    for key in bins:
-        loss = means.mean(model, key)
-        yield OF_BIN, key, means.interval(loss)
-        yield DIFFERENCE, key, means.interval(loss - means.mean(first, key))
-    for key in at_lengths:
-        loss = means.mean(model, key)
-        yield OF_LENGTH, key, means.interval(loss)
-        yield RISE, key, means.interval(loss - means.mean(model, at_lengths[0]))
-    for key in means.counts:
-        if key[0] == ENTROPY:
-            yield ENTROPY, key, means.interval(means.mean(model, key))
-        if key[0] == ZEROS:
-            yield ZEROS, key, means.share_of(means.mean(model, key), key)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ Theirs:
     key tokens = those with LSD > alpha and L_long < beta           (both 2 nats by default)
     LongPPL    = exp(mean L_long over the key tokens)
 
-In their paper a second, stronger model may choose the key tokens; here the model that is measured chooses them itself.
+A second, stronger model may choose the key tokens in their paper; here the model that is measured does.
 Two forms of the short context are measured on the same tokens:
 
 - published, as their code has it: windows of M + S tokens begin at 0, S, 2 S, … of the text, and the last S tokens of
@@ -41,7 +41,15 @@ import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.probes.probe import Probe, ProbeResult, Sample, names_of_trainings, run_probe
+from analysis.probes.probe import (
+    Frames,
+    Probe,
+    ProbeResult,
+    Sample,
+    bootstrap_of,
+    names_of_trainings,
+    run_probe,
+)
 from analysis.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap, Interval
 from analysis.stats.show import show
@@ -56,7 +64,6 @@ if TYPE_CHECKING:
     from analysis.model.token_losses import TokenLosses
 
 FORMS = ("exact", "published")
-_MOMENTS = ("x", "y", "xx", "yy", "xy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,87 +131,61 @@ class LongPPLProbe(Probe):
         n, scored = len(segments), self.n_long - self.n_short - self.sliding_window
         return Sample(segments, segments.read(source), {"segments_measured": n, "targets": n * scored})
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool
-    ) -> dict[str, pd.DataFrame]:
-        losses = target_losses(
-            token_losses, sample.tokens, n_short=self.n_short, window=self.sliding_window, progress=progress
-        )
+    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
+        what, lengths = f"long and short losses, {label}", (self.n_short, self.sliding_window)
+        with show_progress(what, 3 * sample.counts["targets"], "losses", enabled=progress) as advance:
+            losses = target_losses(token_losses, sample.tokens, *lengths, advance)
         sums = segment_sums(losses, self.alpha_nats, self.beta_nats)
         return {"rows": pd.DataFrame(sample.places() | sums)}
 
-    def numbers(self, frames: dict[str, pd.DataFrame], labels: Sequence[str]) -> dict[str, Any]:
-        rows, numbers = frames["rows"], []
-        for number, model in enumerate(names_of_trainings(labels)):
-            of_model = longppl_numbers(
-                rows[rows["number"] == number], resamples=self.resamples, seed=self.seed
-            )
-            of_model.insert(0, "model", model)
-            numbers.append(of_model)
-        return {"numbers": pd.concat(numbers, ignore_index=True)}
+    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
+        names, how = names_of_trainings(labels), {"resamples": self.resamples, "seed": self.seed}
+        of_models = {
+            names[number]: longppl_numbers(rows, **how) for number, rows in frames["rows"].groupby("number")
+        }
+        return {"numbers": pd.concat(of_models, names=["model"]).reset_index("model").reset_index(drop=True)}
 
 
 # --- losses ---
 
 
-@dataclass(frozen=True)
-class TargetLosses:
-    """Losses in nats of the same targets given the long context and both short ones; every array is (n, T) float64."""
-
-    long: np.ndarray
-    short: dict[str, np.ndarray]
-    """By form."""
-
-
 def target_losses(
-    token_losses: TokenLosses, tokens: np.ndarray, *, n_short: int, window: int, progress: bool = True
-) -> TargetLosses:
-    """L_long and both L_short of the last T tokens of every segment; ``tokens``: (n, N) ids; ``window``: S."""
+    token_losses: TokenLosses,
+    tokens: np.ndarray,
+    n_short: int,
+    window: int,
+    advance: Advance = lambda count: None,
+) -> dict[str, np.ndarray]:
+    """Losses in nats of the last T tokens of every segment: long, and of each form short, all (n, T) float64.
+
+    ``tokens``: (n, N) ids; ``window``: S; ``advance`` is called with how many losses are done.
+    """
     count, n_long = tokens.shape
     scored = n_long - n_short - window
-    what = "long and short losses"
-    with show_progress(what, 3 * count * scored, "losses", enabled=progress) as advance:
-        long = np.empty((count, scored))
-        for rows in token_losses.batches(count, n_long - 1, scored):
-            long[rows] = token_losses.last_losses(tokens[rows], scored)
-            advance(long[rows].size)
-        exact = _exact_losses(token_losses, tokens, n_short, window, advance)
-        published = _published_losses(token_losses, tokens, n_short, window, advance)
-    return TargetLosses(long, {"exact": exact, "published": published})
+    losses = {name: np.empty((count, scored)) for name in ("long", *FORMS)}
 
+    def measure(
+        name: str, rows: np.ndarray, columns: np.ndarray, texts: np.ndarray, **first: np.ndarray
+    ) -> None:
+        """Fill in, at rows (R,) and columns (R or 1, targets), the losses of the last tokens of ``texts``."""
+        of_texts = token_losses.last_losses(texts, columns.shape[1], **first)
+        losses[name][rows[:, None], columns] = of_texts
+        advance(of_texts.size)
 
-def _exact_losses(
-    token_losses: TokenLosses, tokens: np.ndarray, n_short: int, window: int, advance: Advance
-) -> np.ndarray:
-    """L_short where every target has its own M tokens, at their position ids in the segment; (n, T)."""
-    # The first target stands at M + S, so its M tokens begin at S; one row is those and the target.
-    views = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
-    losses = np.empty(views.shape[:2])
-    for number in token_losses.batches(losses.size, n_short, 1):
-        segment, place = np.divmod(number, losses.shape[1])
-        of_batch = token_losses.last_losses(views[segment, place], 1, first_ids=place + window)
-        losses[segment, place] = of_batch[:, 0]
-        advance(of_batch.size)
-    return losses
-
-
-def _published_losses(
-    token_losses: TokenLosses, tokens: np.ndarray, n_short: int, window: int, advance: Advance
-) -> np.ndarray:
-    """L_short in windows of M + S tokens, S apart, whose last S tokens are targets; (n, T)."""
-    count, n_long = tokens.shape
-    losses = np.empty((count, n_long - n_short - window))
+    for rows in token_losses.batches(count, n_long - 1, scored):
+        measure("long", rows, np.arange(scored)[None], tokens[rows])
+    # the first target stands at M + S, so its own M tokens begin at S
+    own = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
+    for number in token_losses.batches(count * scored, n_short, 1):
+        rows, place = np.divmod(number, scored)
+        measure("exact", rows, place[:, None], own[rows, place], first_ids=place + window)
+    windows, rest = divmod(scored, window)
     whole = sliding_window_view(tokens, n_short + window, axis=1)[:, window::window]
-    for number in token_losses.batches(count * whole.shape[1], n_short + window - 1, window):
-        segment, place = np.divmod(number, whole.shape[1])
-        of_batch = token_losses.last_losses(whole[segment, place], window)
-        losses[segment[:, None], place[:, None] * window + np.arange(window)] = of_batch
-        advance(of_batch.size)
-    if rest := losses.shape[1] % window:
-        last = tokens[:, n_long - n_short - rest :]
-        for rows in token_losses.batches(count, n_short + rest - 1, rest):
-            losses[rows, -rest:] = token_losses.last_losses(last[rows], rest)
-            advance(len(rows) * rest)
+    for number in token_losses.batches(count * windows, n_short + window - 1, window):
+        rows, place = np.divmod(number, windows)
+        measure("published", rows, place[:, None] * window + np.arange(window), whole[rows, place])
+    for rows in token_losses.batches(count, n_short + rest - 1, rest) if rest else ():
+        measure("published", rows, np.arange(scored - rest, scored)[None], tokens[rows, -n_short - rest :])
     return losses
 
 
@@ -216,34 +197,29 @@ def key_tokens(long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats
     return (short - long > alpha_nats) & (long < beta_nats)
 
 
-def segment_sums(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> dict[str, np.ndarray]:
-    """What the numbers are made of: sums over the targets of each segment, by name, (n,)."""
-    long = losses.long
-    key = {form: key_tokens(long, losses.short[form], alpha_nats, beta_nats) for form in FORMS}
-    lsd = {form: losses.short[form] - long for form in FORMS}
+def segment_sums(losses: dict[str, np.ndarray], alpha_nats: float, beta_nats: float) -> dict[str, np.ndarray]:
+    """What the numbers are made of: sums over the targets of each segment, by name, (n,); of `target_losses`."""
+    long = losses["long"]
+    key = {form: key_tokens(long, losses[form], alpha_nats, beta_nats) for form in FORMS}
+    lsd = {form: losses[form] - long for form in FORMS}
     columns = {"one": np.ones_like(long), "long": long}
     for form in FORMS:
-        columns[f"short {form}"] = losses.short[form]
+        columns[f"short {form}"] = losses[form]
         columns[f"key {form}"] = key[form]
         columns[f"long of key {form}"] = long * key[form]
         columns[f"lsd {form}"] = lsd[form]
     columns["both"] = key["exact"] & key["published"]
     columns["either"] = key["exact"] | key["published"]
     x, y = (lsd[form] - lsd[form].mean() for form in FORMS)  # centred, so that little is lost to rounding
-    columns |= dict(zip(_MOMENTS, (x, y, x * x, y * y, x * y), strict=True))
+    columns |= {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
     return {name: column.sum(axis=1, dtype=np.float64) for name, column in columns.items()}
 
 
 def longppl_numbers(rows: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:
     """The numbers of one model from its ``rows``, `segment_sums` beside text and maybe group."""
-    groups = rows["group"].to_numpy() if "group" in rows else None
-    bootstrap = ClusterBootstrap(rows["text"].to_numpy(), groups=groups, resamples=resamples, seed=seed)
-    return pd.DataFrame(
-        [
-            {"name": name, "form": form, **vars(interval)}
-            for name, form, interval in _intervals({name: rows[name].to_numpy() for name in rows}, bootstrap)
-        ]
-    )
+    bootstrap = bootstrap_of(rows, resamples=resamples, seed=seed)
+    intervals = _intervals({name: rows[name].to_numpy() for name in rows}, bootstrap)
+    return pd.DataFrame([{"name": name, "form": form, **vars(value)} for name, form, value in intervals])
 
 
 def _intervals(
@@ -267,20 +243,14 @@ def _intervals(
     for form in FORMS:
         in_both = mean("both", f"key {form}")
         yield f"share_of_{form}", "both", bootstrap.share(in_both, columns[f"key {form}"].sum())
-    correlation = _correlation(*(mean(name) for name in _MOMENTS))
+    x, y, xx, yy, xy = map(mean, ("x", "y", "xx", "yy", "xy"))
+    variance = (xx - x**2) * (yy - y**2)
+    correlation = (xy - x * y) / np.sqrt(
+        np.where(variance > 0, variance, np.nan)
+    )  # NaN where one is constant
     yield "lsd_correlation", "both", bootstrap.interval(correlation)
     yield "share_difference", "both", bootstrap.interval(share["exact"] - share["published"])
     yield "longppl_difference", "both", bootstrap.interval(longppl["exact"] - longppl["published"])
-
-
-def _correlation(
-    mean_x: np.ndarray, mean_y: np.ndarray, square_x: np.ndarray, square_y: np.ndarray, product: np.ndarray
-) -> np.ndarray:
-    """Draws of Pearson's correlation from those of mean values, squares and product; NaN where one is constant."""
-    variance = (square_x - mean_x**2) * (square_y - mean_y**2)
-    varies = variance > 0
-    root = np.sqrt(np.where(varies, variance, 1.0))
-    return np.where(varies, (product - mean_x * mean_y) / root, np.nan)
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """Needles in held-out text: does a model find, at any depth and length, what it has read once?
 
 examples:
-  olmo-sparsity needle runs/rope runs/pose --out runs/needle
-  olmo-sparsity needle runs/rope runs/rope@yarn:4 --corpus data/books --lengths 128,256,512,1024 --ks 1,4 \\
-      --depths 0,0.5,1 --samples 200 --out runs/needle
+  olmo-sparsity needle runs/rope runs/rope@yarn:4 --lengths 128,256,512,1024 --ks 1,4 --out runs/needle
   olmo-sparsity needle HuggingFaceTB/SmolLM2-135M --text books/*.txt --out runs/needle \\
       --selectors leave-one-out,gradient,attention,random --recall-length 256
 
@@ -12,14 +10,11 @@ a stretch of one text; the context ends with the key again, and the model is to 
 
     text[:p]  key  value  text[p:]  key  ->  value         (L tokens before the first one that is predicted)
 
-The tokens of a needle are drawn without replacement from those that occur in the texts and not in the stretch, so that
-neither the text nor knowledge of the world helps, and the earlier key is the only match. Depth is p over the tokens of
-text: 0 puts the needle first, 1 right before the second key. The control, absent, has text in the needle's place: its
-loss and exact match are those of chance.
-
-All models read the same needles in the same stretches, and a needle is the same at every length and depth. Each value
-token is given the true ones before it. All of them likeliest is what a model that writes greedily and reads itself
-needs to be right, so exact match is the same for it.
+Its tokens are drawn without replacement from those that occur in the texts and not in the stretch, so that neither the
+text nor knowledge of the world helps, and the earlier key is the only match. Depth is p over the tokens of text: 0 puts
+the needle first, 1 right before the second key. The control, absent, has text in the needle's place: its loss and exact
+match are those of chance. All models read the same needles, and a needle is the same at every length and depth. Each
+value token is given the true ones before it: all of them likeliest is what a model that writes greedily needs, too.
 
 With --selectors the influence selectors rank the far tokens by their influence on the first value token, and it is
 counted how many of the needle's tokens come first; their placebo is a context with another needle.
@@ -35,7 +30,7 @@ per token.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +38,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from analysis.probes.models import check_reach
-from analysis.probes.needle_recall import recall_of_needles
-from analysis.probes.probe import Means, Probe, ProbeResult, Sample, names_of_trainings, run_probe
+from analysis.contexts import Contexts
+from analysis.probes.planted import KS, recall_frame
+from analysis.probes.probe import (
+    Frames,
+    Probe,
+    ProbeResult,
+    Sample,
+    bootstrap_of,
+    check_reach,
+    draws_of_means,
+    intervals_frame,
+    names_of_trainings,
+    run_probe,
+)
 from analysis.segments import sample_segments
 from analysis.selectors import check_selector
-from analysis.stats.bootstrap import Interval
 from analysis.stats.show import show
-from analysis.synthetic.planted import KS
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress as show_progress
@@ -65,6 +69,8 @@ if TYPE_CHECKING:
 
 UNSEEN_ONE_IN = 8
 """Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.needles`)."""
+RECALL_SAMPLES = 40
+"""Needles for the selectors, at most."""
 _ABSENT = -1.0  # a depth in the keys of means, where NaN would not equal itself
 
 
@@ -83,10 +89,6 @@ class Cell:
         """p: column of the needle's first token, behind a key of q tokens."""
         assert self.depth is not None
         return round(self.depth * (self.length - 2 * key_tokens - self.value_tokens))
-
-    def distance(self, key_tokens: int) -> int | None:
-        """Tokens from the needle's value to the prediction; None where it is absent."""
-        return None if self.depth is None else self.length - self.start(key_tokens) - key_tokens
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Needles(ProbeResult):
         exact = self.cells[self.cells["name"].isin(["exact", "absent_exact"])]
         depth = exact["depth"].map("{:g}".format).where(exact["depth"].notna(), "mean")
         shown = exact.assign(depth=depth.where(exact["name"] == "exact", "absent"))
-        shown = shown.drop(columns=["name", "distance_tokens"])
+        shown = shown.drop(columns=["name", "distance_tokens"]).sort_values("value_tokens", kind="stable")
         tables = [f"{self.heading()}; in per cent, intervals 95 %, {self.intervals_by()}"]
         for model, rows in shown.groupby("model", sort=False):
             title = f"{model}: exact match by context"
@@ -206,7 +208,6 @@ class NeedleProbe(Probe):
     recall_length: int | None = field(
         default=None, metadata=argument("tokens of context for them (default: the smallest length)")
     )
-    recall_samples: int = field(default=40, metadata=argument("needles for them, at most"))
 
     def __post_init__(self) -> None:
         q = self.key_tokens
@@ -230,8 +231,8 @@ class NeedleProbe(Probe):
     def settings(self) -> dict[str, Any]:
         """See `Probe`, as for all methods below."""
         settings = super().settings()
-        del settings["recall_length"], settings["recall_samples"]
-        recall = {"selectors": settings.pop("selectors"), "samples": self.recall_samples}
+        del settings["recall_length"]
+        recall = {"selectors": settings.pop("selectors"), "samples": RECALL_SAMPLES}
         recall |= {"length": self.recall.length, "depth": self.recall.depth}
         return {**settings, "recall": recall if self.selectors else None}
 
@@ -245,10 +246,8 @@ class NeedleProbe(Probe):
     def draw_sample(self, source: Texts) -> Samples:
         """Stretches and needles, a pure function of the settings and the texts."""
         segments = sample_segments(source, self.samples, length=self.lengths[-1], seed=self.seed)
-        if self.selectors and min(len(segments), self.recall_samples) < 2:
-            raise UserError(
-                "recall needs 2 needles, as the placebo is another one; raise --samples, --recall-samples"
-            )
+        if self.selectors and len(segments) < 2:
+            raise UserError("recall needs 2 needles, as the placebo is another one; raise --samples")
         text = segments.read(source).astype(np.int64)
         occurring = [np.unique(source.tokens(number)) for number in range(len(source.lengths))]
         vocabulary = np.unique(np.concatenate(occurring)).astype(np.int64)
@@ -277,9 +276,7 @@ class NeedleProbe(Probe):
         depths = (*self.depths, None)
         return [Cell(k, length, depth) for k in self.ks for length in self.lengths for depth in depths]
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Samples, label: str, progress: bool
-    ) -> dict[str, pd.DataFrame]:
+    def measure_model(self, token_losses: TokenLosses, sample: Samples, label: str, progress: bool) -> Frames:
         cells, rows = self.cells(), []
         with show_progress(f"needles, {label}", len(cells), "cells", enabled=progress) as advance:
             for cell in cells:
@@ -298,39 +295,63 @@ class NeedleProbe(Probe):
         return frames
 
     def _recall(self, token_losses: TokenLosses, sample: Samples, what: str, progress: bool) -> pd.DataFrame:
-        """Of samples that are spread over all of them, which stand text by text."""
-        count = min(self.recall_samples, len(sample))
+        """Recall of the needle's tokens: the earlier key and its first value token, q + 1 far columns.
+
+        The target is that value token; the short context is the second key, and everything before it is far. The
+        placebo has the needle of the sample before. Of samples spread over all of them, which stand text by text.
+        """
+        from analysis.model.losses import Scorer
+
+        q, count = self.key_tokens, min(RECALL_SAMPLES, len(sample))
         some = np.linspace(0, len(sample) - 1, count).round().astype(int)
         rows, places = sample.contexts(self.recall)[some], pd.DataFrame(sample.places()).iloc[some]
-        needle = self.recall.start(self.key_tokens) + np.arange(self.key_tokens + 1)
+        contexts = Contexts(rows[:, :-1], rows[:, -1:], np.arange(count)[:, None], q)
+        planted = np.tile(self.recall.start(q) + np.arange(q + 1), (count, 1))
+        donors = np.roll(np.arange(count), 1)
+        how: dict[str, Any] = {
+            "device": token_losses.device,
+            "tokens_per_batch": token_losses.tokens_per_batch,
+        }
+        scorer, bootstrap = Scorer(token_losses.model, **how), bootstrap_of(places, seed=self.seed)
         with show_progress(what, 2 * len(self.selectors), "selectors", enabled=progress) as advance:
-            return recall_of_needles(token_losses, rows, needle, places, self.selectors, self.seed, advance)
+            return recall_frame(
+                scorer, contexts, planted, donors, self.selectors, bootstrap, seed=self.seed, advance=advance
+            )
 
-    def numbers(self, frames: dict[str, pd.DataFrame], labels: Sequence[str]) -> dict[str, Any]:
-        rows = frames["rows"]
-        of = ["value_tokens", "length", "depth"]
-        by_name = rows.astype({"exact": float}).fillna({"depth": _ABSENT})
-        kept = [name for name in by_name if name not in ("loss_nats", "exact")]
-        by_name = by_name.melt(kept, ["loss_nats", "exact"], var_name="name", value_name="sum").assign(
-            count=1
-        )
-        means = Means(by_name, ["name", *of], "sample", labels, self.resamples, self.seed)
-        cells = [
-            Cell(k, length, None if np.isnan(depth) else depth)
-            for k, length, depth in rows[of].drop_duplicates().itertuples(index=False)
-        ]
-        numbers = []
-        for model in means.numbers:
-            for cell in cells:
-                of_cell = {"model": model, **vars(cell), "distance_tokens": cell.distance(self.key_tokens)}
-                for name, interval in _intervals(means, model, cell):
-                    numbers.append({"name": name, **of_cell, **vars(interval)})
+    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
+        rows = frames["rows"].fillna({"depth": _ABSENT}).astype({"exact": float})
+        others = [name for name in rows if name not in ("loss_nats", "exact")]
+        rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
+        of = ["name", "value_tokens", "length", "depth"]
+        how: dict[str, Any] = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws, counts = draws_of_means(rows, of, labels, **how)
+        trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
+        shares = {"exact": trials, "absent_exact": absent_trials}
+        cells = []
+        for model in dict.fromkeys(labels):
+            loss, exact = draws[model]["loss_nats"], draws[model]["exact"]
+            absent = {
+                "absent_exact": exact.xs(_ABSENT, axis=1, level="depth"),
+                "absent_loss_nats": loss.xs(_ABSENT, axis=1, level="depth"),
+            }
+            loss, exact = (of.drop(columns=_ABSENT, level="depth") for of in (loss, exact))
+            of_cell = loss.columns.droplevel("depth")
+            gain = absent["absent_loss_nats"].loc[:, of_cell].to_numpy() - loss
+            named = {"exact": exact, "loss_nats": loss, "gain_nats": gain, **absent}
+            cells.append(intervals_frame(model, bootstrap, named, shares))
+            over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
+            mean = intervals_frame(model, bootstrap, {"exact": over_depths}, {"exact": absent_trials})
+            cells.append(mean)
+        numbers = pd.concat(cells, ignore_index=True)
+        text = numbers["length"] - 2 * self.key_tokens - numbers["value_tokens"]
+        distance = numbers["length"] - (numbers["depth"] * text).round() - self.key_tokens
+        numbers.insert(numbers.columns.get_loc("depth") + 1, "distance_tokens", distance)
         recalls = frames.get("recalls")
         if recalls is not None:
             names = np.array(names_of_trainings(labels), dtype=object)
             recalls.insert(0, "model", names[recalls["number"]])
             recalls = recalls.drop(columns="label")
-        return {"cells": pd.DataFrame(numbers).astype({"depth": float}), "recalls": recalls}
+        return {"cells": numbers, "recalls": recalls}
 
 
 def _refuse_seen_keys(loaded: LoadedModel) -> None:
@@ -343,25 +364,6 @@ def _refuse_seen_keys(loaded: LoadedModel) -> None:
         raise UserError(
             f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
         )
-
-
-def _intervals(means: Means, model: str, cell: Cell) -> Iterator[tuple[str, Interval]]:
-    """Name and interval of the numbers of a cell."""
-    k, length = cell.value_tokens, cell.length
-    absent_loss = means.mean(model, ("loss_nats", k, length, _ABSENT))
-    if cell.depth is not None:
-        loss = means.mean(model, ("loss_nats", k, length, cell.depth))
-        key = ("exact", k, length, cell.depth)
-        yield "exact", means.share_of(means.mean(model, key), key)
-        yield "loss_nats", means.interval(loss)
-        yield "gain_nats", means.interval(absent_loss - loss)
-    else:
-        absent = ("exact", k, length, _ABSENT)
-        at_depths = [key for key in means.counts if key[:3] == absent[:3] and key != absent]
-        over_depths = np.mean([means.mean(model, key) for key in at_depths], axis=0)
-        yield "exact", means.share_of(over_depths, absent)
-        yield "absent_exact", means.share_of(means.mean(model, absent), absent)
-        yield "absent_loss_nats", means.interval(absent_loss)
 
 
 def main() -> None:

@@ -3,13 +3,17 @@
 A probe is a subclass of `Probe`, whose fields are its settings and the options of its command, and what it gives one of
 `ProbeResult`. Models with the same label are trainings of one, from other seeds.
 
-Shapes: n stretches of text, L tokens of each, C models with all trainings.
+Shapes: n stretches of text, L tokens of each, C models with all trainings, R resamples.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,15 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
-from analysis.probes.models import Models, token_losses_of
 from analysis.segments import Segments
-from analysis.stats.bootstrap import (
-    DEFAULT_RESAMPLES,
-    ClusterBootstrap,
-    Interval,
-    by_clusters,
-    count_clusters,
-)
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clusters, count_clusters
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,
@@ -45,6 +42,10 @@ if TYPE_CHECKING:
     from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
+
+log = logging.getLogger(__name__)
+
+Frames = dict[str, pd.DataFrame]
 
 # --- a probe ---
 
@@ -71,13 +72,33 @@ class Sample:
 
 @dataclass(kw_only=True)
 class Probe(ABC):
-    """Settings of a measurement, and how it is made; subclasses fill in the methods below `measure`."""
+    """Settings of a measurement, and how it is made; subclasses fill in the abstract methods."""
 
     RESULT: ClassVar[type[ProbeResult]]
 
     seed: int = field(default=0, metadata=argument("of all that is drawn", type=seed_number))
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
+
+    @abstractmethod
+    def check(self, loaded: LoadedModel) -> None:
+        """Raise `UserError` for a model that cannot be measured."""
+
+    @abstractmethod
+    def draw_sample(self, source: Texts) -> Sample:
+        """What all models read. Raises `UserError` where the texts do not have it."""
+
+    @abstractmethod
+    def measure_model(self, token_losses: TokenLosses, sample: Any, label: str, progress: bool) -> Frames:
+        """Frames of one model, by name: "rows", and what else there is."""
+
+    @abstractmethod
+    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
+        """Further fields of the result, from the frames of all models with their ``number`` in ``labels``."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as JSON holds them."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     def measure(
         self,
@@ -105,94 +126,189 @@ class Probe(ABC):
 
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
-        compared = Models(models, labels, opening)
-        source = compared.read(texts, split, self.check)
+        models = models if isinstance(models, list) else [models]
+        labels = list(labels or _default_labels(models))
+        if len(labels) != len(models):
+            raise UserError(
+                f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels"
+            )
+        source, described = self._read(models, labels, texts, split, opening)
         sample = self.draw_sample(source)
         settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split, **self.settings()}
-
-        def measure_one(loaded: LoadedModel, label: str) -> dict[str, pd.DataFrame]:
-            length = sample.tokens.shape[1]
-            token_losses = token_losses_of(loaded, length, tokens_per_batch, memory_limit_gb)
-            return self.measure_model(token_losses, sample, label, progress)
-
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
-        frames = compared.measure(measure_one, settings, parts)
+        records: dict[str, list[dict[str, Any]]] = {}
+        for number, (model, about) in enumerate(zip(models, described, strict=True)):
+            key = hashlib.sha256(json.dumps([settings, about], sort_keys=True).encode()).hexdigest()[:16]
+            part = None if parts is None else parts / f"{key}.json"
+            if part is not None and part.is_file():
+                log.info("%s was measured before the interruption", about["model"])
+                of_model = read_json(part, f"remove {part}")
+            else:
+                with _opened(model, opening) as loaded:
+                    token_losses = _token_losses(
+                        loaded, sample.tokens.shape[1], tokens_per_batch, memory_limit_gb
+                    )
+                    frames = self.measure_model(token_losses, sample, labels[number], progress)
+                of_model = {name: frame.to_dict("records") for name, frame in frames.items()}
+                if part is not None:
+                    write_json(part, of_model)
+            head = {"number": number, "label": labels[number]}
+            for name, rows in of_model.items():
+                records.setdefault(name, []).extend(head | row for row in rows)
+        of_models = {name: pd.DataFrame(rows) for name, rows in records.items()}
         segments = sample.segments
         settings |= {"texts_too_short": segments.texts_too_short, **sample.counts}
         settings |= count_clusters(segments.text, segments.group)
-        numbers = self.numbers(frames, compared.labels)
-        about: dict[str, Any] = {"models": compared.described, "provenance": provenance()}
-        result = self.RESULT(settings=settings, rows=frames["rows"], **numbers, **about)
+        about = {"models": described, "provenance": provenance()}
+        numbers = self.numbers(of_models, labels)
+        result = self.RESULT(settings=settings, rows=of_models["rows"], **numbers, **about)
         if out is not None and parts is not None:
             result.save(out)
             remove(parts)
         return result
 
-    def settings(self) -> dict[str, Any]:
-        """The fields as JSON holds them."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+    def _read(
+        self, models: list[Any], labels: list[str], texts: Any, split: str, opening: dict[str, Any]
+    ) -> tuple[Texts, list[dict[str, Any]]]:
+        """The texts as token ids, and of each model label, what identifies it, and the lengths that it was trained on.
 
-    @abstractmethod
-    def check(self, loaded: LoadedModel) -> None:
-        """Raise `UserError` for a model that cannot be measured."""
+        Every model is opened once, before the first is measured, so that nobody waits to learn that the last is
+        refused: by `check`, for other tokens of the texts, or for being given twice, which would count it twice.
+        """
+        from analysis.contexts import open_texts
 
-    @abstractmethod
-    def draw_sample(self, source: Texts) -> Sample:
-        """What all models read. Raises `UserError` where the texts do not have it."""
+        sources: list[Texts] = []
+        described: list[dict[str, Any]] = []
+        for model, label in zip(models, labels, strict=True):
+            with _opened(model, opening) as loaded:
+                its_texts = open_texts(texts, loaded.encode, split=split)
+                loaded.check_texts(its_texts)
+                self.check(loaded)
+                trained = ("training_length", "position_scheme", "position_target")
+                about = {"label": label, **loaded.describe()}
+                about |= {name: loaded.trained.get(name) for name in trained}
+            sources.append(its_texts)
+            if not _same_tokens(sources[0], its_texts):
+                raise UserError(
+                    f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are not "
+                    "of the same tokens; measure it by itself"
+                )
+            if about in described:
+                raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
+            described.append(about)
+        return sources[0], described
 
-    @abstractmethod
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Any, label: str, progress: bool
-    ) -> dict[str, pd.DataFrame]:
-        """Frames of one model, by name: "rows", and what else there is."""
 
-    @abstractmethod
-    def numbers(self, frames: dict[str, pd.DataFrame], labels: Sequence[str]) -> dict[str, Any]:
-        """Further fields of the result, from the frames of all models with their ``number`` in ``labels``."""
+@contextmanager
+def _opened(model: Any, opening: dict[str, Any]) -> Iterator[LoadedModel]:
+    from analysis.model.loading import open_model
+
+    loaded = open_model(model, **opening)
+    try:
+        yield loaded
+    finally:
+        loaded.give_back()
+
+
+def _default_labels(models: Sequence[Any]) -> list[str]:
+    if not all(isinstance(model, str | Path) for model in models):
+        return [f"model {number}" for number in range(1, len(models) + 1)]
+    from analysis.figures.training import last_parts  # with matplotlib, which --help does not need
+
+    return last_parts([Path(model).resolve() for model in models])
+
+
+def _same_tokens(first: Texts, second: Texts) -> bool:
+    if hasattr(first, "tokenizer_sha256"):  # a prepared corpus, whose tokenizer `check_texts` compares
+        return True
+    return len(first.lengths) == len(second.lengths) and all(
+        np.array_equal(first.tokens(number), second.tokens(number)) for number in range(len(first.lengths))
+    )
+
+
+def _token_losses(
+    loaded: LoadedModel, length: int, tokens_per_batch: int | None, memory_limit_gb: float | None
+) -> TokenLosses:
+    """Of a model that reads as many rows of ``length`` tokens at once as the memory holds."""
+    from analysis.model.memory import GB, tokens_that_fit
+    from analysis.model.token_losses import TokenLosses
+
+    model, device = loaded.model, loaded.device
+    if tokens_per_batch is None and memory_limit_gb is not None:
+        tokens_per_batch = tokens_that_fit(model, device, length, memory_limit_gb * GB, n_targets=length)
+    return TokenLosses(model, device=device, tokens_per_batch=tokens_per_batch)
+
+
+def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
+    """Raise `UserError` where a model has no learned position for ids up to ``length`` - 1, and ``more`` behind them.
+
+    A rotary model is measured past the length that its configuration names: that is what the probes are for.
+    """
+    at_most = loaded.model.max_positions
+    config: Any = getattr(loaded.model.model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if at_most is not None and length + more > at_most and not getattr(config, "rope_parameters", None):
+        raise UserError(
+            f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {loaded.name}; lower "
+            f"--lengths to at most {at_most - more:,}"
+        )
 
 
 # --- numbers ---
 
 
-class Means(ClusterBootstrap):
-    """Means of models, on the same resamples, so that their differences are paired.
+def bootstrap_of(places: pd.DataFrame, *, seed: int, **options: Any) -> ClusterBootstrap:
+    """Resamples of units that stand in ``places``: text, and group where there are groups."""
+    groups = places["group"].to_numpy() if "group" in places else None
+    return ClusterBootstrap(places["text"].to_numpy(), groups=groups, seed=seed, **options)
+
+
+def draws_of_means(
+    rows: pd.DataFrame, of: list[str], labels: Sequence[str], *, unit: str, resamples: int, seed: int
+) -> tuple[ClusterBootstrap, pd.DataFrame, pd.Series]:
+    """Means of models over trainings, on the same resamples, so that their differences are paired.
 
     Args:
         rows: number (of the model), ``unit``, the columns ``of``, sum, count, text, and group where there are groups.
         of: columns that say what a mean is of.
-        unit: the column of which every model has one row for each mean: text, or sample.
         labels: of the C models; those with the same are averaged.
-        resamples: see `ClusterBootstrap`, as for ``seed``.
+        unit: the column of which every model has one row for each mean: text, or sample.
+
+    Returns the bootstrap, the draws (1 + R rows; columns: label, then values of ``of``), and the sum of counts by
+    values of ``of``.
     """
+    sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
+    # every model reads the same stretches
+    counts = rows[rows["number"] == 0].pivot(index=unit, columns=of, values="count").sort_index(axis=1)
+    places = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
+    bootstrap = bootstrap_of(places, labels=labels, resamples=resamples, seed=seed)
+    draws = {}
+    for place, model in enumerate(dict.fromkeys(labels)):
+        numbers = [number for number, label in enumerate(labels) if label == model]
+        for key in counts:
+            below = counts[key].to_numpy()
+            of_trainings = [bootstrap.ratio(sums[number, *key].to_numpy(), below) for number in numbers]
+            draws[model, *key] = bootstrap.over_seeds(place, of_trainings)
+    frame = pd.DataFrame(draws)
+    frame.columns.names = ["model", *of]
+    return bootstrap, frame, counts.sum()
 
-    def __init__(
-        self, rows: pd.DataFrame, of: list[str], unit: str, labels: Sequence[str], resamples: int, seed: int
-    ):
-        by_unit = rows.pivot(index=unit, columns=["number", *of], values="sum")
-        # every model reads the same stretches
-        counts = rows[rows["number"] == 0].pivot(index=unit, columns=of, values="count")
-        units = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[by_unit.index]
-        groups = units["group"].to_numpy() if "group" in units else None
-        super().__init__(
-            units["text"].to_numpy(), groups=groups, labels=labels, resamples=resamples, seed=seed
-        )
-        self._sums = {tuple(key): by_unit[key].to_numpy() for key in by_unit}
-        self.counts = {tuple(key): counts[key].to_numpy() for key in sorted(counts)}
-        """By what there are means of, values of the columns ``of``."""
-        self.numbers: dict[str, list[int]] = {}
-        """Of the trainings of each model, by label."""
-        for number, label in enumerate(labels):
-            self.numbers.setdefault(label, []).append(number)
 
-    def mean(self, model: str, key: tuple[Any, ...]) -> np.ndarray:
-        """Draws of a mean over the trainings of a model, (1 + R,)."""
-        numbers = self.numbers[model]
-        of_trainings = [self.ratio(self._sums[number, *key], self.counts[key]) for number in numbers]
-        return self.over_seeds(list(self.numbers).index(model), of_trainings)
-
-    def share_of(self, draws: np.ndarray, key: tuple[Any, ...]) -> Interval:
-        """Interval of draws of a share, of as many trials as the mean of ``key``."""
-        return self.share(draws, float(self.counts[key].sum()))
+def intervals_frame(
+    model: str,
+    bootstrap: ClusterBootstrap,
+    draws: dict[str, pd.DataFrame],
+    trials: dict[str, pd.Series] | None = None,
+) -> pd.DataFrame:
+    """Model, name, what the columns of ``draws`` say, value, low and high of each; of shares also ``trials``."""
+    rows = []
+    for name, frame in draws.items():
+        for key, column in frame.items():
+            drawn, of = column.to_numpy(), (trials or {}).get(name)
+            interval = bootstrap.interval(drawn) if of is None else bootstrap.share(drawn, of[key])
+            place = dict(zip(frame.columns.names, key, strict=True))
+            rows.append({"model": model, "name": name, **place, **vars(interval)})
+    return pd.DataFrame(rows)
 
 
 def names_of_trainings(labels: Sequence[str]) -> list[str]:
@@ -262,8 +378,8 @@ class ProbeResult:
 
     def intervals_by(self) -> str:
         """What the intervals are by, in words."""
-        labels = [model["label"] for model in self.models]
-        return by_clusters({**self.settings, "trainings": max(map(labels.count, labels))})
+        trainings = pd.Series([model["label"] for model in self.models]).value_counts().max()
+        return by_clusters({**self.settings, "trainings": trainings})
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained
@@ -271,15 +387,13 @@ class ProbeResult:
 
         Raises `UserError` for a label that there is not.
         """
-        by_label = {model["label"]: model for model in reversed(self.models)}
-        if unknown := [label for label in labels or () if label not in by_label]:
-            raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(reversed(by_label))}")
-        trained = pd.DataFrame([by_label[label] for label in frame["model"]], index=frame.index)
-        frame = frame.assign(
-            trained_window_tokens=trained["training_length"].astype(float),
-            trained_reach_tokens=trained["position_target"].astype(float),
-            encoding=trained["position_scheme"],
-        )
+        trained = pd.DataFrame(self.models).drop_duplicates("label").set_index("label")
+        trained = trained[["training_length", "position_target", "position_scheme"]]
+        trained.columns = ["trained_window_tokens", "trained_reach_tokens", "encoding"]
+        if unknown := [label for label in labels or () if label not in trained.index]:
+            raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(trained.index)}")
+        tokens = ["trained_window_tokens", "trained_reach_tokens"]
+        frame = frame.join(trained.astype(dict.fromkeys(tokens, float)), on="model")
         return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
 
 

@@ -11,14 +11,12 @@ Shapes: S seeds of a point.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
@@ -42,7 +40,6 @@ GROUP = ["task", "k_train", "model"]
 
 # --- the frame ---
 
-_FORMAT = {b"kind": b"olmo-sparsity exact match", b"version": b"3"}
 _MODEL = ["scheme", "rotate", "skip_probability", "family", "weights"]
 SETTINGS = ["task", "parameters", "trained", *_MODEL, "options"]
 """Columns in which groups differ."""
@@ -90,9 +87,9 @@ def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
 
 def save(path: str | Path, frame: pd.DataFrame) -> None:
     """Write a frame of `COLUMNS` as Parquet, atomically; every page has a checksum."""
-    table = pa.Table.from_pandas(frame[COLUMNS], preserve_index=False).replace_schema_metadata(_FORMAT)
     with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        how: Any = {"compression": "zstd", "write_page_checksum": True}
+        frame[COLUMNS].to_parquet(temporary, index=False, **how)
 
 
 def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
@@ -106,7 +103,12 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
         found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH.name)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
-            frame = record_frame(EXACT_MATCH.load(file)) if file.suffix == ".json" else _read(file)
+            if file.suffix == ".json":
+                frame = record_frame(EXACT_MATCH.load(file))
+            else:
+                frame = pd.read_parquet(file, page_checksum_verification=True)
+            if [*frame] != COLUMNS:
+                raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
     if not frames:
         raise UserError(f"no {NAME} or {EXACT_MATCH.name} in {', '.join(map(str, paths))}")
@@ -116,13 +118,6 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     if not wanted:
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
     return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    table = pq.read_table(path, page_checksum_verification=True)
-    if table.schema.metadata != _FORMAT:
-        raise UserError(f"{path} is no exact match of this format; make it with olmo-sparsity figure1 --rows")
-    return table.to_pandas()
 
 
 # --- pooling ---
@@ -260,7 +255,28 @@ def scheme_label(settings: Settings) -> str:
     return label.replace("RoPE", "tuples") if settings["family"] == "tuples" else label
 
 
-def facts(settings: Settings) -> dict[str, str]:
+def labels(groups: Sequence[Settings]) -> list[str]:
+    """A name for each group: its scheme, and what tells it from others of its task, K_train and scheme.
+
+    ``groups``: settings and k_train of each.
+    """
+    kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
+    names = [kind[-1] for kind in kinds]
+    for kind in set(kinds):
+        alike = [place for place, other in enumerate(kinds) if other == kind]
+        facts = pd.DataFrame([_facts(groups[place]) for place in alike]).fillna("")
+        told: list[str] = []
+        count = 1
+        for fact in sorted(facts, key="weights".__eq__):  # they come last, as they follow from the rest
+            combinations = len(facts[[*told, fact]].drop_duplicates())
+            if combinations > count:  # what tells no more apart than those before it is left out
+                told, count = [*told, fact], combinations
+        for place, values in zip(alike, facts[told].to_numpy().tolist(), strict=True):
+            names[place] = ", ".join(filter(None, [names[place], *values]))
+    return names
+
+
+def _facts(settings: Settings) -> dict[str, str]:
     """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
     parameters, trained = json.loads(settings["parameters"]), json.loads(settings["trained"])
     others = {f"trained {name}": trained[name] for name in trained if trained[name] != parameters.get(name)}
@@ -269,35 +285,6 @@ def facts(settings: Settings) -> dict[str, str]:
     values["weights"] = f"{settings['weights']:,}"
     words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
     return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
-
-
-def tell_apart(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Of each the facts that tell it from the others; a fact that tells no more apart than those before is left out."""
-    frame = pd.DataFrame(all_facts).fillna("")
-    names: list[str] = []
-    count = 1
-    for name in sorted(frame, key="weights".__eq__):  # last, as they follow from the rest
-        combinations = len(frame[[*names, name]].drop_duplicates())
-        if combinations > count:
-            names, count = [*names, name], combinations
-    return [", ".join(filter(None, known)) for known in frame[names].to_numpy().tolist()]
-
-
-def labels(
-    groups: Sequence[Settings], facts_of: Callable[[Settings], Mapping[str, str]] = facts
-) -> list[str]:
-    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme.
-
-    ``groups``: settings and k_train of each; ``facts_of``: what of them may be told, by name.
-    """
-    kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
-    named = [""] * len(groups)
-    for kind in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        further = tell_apart([facts_of(groups[place]) for place in places])
-        for place, text in zip(places, further, strict=True):
-            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
-    return named
 
 
 def describe(points: pd.DataFrame) -> str:

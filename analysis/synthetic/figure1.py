@@ -2,7 +2,6 @@
 
 examples:
   olmo-sparsity figure1 runs/parity-* --out runs/figure1
-  olmo-sparsity figure1 runs/sparse --out runs/sparse --bound
   olmo-sparsity figure1 runs/theory --out results/theory --rows results/theory/exact_match.parquet
   olmo-sparsity figure1 results/synthetic/exact_match.parquet --only text/records --out results/synthetic/text
 
@@ -11,9 +10,7 @@ pools the training seeds of one setting, prints the numbers and writes
 
   figure1-TASK.png      a planted task: accuracy against length, a panel per K_train, a curve per k
   figure1-schemes.png   tasks with coupled ids: exact match, a panel per task, a curve per position scheme
-  figure1.json          every number, and of what is not exact the sort of first error; with --bound also the bounds of
-                        Theorem 4.3 on the errors of planted tasks, whose constants are taken from the shorter lengths
-                        beyond the trained ones and tried at the longer ones
+  figure1.json          every number, and of what is not exact the sort of first error
 
 Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. What the rows do not tell, such as
 precision, heads and weight decay, is not compared.
@@ -22,7 +19,7 @@ precision, heads and weight decay, is not compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -39,6 +36,8 @@ import analysis.figures.style as style
 from analysis.stats.show import show
 from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.provenance import current_commit, library_versions
 
 MULTIPLES = (3, 5, 10)
 """Of the longest trained length, marked in the figure of the schemes."""
@@ -165,6 +164,16 @@ def length_axis(axes: Axes, measured: pd.Series, *, most: int) -> None:
     axes.set_xlim(lengths[-1] / 1.08, lengths[0] * 1.08)
 
 
+def write_tables(path: Path, tables: Mapping[str, pd.DataFrame], others: Mapping[str, Any]) -> None:
+    """Write tables as lists of rows into a JSON file, with ``others`` before them, and the code that made them."""
+    rows = {
+        name: frame.astype(object).where(frame.notna(), None).to_dict("records")
+        for name, frame in tables.items()
+    }
+    code = {"commit": current_commit(), "versions": library_versions()}
+    write_json(path, {**others, **rows, "provenance": code})
+
+
 # --- the command ---
 
 
@@ -174,36 +183,21 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="exact_match.json, .parquet, or a folder")
     parser.add_argument("--only", nargs="+", default=[], metavar="FOLDER", help="these of the rows' folders")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--bound", action="store_true", help="fit and try the bound on planted tasks")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep all rows that were read in one file")
     options = parser.parse_args()
-    from analysis.synthetic.bound import errors_frame, fit_bounds, trained_frame
-    from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.provenance import current_commit, library_versions
-
-    # before the figures are drawn over those of a checkout
-    code = {"commit": current_commit(), "versions": library_versions()}
     rows = load(options.paths, options.only)
     points = pool(rows)
-    tables = {"points": points.drop(columns=["parameters", "trained", "options"])}
+    # before the figures are drawn over those of a checkout, whose commit it tells
+    table = points.drop(columns=["parameters", "trained", "options"])
+    write_tables(options.out / "figure1.json", {"points": table}, {})
     planted = points[points["k_train"] > 0]
-    if options.bound and len(planted):
-        errors = errors_frame(planted)
-        tables |= {"bounds": fit_bounds(errors), "trained": trained_frame(errors)}
     figures = {task: accuracy_by_length_figure(rows) for task, rows in planted.groupby("task", sort=False)}
     if len(planted) < len(points):
         figures["schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
     for name, figure in figures.items():
         style.save_figure(figure, options.out, f"figure1-{name}")
-    records = {
-        name: frame.astype(object).where(frame.notna(), None).to_dict("records")
-        for name, frame in tables.items()
-    }
-    write_json(options.out / "figure1.json", {**records, "provenance": code})
     if options.rows:
         save(options.rows, rows)
     shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]
-    print(show(tables.pop("points")[shown], title="exact match [%] with its 95 % interval"), end="\n\n")
-    for frame in tables.values():
-        print(frame.to_string(index=False), end="\n\n")
+    print(show(points[shown], title="exact match [%] with its 95 % interval"), end="\n\n")
     print(f"wrote {', '.join(figures)} and figure1.json to {options.out}")

@@ -32,8 +32,6 @@ COMMANDS = {
         "how often a run answers samples of its task exactly",
     ),
     "figure1": ("analysis.synthetic.figure1:main", "exact match by length of synthetic tasks"),
-    "recall": ("analysis.synthetic.recall:main", "do selectors find planted tokens"),
-    "couple": ("analysis.synthetic.coupling:main", "which tokens of a task belong together"),
 }
 """Of each command the function that runs it, imported when it is called, and what it does."""
 

@@ -75,18 +75,18 @@ def _check_found_rule(config: Config) -> Iterator[Problem]:
         yield (
             ("positions.found.counted_from", "positions.found.first_ids"),
             f"{show(found.counted_from)} is no start or end for each of positions.found.first_ids, "
-            f"{show(found.first_ids)}; copy what olmo-sparsity couple prints",
+            f"{show(found.first_ids)}; copy what results/synthetic/couple.py prints",
         )
     elif min(found.first_ids, default=0) < 0:
         yield (
             ("positions.found.first_ids",),
-            f"{show(found.first_ids)} go below 0, which no id does; copy what olmo-sparsity couple prints",
+            f"{show(found.first_ids)} go below 0, which no id does; copy what results/synthetic/couple.py prints",
         )
     elif found.marks and not found.first_ids:
         yield (
             ("positions.found.marks", "positions.found.first_ids"),
-            f"{show(found.marks)} are read with positions.found.first_ids alone; copy all that olmo-sparsity couple "
-            "prints",
+            f"{show(found.marks)} are read with positions.found.first_ids alone; copy all that "
+            "results/synthetic/couple.py prints",
         )
     elif found.first_ids and scheme not in COUPLED_SCHEMES:
         yield (

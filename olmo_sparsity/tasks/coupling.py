@@ -68,7 +68,7 @@ def found_ids(
     if len(odd := counts[counts != len(segments)]):
         raise UserError(
             f"positions.found: {len(segments)} segments, and a prompt has {odd[0]} between the marks {list(marks)}; "
-            "find the coupling of this task, with olmo-sparsity couple"
+            "find the coupling of this task, with results/synthetic/couple.py"
         )
     prompt = between(0, batch.response_start, batch.tokens.shape[1])
     begun = places.number.cumsum(axis=1) > 0

@@ -121,7 +121,7 @@ def read_by_mesa(checkpoint: str, factor: float) -> LoadedModel:
 
 def main() -> None:
     """Measure, write, draw and print."""
-    from analysis.probes.length import measure_length
+    from analysis.probes.length import LengthProbe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -136,12 +136,11 @@ def main() -> None:
     parser.add_argument("--windows", type=int, required=True)
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
-    measured = measure_length(
+    lengths = tuple(int(length) for length in given.lengths.split(","))
+    measured = LengthProbe(lengths=lengths, windows=given.windows).measure(
         [read_by_mesa(checkpoint, given.factor) for checkpoint in given.checkpoints],
         given.corpus,
         labels=given.labels.split(","),
-        lengths=[int(length) for length in given.lengths.split(",")],
-        windows=given.windows,
         out=given.out,
     )
     measured.draw(given.out)

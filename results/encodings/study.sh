@@ -56,7 +56,7 @@ length() { # Mesa reads in chunks, and its attention is not to be had: apart
             labels+=",${LABELS[$name]}"
         done
     done
-    olmo-sparsity length "${checkpoints[@]}" --labels "${labels#,}" "${options[@]}" --attention --out $OUT/length
+    $PY results/encodings/attention.py "${checkpoints[@]}" --labels "${labels#,}" "${options[@]}" --out $OUT/length
     for seed in ${SEEDS//,/ }; do
         mesa+=("$(checkpoint rope "$seed")")
         mesa_labels+=",RoPE Mesa"

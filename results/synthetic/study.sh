@@ -73,7 +73,7 @@ found() { # of the models of planted text: accuracy by how far the planted token
                     $PY scripts/exact_match.py "$run" --lengths 640 --ks $k --parameters "{distance: [$distance], train_length: [640, 640]}" \
                         --samples 200 --seed 1 --out "$run/distance=$distance"
                 done
-                [ $scheme = coupled ] || [ -f "$run/recall/recall.json" ] || $PY scripts/recall.py --checkpoint "$run" --length 64 \
+                [ $scheme = coupled ] || [ -f "$run/recall/recall.json" ] || $PY results/synthetic/recall.py --checkpoint "$run" --length 64 \
                     --ks $k --seed 1 --selectors leave-one-out,leave-one-out-kl,attention,random --out "$run/recall"
             done
         done
@@ -91,7 +91,7 @@ needs() { # PPC on parity with ids in a share of the samples, and with wrong ids
             for by in leave-one-out-kl attention; do
                 found=$OUT/needs/found/$task/$by/seed=$seed
                 mkdir -p "$found"
-                COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/$task/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
+                COLUMNS=1000 $PY results/synthetic/couple.py "$OUT/learn/$task/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
                     --out "$found" | tee -a /dev/stderr | sed -n 's/^train with //p' >"$found.options"
                 [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid seed="$seed" \
                     --out "$found/trained" "${how[@]}" -- <"$found.options"

@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from scipy.stats import entropy, sem, t
+from scipy.stats import sem, t
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
@@ -22,7 +21,6 @@ from tests.support.small_measurement import TEXTS
 
 LENGTHS, WINDOWS = (8, 16, 40), 9
 PROBE = LengthProbe(lengths=LENGTHS, windows=WINDOWS, resamples=300)
-WITH_ATTENTION = replace(PROBE, attention=True)
 HOW = {"device": "cpu", "progress": False}
 
 
@@ -32,7 +30,7 @@ def two_models():
 
 @pytest.fixture(scope="module")
 def measured():
-    return WITH_ATTENTION.measure(two_models(), TEXTS, labels=["one", "other"], **HOW)
+    return PROBE.measure(two_models(), TEXTS, labels=["one", "other"], **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -101,19 +99,6 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(measured, plai
         assert rises[0].low == rises[0].high == 0
 
 
-def test_the_entropy_of_attention_is_that_of_transformers_weights(measured, segments):
-    model = random_model("llama", initializer_range=0.3, attn_implementation="eager")
-    found = rows_of(measured.numbers, "entropy_nats", "one")
-    for row, length in zip(found, LENGTHS, strict=True):
-        with torch.no_grad():
-            layers = model(torch.from_numpy(segments[1][:, :length]), output_attentions=True).attentions
-        weights = torch.stack(layers).double()[..., -min(16, length) :, :].numpy()
-        assert row.value == pytest.approx(entropy(weights, axis=-1).mean(), abs=1e-5)
-        assert (row.from_tokens, row.to_tokens) == (length - min(16, length), length)
-    # above the diagonal a softmax is not counted, below it none of its weights is 0
-    assert [row.value for row in rows_of(measured.numbers, "zero_share", "one")] == [0, 0, 0]
-
-
 def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
     """Sums over 4 texts of 10 tokens in two bins; texts do not differ, so the interval is Student's t of trainings."""
     losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (1.0, 1.0)}
@@ -144,7 +129,7 @@ def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
 
 
 def test_every_training_has_its_numbers_too(measured):
-    both = WITH_ATTENTION.measure(two_models(), TEXTS, labels=["a", "a"], **HOW)
+    both = PROBE.measure(two_models(), TEXTS, labels=["a", "a"], **HOW)
     columns = ["number", "name", "to_tokens", "value", "low", "high"]
     pd.testing.assert_frame_equal(
         both.trainings[columns].reset_index(drop=True), measured.trainings[columns].reset_index(drop=True)
@@ -167,8 +152,8 @@ def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, t
 
     monkeypatch.setattr(LengthProbe, "measure_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        WITH_ATTENTION.measure(two_models(), TEXTS, **options)
-    WITH_ATTENTION.measure(two_models(), TEXTS, **options)
+        PROBE.measure(two_models(), TEXTS, **options)
+    PROBE.measure(two_models(), TEXTS, **options)
     assert labels == ["one", "other", "other"]
     assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
     again = LossByPosition.load(tmp_path)

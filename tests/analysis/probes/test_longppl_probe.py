@@ -15,7 +15,6 @@ from analysis.probes import longppl
 from analysis.probes.longppl import (
     LongPPL,
     LongPPLProbe,
-    TargetLosses,
     key_tokens,
     longppl_numbers,
     segment_sums,
@@ -84,24 +83,21 @@ def plain_rows(model, text, window):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("window", [S, 7, 1, N - M - 1])
 def test_losses_equal_a_plain_loop_over_tokens(tokens, family, window):
-    losses = target_losses(token_losses(family), tokens[:2], n_short=M, window=window, progress=False)
+    losses = target_losses(token_losses(family), tokens[:2], n_short=M, window=window)
     model = model_of(family)[0].eval()
     expected = np.array([plain_rows(model, text, window) for text in tokens[:2]])
-    np.testing.assert_allclose(losses.long, expected[..., 0], atol=1e-4)
-    np.testing.assert_allclose(losses.short["exact"], expected[..., 1], atol=1e-4)
-    np.testing.assert_allclose(losses.short["published"], expected[..., 2], atol=1e-4)
+    np.testing.assert_allclose(losses["long"], expected[..., 0], atol=1e-4)
+    np.testing.assert_allclose(losses["exact"], expected[..., 1], atol=1e-4)
+    np.testing.assert_allclose(losses["published"], expected[..., 2], atol=1e-4)
 
 
 def test_batch_size_changes_nothing(tokens):
     one, other = (
-        target_losses(
-            token_losses("llama", tokens_per_batch=size), tokens, n_short=M, window=S, progress=False
-        )
+        target_losses(token_losses("llama", tokens_per_batch=size), tokens, n_short=M, window=S)
         for size in (1, 131)
     )
-    np.testing.assert_allclose(one.long, other.long, atol=1e-5)
-    for form in one.short:
-        np.testing.assert_allclose(one.short[form], other.short[form], atol=1e-5)
+    for form in ("long", "exact", "published"):
+        np.testing.assert_allclose(one[form], other[form], atol=1e-5)
 
 
 def test_key_tokens_lie_strictly_between_the_bounds():
@@ -126,13 +122,11 @@ def within(value, *without):
 
 def test_numbers_by_hand():
     """Two texts of two targets each; alpha = beta = 2."""
-    losses = TargetLosses(
-        long=np.array([[0.5, 1.0], [1.5, 4.0]]),
-        short={
-            "exact": np.array([[3.5, 3.5], [4.5, 9.0]]),  # key: the first three
-            "published": np.array([[3.0, 2.0], [4.0, 9.0]]),  # key: the first of each text
-        },
-    )
+    losses = {
+        "long": np.array([[0.5, 1.0], [1.5, 4.0]]),
+        "exact": np.array([[3.5, 3.5], [4.5, 9.0]]),  # key: the first three
+        "published": np.array([[3.0, 2.0], [4.0, 9.0]]),  # key: the first of each text
+    }
     rows = pd.DataFrame({"text": [0, 1], **segment_sums(losses, 2.0, 2.0)})
     numbers = by_name(longppl_numbers(rows, resamples=1000, seed=0))
     assert numbers["key_tokens exact"] == within(3, 2, 4)

@@ -14,7 +14,6 @@ from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
 from analysis.probes.needle import NeedleProbe, Needles, measure_cell
-from analysis.probes.needle_recall import needle_contexts
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
 from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.model.build import build_model
@@ -142,33 +141,37 @@ def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(samples):
             assert exact[number] == (guesses.tolist() == row[cell.length :])
 
 
-def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(samples):
-    probe = replace(PROBE, selectors=("leave-one-out", "random"), recall_length=24)
-    contexts = needle_contexts(samples.contexts(probe.recall), Q)
-    columns = probe.recall.start(Q) + np.arange(Q + 1)
-    for number in range(8):
-        needle = [*samples.key[number], samples.value[number, 0]]
-        other = [*samples.key[number - 1], samples.value[number - 1, 0]]
-        true, placebo = contexts["true"], contexts["placebo"]
-        assert true.tokens[number, columns].tolist() == needle
-        assert true.targets[number] == needle[-1]
-        assert placebo.tokens[number, columns].tolist() == other
-        assert placebo.tokens[number, -Q:].tolist() == true.tokens[number, -Q:].tolist()
-    rows = probe.measure_model(TokenLosses(CopyHead()), samples, "x", False)["recalls"]
+def contexts_of_recall(monkeypatch, samples, **changes):
+    """The contexts, planted columns and donors that recall is measured on."""
+    monkeypatch.setattr(probe, "recall_frame", lambda scorer, *given, **how: given[:3])
+    asking = replace(PROBE, selectors=("random",), **changes)
+    return asking._recall(TokenLosses(CopyHead()), samples, "", False)
+
+
+def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(samples, monkeypatch):
+    asking = replace(PROBE, selectors=("leave-one-out", "random"), recall_length=24)
+    rows = asking.measure_model(TokenLosses(CopyHead()), samples, "x", False)["recalls"]
     recall = rows.set_index(["selector", "far_context", "k"])["value"]
     assert recall["leave-one-out", "true", 4] == 1
     assert recall["leave-one-out", "true", 1] == pytest.approx(1 / 3)
     assert recall["leave-one-out", "placebo", 4] < 0.6
     assert recall["chance", "true", 4] == pytest.approx(4 / 22)
+    true, columns, donors = contexts_of_recall(monkeypatch, samples, recall_length=24)
+    placebo = true.with_far(true.tokens[donors, : true.n_far])
+    for number in range(8):
+        needle = [*samples.key[number], samples.value[number, 0]]
+        other = [*samples.key[number - 1], samples.value[number - 1, 0]]
+        assert true.tokens[number, columns[number]].tolist() == needle
+        assert true.targets[number] == needle[-1]
+        assert placebo.tokens[number, columns[number]].tolist() == other
+        assert placebo.tokens[number, -Q:].tolist() == true.tokens[number, -Q:].tolist()
 
 
 def test_recall_is_measured_on_samples_of_all_texts(samples, monkeypatch):
-    monkeypatch.setattr(probe, "recall_of_needles", lambda losses, rows, *rest: rows)
-    of_all, of_few = (
-        replace(PROBE, selectors=("random",), recall_samples=count)._recall(None, samples, "", False)
-        for count in (len(samples), 3)
-    )
-    assert np.array_equal(of_few, of_all[[0, round((len(samples) - 1) / 2), -1]])
+    of_all, *_ = contexts_of_recall(monkeypatch, samples)
+    monkeypatch.setattr(probe, "RECALL_SAMPLES", 3)
+    of_few, *_ = contexts_of_recall(monkeypatch, samples)
+    assert np.array_equal(of_few.tokens, of_all.tokens[[0, round((len(samples) - 1) / 2), -1]])
 
 
 def test_cells_are_means_over_samples_and_trainings():
@@ -196,7 +199,7 @@ def test_cells_are_means_over_samples_and_trainings():
 
 def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(tmp_path, monkeypatch):
     models = [small_measurement.model(), small_measurement.model(1)]
-    asking = replace(PROBE, selectors=("random",), recall_samples=4)
+    asking = replace(PROBE, selectors=("random",))
     options = {"labels": ["one", "other"], **HOW}
     expected = asking.measure(models, TEXTS, **options)
     measure_model, labels = NeedleProbe.measure_model, []
@@ -226,7 +229,7 @@ def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(tmp_path, m
         ({"depths": (0.5, 1.5)}, "--depths are from 0"),
         ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the texts do not occur in a stretch of 100"),
         ({"selectors": ("nearby",)}, "nearby"),
-        ({"selectors": ("random",), "recall_samples": 1}, "the placebo is another one; raise"),
+        ({"selectors": ("random",), "samples": 1}, "the placebo is another one; raise"),
         ({"selectors": ("random",), "recall_length": 5}, "--recall-length 5 must be from 6"),
         ({"selectors": ("random",), "recall_length": 25}, "--recall-length 25 must be from 6 .* of --lengths, 24"),
     ],
@@ -251,7 +254,7 @@ def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
     out = tmp_path / "out"
     command = ["scripts/needle.py", folder, f"{folder}@yarn:2", "--labels", "plain,YaRN", "--corpus", corpus]
     command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--ks", "1,3", "--device", "cpu"]
-    command += ["--selectors", "random,gradient", "--recall-samples", 4, "--recall-length", 20, "--out", out]
+    command += ["--selectors", "random,gradient", "--recall-length", 20, "--out", out]
     done = run_here(*command)
     assert done.returncode == 0, done.stderr
     names = ("needle", "needle_gain", "needle_lengths", "needle_recall")

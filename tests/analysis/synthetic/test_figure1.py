@@ -1,4 +1,4 @@
-"""Figure 1 and that of the bound: what is drawn and written is what the rows say."""
+"""Figure 1: what is drawn and written is what the rows say."""
 
 import json
 import runpy
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from matplotlib.collections import PolyCollection
 
 from analysis.synthetic import figure1
@@ -16,7 +15,6 @@ from tests.analysis.synthetic.made_up import pooled, row, rows, schemes, sparse
 from tests.support.drawn import curve, legend_names
 
 RESULTS = Path(__file__).parents[3] / "results"
-BOUND = runpy.run_path(str(RESULTS / "theory" / "bound_figure.py"))
 ERRORS = runpy.run_path(str(RESULTS / "synthetic" / "errors_figure.py"))
 SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
 
@@ -106,40 +104,12 @@ def test_bars_of_first_errors_reach_what_is_not_exact():
         assert {x for x, _ in span.get_corners()} == {-0.5, trained.sum() - 0.5}
 
 
-def test_errors_limits_and_bounds_are_multiples():
-    frames = []
-    for longest, wrong in ((50, 8), (100, 2)):
-        own = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
-        own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
-        task = {"train_length": [20, longest], "test_length": [20, 500]}
-        frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
-    figure = BOUND["bound_figure"](pooled(*frames))
-    (axes,) = figure.axes
-    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
-    assert axes.get_title("left") == "$K_{train}$ = 4\nk = 4, δ: 0.02, 0.005"
-    for longest in (50, 100):
-        line = curve(axes, f"L = {longest}")
-        np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
-        np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
-        assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
-    improved, theorem = (
-        [line for line in axes.lines if line.get_label().startswith(name)]
-        for name in ("improved", "Theorem 4.3")
-    )
-    for line in improved:  # c = 1/2: twice delta at twice L
-        np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
-    far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in theorem[::-1])
-    assert far == pytest.approx(8 * near), "it grows with L³"
-    assert curve(axes, "c is from the lengths up to this").get_xdata()[0] == 2
-    assert is_inside(figure)
-
-
 def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypatch, capsys):
     planted = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0)), row(200, 120, 4, (80, 0, 0))]
     save(tmp_path / "in" / "a" / NAME, rows(planted))
     save(tmp_path / "in" / "b" / NAME, rows([row(5, 9), row(40, 4, None, (1, 3, 2))], "scratchpad_parity"))
     out, kept = tmp_path / "out", tmp_path / "kept.parquet"
-    command = ["figure1", tmp_path / "in", "--out", out, "--bound", "--rows", kept]
+    command = ["figure1", tmp_path / "in", "--out", out, "--rows", kept]
     monkeypatch.setattr(sys, "argv", [str(each) for each in command])
     figure1.main()
     names = ("sparse_parity", "schemes")
@@ -148,11 +118,5 @@ def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypat
     written = json.loads((out / "figure1.json").read_text())
     first = written["points"][2]
     assert (first["task"], first["k"], first["length"], first["value"]) == ("sparse_parity", 4, 20, 0.98)
-    assert [each["tested"] for each in written["bounds"]] == [0, 0]  # worse than guessing at 200
-    assert (
-        written["bounds"][1]["constant"] == pytest.approx(0.25 / 0.08)
-        and written["bounds"][1]["slack"] is None
-    )
-    assert written["trained"][0]["delta"] == pytest.approx(0.02)
     assert [*load([kept], ["a"])["exact"]] == [196, 150, 120]
     assert "98.0 [95.0, 99.2]" in capsys.readouterr().out

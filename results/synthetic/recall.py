@@ -1,13 +1,14 @@
 """Recall of planted tokens: do selectors find what a prediction is known to depend on? (docs/method.md, 2.6)
 
-examples:
-  olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
-  olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
+    python results/synthetic/recall.py --checkpoint runs/planted --out runs/planted/recall
+    python results/synthetic/recall.py --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/recall
 
 Of a model trained on sparse_parity or planted, the context is the prompt of a test sample with all of its planted
 tokens before the last M ones, the target its label, and the placebo the far context of a sample with another label.
-Token recall is of planted tokens; place recall, of sparse parity, of planted pairs by either token. Writes recall.json
-and the figure recall.png, and prints tables.
+Writes recall.json and the figure recall.png, and prints tables.
+
+    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
+    place recall(k)   [ours] of sparse parity: share of the planted pairs with a token among the first k selected
 
 Shapes: n samples, N long and M short context length, F = N - M far tokens, p planted tokens of each sample, k_max
 selected tokens, K values of k.
@@ -15,9 +16,10 @@ selected tokens, K values of k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +27,17 @@ import pandas as pd
 from analysis.contexts import Contexts
 from analysis.figures.needle import MOST, recall_figure
 from analysis.figures.style import save_figure
+from analysis.model.loading import open_model
+from analysis.model.losses import Scorer
+from analysis.probes.planted import KS, found_at, selected_columns
 from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
-from analysis.synthetic.planted import KS, chance_recall, found_at, selected_columns
+from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,
@@ -43,11 +50,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.script import run_script
 from olmo_sparsity.util.streams import Stream
-
-if TYPE_CHECKING:
-    from analysis.model.losses import Scorer
-    from olmo_sparsity.tasks.sparse import SparseTask
 
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
 _DRAWS_PER_SAMPLE = 64
@@ -203,16 +207,21 @@ def _ratios(
     everyone = np.ones(len(right))
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
     for what, unit in countings(task).items():
-        is_found = found_at(true, samples.planted, ks, unit)
+        is_found = found_at(true // unit, samples.planted // unit, ks)  # a place, by any of its tokens
         recall = is_found.mean(axis=2)
         yield f"{what}_recall", (recall, everyone)
         yield f"{what}_recall_right", (recall * right[:, None], right)
-        of_placebo = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
+        of_placebo = found_at(placebo // unit, samples.planted[samples.donors] // unit, ks).mean(axis=2)
         yield f"{what}_placebo_recall", (of_placebo, everyone)
         for symbol in np.unique(symbols):
             alike = symbols == symbol
             found = (is_found & alike[:, None]).sum(axis=2)
             yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found, alike.sum(axis=1))
+
+
+def chance_recall(k: int, n_far: int, tokens_per_place: int) -> float:
+    """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
+    return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
 
 
 def countings(task: SparseTask) -> dict[str, int]:
@@ -228,12 +237,6 @@ def recall_of_checkpoint(
 
     Raises `UserError` where the task plants nothing, and as `RecallSettings.for_task`.
     """
-    from analysis.model.loading import open_model
-    from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
-    from olmo_sparsity.data.task_batches import task_of
-    from olmo_sparsity.tasks.sparse import SparseTask
-
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
@@ -288,7 +291,7 @@ def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = Parser(prog="olmo-sparsity recall", description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run, or one of its checkpoints")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
@@ -306,3 +309,7 @@ def main() -> None:
     columns = ["model", "selector", "far_context", "k", "value", "low", "high"]
     print(show(recalls[columns], across="k", title="recall [%] by k"))
     print(f"\nwrote recall.json, recall.png to {options.out}")
+
+
+if __name__ == "__main__":
+    run_script(main)

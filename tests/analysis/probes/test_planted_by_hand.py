@@ -1,6 +1,5 @@
 """Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
 
-import itertools
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ import torch
 from analysis.contexts import Contexts
 from analysis.model.adapter import Adapter, Output
 from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.probes.planted import found_at
 from analysis.selectors import SelectorInput, find_selector
-from analysis.synthetic.planted import chance_recall, found_at
 
 N, M = 40, 8
 COLUMNS = [3, 4, 11, 17, 20, 26, 30, 31]
@@ -123,19 +122,3 @@ def test_the_model_is_what_it_says():
 def test_recall_by_hand():
     selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
     assert found_at(selected, planted, (1, 2, 3)).mean(axis=2).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
-
-
-def test_a_place_is_found_by_any_of_its_tokens():
-    found = found_at(
-        np.array([[5, 1, 2], [0, 9, 8]]), np.array([[3, 4], [7, 9]]), (1, 2, 3), tokens_per_place=2
-    )
-    assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
-
-
-@pytest.mark.parametrize("unit", [1, 2])
-def test_chance_is_the_mean_over_all_choices(unit):
-    for k in (1, 2, 5, 6):
-        choices = np.array(list(itertools.combinations(range(6), k)))
-        planted = np.broadcast_to([1, 5], (len(choices), 2))
-        recall = found_at(choices, planted, (k,), unit).mean()
-        assert chance_recall(k, 6, unit) == pytest.approx(recall)

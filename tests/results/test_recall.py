@@ -1,8 +1,11 @@
-"""Recall of planted tokens by a trained model's selectors, against sets built one sample at a time."""
+"""Recall of planted tokens (`results/synthetic/recall.py`), against sets built one sample at a time."""
 
+import itertools
 import json
+import runpy
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +15,16 @@ import torch
 
 from analysis.figures.needle import recall_figure
 from analysis.model.losses import Scorer
-from analysis.synthetic import recall
-from analysis.synthetic.recall import RecallSettings, draw_samples, measure_recall, panels_of
+from analysis.probes.planted import found_at
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
+RECALL = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "results" / "synthetic" / "recall.py"))
+)
 ON, ZERO, ONE = 2, 3, 4
 PARITY = make_task("sparse_parity", {"train_length": [8, 14], "k_train": 3})
 PLANTED = make_task("planted", {"train_length": [8, 14], "k_train": 3})
@@ -68,7 +73,7 @@ class Solver:
 
 def settings_for(task, **changes):
     given = {"length": 12, "planted": (3,), "samples": 8, "selectors": ("leave-one-out",)}
-    return RecallSettings(**{**given, **changes}).for_task(task)
+    return RECALL.RecallSettings(**{**given, **changes}).for_task(task)
 
 
 def left_out(loss, tokens, n_far):
@@ -86,7 +91,7 @@ def shares(order, planted, ks, unit):
 
 def assert_recalls(accuracy, recalls, planted, logits, task, settings):
     """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
-    samples = draw_samples(task, settings, planted)
+    samples = RECALL.draw_samples(task, settings, planted)
     pairs = task.tokens_per_place == 2
     countings = {"token": 1, "place": 2} if pairs else {"token": 1}
     expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
@@ -127,7 +132,9 @@ def assert_recalls(accuracy, recalls, planted, logits, task, settings):
 )
 def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(task, solve):
     settings = settings_for(task)
-    accuracy, recalls = measure_recall(Scorer(Solver(solve, task), share_prefixes=False), task, settings)
+    accuracy, recalls = RECALL.measure_recall(
+        Scorer(Solver(solve, task), share_prefixes=False), task, settings
+    )
     assert settings.ks == (1, 2, 4, 8)
     assert (accuracy["value"][0] < 1) == (solve is careless_parity)
     assert_recalls(
@@ -137,7 +144,7 @@ def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(
 
 def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
     settings = settings_for(PARITY, samples=30)
-    samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_length(12, 3)
+    samples, sized = RECALL.draw_samples(PARITY, settings, 3), PARITY.at_length(12, 3)
     looked_at = sized.sample("test", 0, range(samples.drawn))
     kept = [i for i in range(samples.drawn) if set(looked_at.planted[i]) <= set(range(10))]
     assert kept == samples.contexts.target_id[:, 0].tolist() and 30 == len(kept) < samples.drawn
@@ -186,7 +193,7 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     options = ["--length", "10", "--ks", "2,1", "--samples", "4", "--device", "cpu", "--out", str(out)]
     names = ["--selectors", "leave-one-out,attention"]
     monkeypatch.setattr(sys, "argv", ["recall", "--checkpoint", str(run), *options, *names])
-    recall.main()
+    RECALL.main()
     result = json.loads((out / "recall.json").read_text())
     task = make_task("sparse_parity", {"train_length": [8, 12], "k_train": 3})
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
@@ -197,7 +204,7 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert (out / "recall.png").stat().st_size > 10_000
     assert "p = 2, places (accuracy " in capsys.readouterr().out
-    panels = recall_figure(panels_of(result)).axes
+    panels = recall_figure(RECALL.panels_of(result)).axes
     assert len(panels) == 4
     for axes, planted, what in zip(panels, (1, 2, 1, 2), 2 * ["token"] + 2 * ["place"], strict=True):
         drawn = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
@@ -230,13 +237,27 @@ def test_lengths_and_ks_default_to_those_of_training():
 )
 def test_settings_that_do_not_go_together_are_refused(changes, said):
     with refused(said):
-        draw_samples(PARITY, settings_for(PARITY, **changes), changes.get("planted", (3,))[0])
+        RECALL.draw_samples(PARITY, settings_for(PARITY, **changes), changes.get("planted", (3,))[0])
 
 
 def test_a_task_without_room_or_without_another_label_is_refused():
     stretched = replace(PLANTED, position_distribution="stretched")
     with refused("only 0 have none among the last 2"):
-        draw_samples(stretched, settings_for(stretched), 3)
+        RECALL.draw_samples(stretched, settings_for(stretched), 3)
     largest = replace(PLANTED, label_function="max", k_train=8)
     with refused("same label"):
-        draw_samples(largest, settings_for(largest, samples=2), 8)
+        RECALL.draw_samples(largest, settings_for(largest, samples=2), 8)
+
+
+def test_a_place_is_found_by_any_of_its_tokens():
+    found = found_at(np.array([[5, 1, 2], [0, 9, 8]]) // 2, np.array([[3, 4], [7, 9]]) // 2, (1, 2, 3))
+    assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
+
+
+@pytest.mark.parametrize("unit", [1, 2])
+def test_chance_is_the_mean_over_all_choices(unit):
+    for k in (1, 2, 5, 6):
+        choices = np.array(list(itertools.combinations(range(6), k)))
+        planted = np.broadcast_to([1, 5], (len(choices), 2))
+        recall = found_at(choices // unit, planted // unit, (k,)).mean()
+        assert RECALL.chance_recall(k, 6, unit) == pytest.approx(recall)

@@ -1,8 +1,10 @@
-"""The coupling of a task, found in a model: against models that answer by hand, and the task's own ids."""
+"""The coupling of a task, found in a model by `results/synthetic/couple.py`: against models that answer by hand."""
 
 import json
+import runpy
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,16 +12,6 @@ import pytest
 import torch
 
 from analysis.model.losses import Scorer
-from analysis.synthetic import coupling
-from analysis.synthetic.coupling import (
-    Layout,
-    fit_segments,
-    influence_on_response,
-    lay_out,
-    marks_between,
-    measure_coupling,
-    outcome,
-)
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import further_options
@@ -31,6 +23,9 @@ from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
+COUPLE = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "results" / "synthetic" / "couple.py"))
+)
 TASKS = {
     "scratchpad_parity": ([3], [Segment("start", 2)]),
     "copy": ([3], [Segment("start", 2)]),
@@ -90,9 +85,9 @@ def test_what_a_model_reads_is_coupled(name, by):
     task, (marks, expected) = small(name), TASKS[name]
     model = (Attending if by == "attention" else ByHand)(task)
     scorer = Scorer(model, share_prefixes=False)
-    layouts = [lay_out(scorer, task, length, by=by) for length in range(3, 7)]
-    assert marks_between(layouts) == [1, *marks]
-    found = list(fit_segments(layouts, [1, *marks]))
+    layouts = [COUPLE.lay_out(scorer, task, length, by=by) for length in range(3, 7)]
+    assert COUPLE.marks_between(layouts) == [1, *marks]
+    found = list(COUPLE.fit_segments(layouts, [1, *marks]))
     assert [agreement for _, agreement in found] == [1.0] * len(expected)
     assert [segment.first_id for segment, _ in found] == [each.first_id for each in expected]
     # One digit is its own first and last: either way of counting it is right.
@@ -103,20 +98,22 @@ def test_what_a_model_reads_is_coupled(name, by):
 def test_samples_that_do_not_differ_are_refused():
     task = small("copy")
     with refused("1 samples of length 3 are all the same; raise --samples"):
-        lay_out(Scorer(ByHand(task), share_prefixes=False), task, 3, samples=1)
+        COUPLE.lay_out(Scorer(ByHand(task), share_prefixes=False), task, 3, samples=1)
 
 
 def test_a_segment_that_never_differs_is_refused():
     batch = small("copy").sample("train", 0, np.arange(2))
     with refused("tokens of segment 1 are the same in all samples; raise --samples"):
-        list(fit_segments([Layout(batch, np.zeros(batch.tokens.shape[1], dtype=int))], [1, 3]))
+        list(COUPLE.fit_segments([COUPLE.Layout(batch, np.zeros(batch.tokens.shape[1], dtype=int))], [1, 3]))
 
 
 def test_influence_is_the_kl_that_leaving_a_token_out_makes():
     task = small("copy")
     batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
     model, columns = ByHand(task), np.array([1, 2, 3])
-    found = influence_on_response(Scorer(model, share_prefixes=False), batch, columns, "leave-one-out-kl")
+    found = COUPLE.influence_on_response(
+        Scorer(model, share_prefixes=False), batch, columns, "leave-one-out-kl"
+    )
     tokens, ids = torch.from_numpy(batch.tokens[:, :-1]), torch.arange(7 + 1).expand(5, -1)
     whole = model(tokens, ids, logits_to_keep=4).logits
     kept = [0, 1, 3, 4, 5, 6, 7]
@@ -168,27 +165,29 @@ def test_an_untrained_model_couples_nothing_and_a_task_of_one_label_has_nothing_
 ):
     run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
     out = tmp_path / "found"
-    monkeypatch.setattr(coupling, "LEAST_AGREEMENT", 1.1)  # of five lengths chance may explain half
+    monkeypatch.setitem(
+        COUPLE.main.__globals__, "LEAST_AGREEMENT", 1.1
+    )  # of five lengths chance may explain half
     monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
-    coupling.main()
+    COUPLE.main()
     printed = capsys.readouterr().out
     assert "no coupling was found" in printed and "train with" not in printed
-    assert json.loads((out / coupling.NAME).read_text())["marks"] == [1, 3]
+    assert json.loads((out / COUPLE.NAME).read_text())["marks"] == [1, 3]
     (tmp_path / "label").mkdir()
     config = make_config(
         tmp_path / "label", "planted", "contiguous", parameters={"train_length": [8, 10], "k_train": 2}
     )
     save_checkpoint(config.save_folder, config, TrainState(3, 99), build_model(config).state_dict(), {}, None)
     with refused("trained on planted, which couples no tokens; give another run"):
-        measure_coupling(config.save_folder)
+        COUPLE.measure_coupling(config.save_folder)
 
 
 def test_train_takes_what_the_command_prints(tmp_path):
     segment = {"counted_from": "start", "first_id": 2, "agreement": 0.9}
     found = {"marks": [1, 3], "segments": [segment], "as_the_task_says": 1.0}
-    _, same, told = outcome(found)
+    _, same, told = COUPLE.outcome(found)
     assert same.startswith("100 % of the tokens")
     taken = tiny_task.config(tmp_path, *shlex.split(told)[2:]).positions.found
     assert (taken.marks, taken.counted_from, taken.first_ids) == ([1, 3], ["start"], [2])
     nothing = {"marks": [], "segments": [{**segment, "agreement": 0.2}], "as_the_task_says": None}
-    assert "no coupling was found" in [*outcome(nothing)][-1]
+    assert "no coupling was found" in [*COUPLE.outcome(nothing)][-1]

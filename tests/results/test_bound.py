@@ -1,23 +1,33 @@
-"""The bound: what it starts from, its constant from the shorter lengths, and whether it holds at the longer ones."""
+"""The bound (`results/theory/bound.py`): what it starts from, what constant it has, where it holds, what is drawn."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from analysis.synthetic.bound import errors_frame, fit_bounds, improved_bound, theorem_bound, trained_frame
+from analysis.synthetic.exact_match import NAME, save
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import pooled, row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
+from tests.analysis.synthetic.test_figure1 import is_inside
+from tests.support.drawn import curve
+
+BOUND = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "results" / "theory" / "bound.py")))
 
 
 def start_of(*own, **changes):
     """What the bounds of one model start from."""
-    [start] = trained_frame(errors_frame(pooled(rows(list(own), **changes)))).itertuples()
+    [start] = BOUND.trained_frame(BOUND.errors_frame(pooled(rows(list(own), **changes)))).itertuples()
     return start
 
 
 def fits_of(frames):
     """The fit of each bound, of models that share a constant."""
-    return fit_bounds(errors_frame(pooled(*frames))).itertuples()
+    return BOUND.fit_bounds(BOUND.errors_frame(pooled(*frames))).itertuples()
 
 
 def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
@@ -32,8 +42,8 @@ def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
 
 
 def test_bounds_against_hand_arithmetic():
-    assert improved_bound([50, 100, 200, 500], 50, 0.02) == pytest.approx([0.02, 0.08, 0.32, 2])
-    assert theorem_bound([50, 100], 50, 1e-6) == pytest.approx([0.125, 0.5])
+    assert BOUND.improved_bound([50, 100, 200, 500], 50, 0.02) == pytest.approx([0.02, 0.08, 0.32, 2])
+    assert BOUND.theorem_bound([50, 100], 50, 1e-6) == pytest.approx([0.125, 0.5])
 
 
 def test_it_starts_from_the_longest_trained_length_and_largest_trained_k():
@@ -74,7 +84,7 @@ def test_the_expected_error_comes_first_where_rows_have_it():
     own = [row(50, 200, 4, p=0.99), row(100, 200, 4, p=0.9), row(200, 200, 4, p=0.8)]
     start = start_of(*own)
     assert start.delta == pytest.approx(0.01) and not start.delta_is_upper_limit
-    far, half = errors_frame(pooled(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
+    far, half = BOUND.errors_frame(pooled(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
     assert (far["error"], far["error_low"]) == pytest.approx((0.1, 0.1 - half), abs=1e-5)
 
 
@@ -87,7 +97,7 @@ def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_one
     assert theorem.constant == pytest.approx(0.3 / 50**3)
     # of L = 100 it is 8 times too high, and of L = 50 exact
     assert theorem.slack == pytest.approx(8**0.5) and theorem.held == 4
-    trained = trained_frame(errors_frame(pooled(*starts())))
+    trained = BOUND.trained_frame(BOUND.errors_frame(pooled(*starts())))
     assert [*trained["longest"]] == [50, 100] and [*trained["delta"]] == pytest.approx([0.004, 0.001])
 
 
@@ -116,7 +126,7 @@ def test_of_an_odd_number_of_lengths_the_middle_one_is_fitted():
 def test_only_models_that_differ_in_length_and_locality_share_a_constant():
     own = [row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)]
     others = [rows(own, scheme="contiguous"), rows(own, task_changes={"tokens": 9})]
-    errors = errors_frame(pooled(*starts(), *others))
+    errors = BOUND.errors_frame(pooled(*starts(), *others))
     together = errors.groupby("model")["longest"].nunique()
     assert {*together.items()} == {("RoPE", 1), ("RoPE + PoSE", 2), ("RoPE + PoSE, tokens 9", 1)}
     tuples = []
@@ -138,3 +148,45 @@ def test_it_is_refused_where_there_is_nothing_to_start_from_or_to_try():
         "no sample was wrong"
     )
     assert all(np.isfinite(fit.constant) for fit in fits_of([rows(certain)]))
+
+
+def test_errors_limits_and_bounds_are_multiples():
+    frames = []
+    for longest, wrong in ((50, 8), (100, 2)):
+        own = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
+        own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
+        task = {"train_length": [20, longest], "test_length": [20, 500]}
+        frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
+    figure = BOUND.bound_figure(pooled(*frames))
+    (axes,) = figure.axes
+    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
+    assert axes.get_title("left") == "$K_{train}$ = 4\nk = 4, δ: 0.02, 0.005"
+    for longest in (50, 100):
+        line = curve(axes, f"L = {longest}")
+        np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
+        np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
+        assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
+    improved, theorem = (
+        [line for line in axes.lines if line.get_label().startswith(name)]
+        for name in ("improved", "Theorem 4.3")
+    )
+    for line in improved:  # c = 1/2: twice delta at twice L
+        np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
+    far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in theorem[::-1])
+    assert far == pytest.approx(8 * near), "it grows with L³"
+    assert curve(axes, "c is from the lengths up to this").get_xdata()[0] == 2
+    assert is_inside(figure)
+
+
+def test_the_command_puts_the_bounds_beside_what_figure1_wrote(tmp_path, monkeypatch):
+    planted = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0)), row(200, 120, 4, (80, 0, 0))]
+    save(tmp_path / "in" / NAME, rows(planted))
+    (tmp_path / "figure1.json").write_text('{"points": [1], "bounds": []}')
+    monkeypatch.setattr(sys, "argv", ["bound", str(tmp_path / "in"), str(tmp_path)])
+    BOUND.main()
+    written = json.loads((tmp_path / "figure1.json").read_text())
+    assert written["points"] == [1] and (tmp_path / "figure1-sparse_parity-bound.png").is_file()
+    assert [each["tested"] for each in written["bounds"]] == [0, 0]  # worse than guessing at 200
+    _, improved = written["bounds"]
+    assert improved["constant"] == pytest.approx(0.25 / 0.08) and improved["slack"] is None
+    assert written["trained"][0]["delta"] == pytest.approx(0.02)

@@ -1,8 +1,7 @@
 """Find which tokens of a task belong together, in a model that was not told them in training (docs/method.md, 3.5).
 
-examples:
-  olmo-sparsity couple runs/parity-rope --out runs/parity-rope/coupling
-  olmo-sparsity couple runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
+    python results/synthetic/couple.py runs/parity-rope --out runs/parity-rope/coupling
+    python results/synthetic/couple.py runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
 
 In training samples of each length it measures the influence of every token of the prompt that differs between them on
 every token of the response. A token is coupled to the one that it influences most, and takes its id [ours]. Of each
@@ -20,21 +19,23 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from analysis.contexts import Contexts
+from analysis.model.loading import open_model
+from analysis.model.losses import Scorer
+from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import provenance
-
-if TYPE_CHECKING:
-    from analysis.model.losses import Scorer
-    from olmo_sparsity.tasks import Task, TaskBatch
+from olmo_sparsity.util.script import run_script
 
 NAME = "coupling.json"
 BY = ("leave-one-out-kl", "attention")
@@ -137,11 +138,6 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
     Raises `UserError` for a checkpoint that was not trained on a task with a response of more than one token, and as
     `lay_out` and `fit_segments` do.
     """
-    from analysis.model.loading import open_model
-    from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
-    from olmo_sparsity.data.task_batches import task_of
-
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
@@ -207,7 +203,7 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = Parser(prog="olmo-sparsity couple", description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", metavar="RUN", help="a run on a task, or one of its checkpoints")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--by", choices=BY, default=BY[0], help="what tells influence (default: %(default)s)")
@@ -220,3 +216,7 @@ def main() -> None:
     coupling = measure_coupling(options.pop("checkpoint"), **options)
     write_json(path, coupling)
     print("\n".join([*outcome(coupling), f"wrote {path}"]))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,76 @@
+"""Loss by position, and the attention of the last tokens of each length: what `study.sh length` measures.
+
+example:
+  python results/encodings/attention.py runs/encodings/config=rope,seed=1 --lengths 128,256,512 --out runs/attention
+
+The options, and what is written, are those of `olmo-sparsity length`. length.json has two names more: entropy_nats and
+zero_share, at each length, are means over heads and layers of the entropy of attention and of the share of its weights
+that are exactly 0 in float32. The weights of sparsek are taken as they are; they sum to 1 at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis.probes.length import KEY, OF_BIN, LengthProbe, LossByPosition, rows_by_text
+from analysis.probes.probe import draws_of_means, intervals_frame, run_probe
+from olmo_sparsity.util.progress import progress as show_progress
+from olmo_sparsity.util.script import run_script
+
+ENTROPY, ZEROS = "entropy_nats", "zero_share"
+QUERIES = 16
+"""Last tokens of each length whose attention is measured."""
+MEMORY = 4
+"""Memory of a forward pass that returns its attention, in multiples of one that does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossAndAttention(LossByPosition):
+    """`LossByPosition` with two names more."""
+
+    TITLES: ClassVar[dict[str, str]] = {
+        **LossByPosition.TITLES,
+        ENTROPY: "entropy of the attention of the last tokens of each length",
+        ZEROS: "weights of it that are exactly 0, in per cent",
+    }
+
+
+@dataclass(kw_only=True)
+class AttentionProbe(LengthProbe):
+    """Loss by position and attention of models on the same windows of texts."""
+
+    RESULT = LossAndAttention
+
+    def measure_model(self, token_losses, sample, label, progress):
+        """See `Probe`."""
+        frames, tokens = [super().measure_model(token_losses, sample, label, progress)["rows"]], sample.tokens
+        spans = [(length - min(QUERIES, length), length) for length in self.lengths]
+        statistics = np.empty((2, len(tokens), len(spans)))
+        with show_progress(f"attention, {label}", len(spans), "lengths", enabled=progress) as advance:
+            for number, (start, length) in enumerate(spans):
+                for rows in token_losses.batches(len(tokens), MEMORY * length, length - start):
+                    of_rows = token_losses.attention_statistics(tokens[rows, :length], length - start)
+                    statistics[:, rows, number] = of_rows.T
+                advance(1)
+        for name, means in zip((ENTROPY, ZEROS), statistics, strict=True):
+            frames.append(rows_by_text(name, sample, spans, means, np.ones(len(spans), dtype=int)))
+        return {"rows": pd.concat(frames)}
+
+    def numbers_of(self, rows, labels):
+        """See `LengthProbe`."""
+        is_loss = rows["name"] == OF_BIN
+        numbers = [super().numbers_of(rows[is_loss], labels)]
+        how = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws, trials = draws_of_means(rows[~is_loss], KEY, labels, **how)
+        for model in dict.fromkeys(labels):
+            named = {name: draws[model][name] for name in (ENTROPY, ZEROS)}
+            numbers.append(intervals_frame(model, bootstrap, named, {ZEROS: trials[ZEROS]}))
+        return pd.concat(numbers, ignore_index=True)
+
+
+if __name__ == "__main__":
+    run_script(lambda: run_probe(AttentionProbe, __doc__))
