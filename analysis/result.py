@@ -72,8 +72,9 @@ class Result:
                   placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
                   [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
         choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.given_back`),
-                  selected (k_max: position ids in 0 … F-1, most influential first), influence (k_max), loss_nats (K),
-                  [comprehensiveness_nats (K), subset_loss_nats, subset_influence, leave_one_out_spearman]
+                  selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
+                  [influence (k_max)], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
+                  subset_influence, or in a result made smaller their lds and r2]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
     """
@@ -240,7 +241,7 @@ class Result:
                 ("selected", self.k_max),
                 ("influence", self.k_max),
             ):
-                if set(choices[name].map(len)) != {width}:
+                if name in choices and set(choices[name].map(len)) != {width}:
                     raise ValueError(f"{name} is not {width} long in every row")
             selected = np.sort(np.stack(choices["selected"].to_numpy()), axis=1)
             if selected[:, 0].min() < 0 or selected[:, -1].max() >= self.n_far or not np.diff(selected).all():
