@@ -72,8 +72,9 @@ class Result:
                   placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
                   [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
         choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.given_back`),
-                  selected (k_max: position ids in 0 … F-1, most influential first), influence (k_max), loss_nats (K),
-                  [comprehensiveness_nats (K), subset_loss_nats, subset_influence, leave_one_out_spearman]
+                  selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
+                  [influence (k_max)], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
+                  subset_influence, or in a result made smaller their lds and r2]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
     """
@@ -227,7 +228,7 @@ class Result:
             raise ValueError("there are choices of what is no target over tau")
         widths = {"loss_nats": len(self.ks), "selected": self.k_max, "influence": self.k_max}
         for name, width in widths.items():
-            if set(choices[name].map(len)) != {width}:
+            if name in choices and set(choices[name].map(len)) != {width}:
                 raise ValueError(f"{name} is not {width} long in every row")
 
     def figure2(self, path: str | Path | None = None) -> Any:

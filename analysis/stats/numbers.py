@@ -413,6 +413,9 @@ def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[
         losses = measured.of_choices("subset_loss_nats", selector, context)
         values["lds", None] = row_spearman(influence, -losses)
         values["r2", None] = row_pearson(influence, losses) ** 2
+    for name in ("lds", "r2"):  # of a result without the losses of the subsets
+        if name in there:
+            values[name, None] = measured.of_choices(name, selector, context)
     if EXACT in measured.selectors and selector not in (EXACT, BEST):
         chosen, exact = (measured.of_choices("selected", name, context) for name in (selector, EXACT))
         values |= {("overlap", k): overlap(chosen[:, :k], exact[:, :k]) for k in ks}

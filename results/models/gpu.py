@@ -4,8 +4,8 @@
     python results/models/gpu.py MODEL TEXTS.jsonl OUT --n-long 4096 --minutes 8 --proposals 64
     python results/models/gpu.py results/checkpoint TEXTS.jsonl OUT --tiny          on a CPU, to try it
 
-Batches are measured in an order that spreads them over the texts, as many as the minutes allow; OUT has what was measured
-so far after each of them: result.json, targets.parquet, choices.parquet and speed.json. `study.py` draws it.
+Batches are measured in an order that spreads them over the texts, as many as the minutes allow; OUT has what was
+measured so far after each of them: result.json, targets.parquet, choices.parquet and speed.json. `study.py` draws it.
 """
 
 import argparse

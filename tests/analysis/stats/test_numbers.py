@@ -628,6 +628,23 @@ def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, f
     assert value(frame, name="overlap", k=4) == pytest.approx(np.mean(shares))
 
 
+def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -> None:
+    """Those of `results/` were made so: the lists of all subsets are half of a file."""
+    subsets = ["subset_influence", "subset_loss_nats"]
+    pairs = with_further.choices[subsets].itertuples(index=False)
+    ranked = [(np.ptp(influence) > 0, influence, -losses) for influence, losses in pairs]
+    nan = float("nan")
+    smaller = with_further.choices.drop(columns=[*subsets, "influence"]).assign(
+        lds=[spearmanr(x, y).statistic if varies else nan for varies, x, y in ranked],
+        r2=[pearsonr(x, y).statistic ** 2 if varies else nan for varies, x, y in ranked],
+    )
+    result = replace(with_further, choices=smaller, trainings=[])
+    result.check()
+    pd.testing.assert_frame_equal(
+        numbers.faithfulness(result, resamples=50), numbers.faithfulness(with_further, resamples=50)
+    )
+
+
 def test_intervals_of_faithfulness_equal_a_bootstrap_of_whole_documents(with_further: Result) -> None:
     result, frame = with_further, numbers.faithfulness(with_further, resamples=200)
     drops = result.of_choices("comprehensiveness_nats", "random", "placebo")
