@@ -72,25 +72,29 @@ def _parser() -> Parser:
         "model", nargs="?", default="results/checkpoint", help="as analysis.measure takes it"
     )
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
+    influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
     influence.add_argument("--out", type=out_folder, metavar="DIR", help="folder of influence.json")
     influence.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     for name, default, what in (
         ("n-long", 256, "N"),
         ("n-short", 32, "M"),
-        ("targets", 2, "that the plain loop measures"),
+        ("targets", 2, "of the plain loop"),
+        ("alone", 16, "targets that the engine measures one at a time"),
+        ("blocks", 4, "of targets"),
         ("targets-per-block", 32, "B"),
-        ("blocks", 2, "that are measured in blocks"),
         ("rounds", 3, "how often each is timed"),
     ):
         influence.add_argument(f"--{name}", type=whole_number, default=default, help=what)
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2")
-    gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the parts' files")
+    gpu.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the parts' files"
+    )
     gpu.add_argument("--data", metavar="DIR", help="prepared corpus (default: docstrings, prepared here)")
     gpu.add_argument("--minutes", type=positive_number, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
-    gpu.add_argument("--here", metavar="PART", help="this part alone, in this process")
+    gpu.add_argument("--here", choices=["product", "agreement"], help="this alone, in this process")
     return parser
 
 

@@ -1,0 +1,431 @@
+"""A CUDA machine, part by part: commands of this project, each part with a time limit and a file of what it gave."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import about_this_run, matrix_product, time_in_turn
+from olmo_sparsity.checkpoint import WEIGHTS, config_of, load_tensors, resolve_checkpoint
+from olmo_sparsity.cli import command_line
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.task_batches import TaskData
+from olmo_sparsity.model.build import Model, build_model
+from olmo_sparsity.training.flops import flops_per_token
+from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import last_line, read_json, write_json
+from olmo_sparsity.util.provenance import pick_device
+from olmo_sparsity.util.result_files import Json
+from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
+
+LOSS_BOUND_NATS, GRADIENT_BOUND = {"fp32": 1e-4, "bf16": 1e-2}, {"fp32": 1e-3, "bf16": 1e-1}
+"""Largest differences that are taken for rounding [ours], set before any run on a GPU: bf16 keeps 8 bits."""
+RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2
+COMPARED = 4
+"""First steps whose losses under DDP and ZeRO are held to the bound."""
+EPOCHS = 8
+"""Of the model, at most: one this large memorizes a small corpus."""
+FEWEST_SECONDS = 10.0
+"""With less time left a part is not started."""
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+# cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
+ANALYSIS = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+ONE_OF_SEVERAL = dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | dict.fromkeys(
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
+)
+ONE_OF_SEVERAL |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
+"""What a launcher would tell one process."""
+TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
+TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
+    --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0
+    --data.prefetch_factor=null --data.persistent_workers=false --data.pin_memory=false"""
+OF_TINY = {
+    "TINY": TINY,
+    "TINY_OPTION": "--tiny",
+    "TINY_COMPILER": "--compile.backend=eager",
+    "TINY_SIZES": "--n-long 24 --n-short 4 --targets-per-block 4",
+    "TINY_COUNTS": "--blocks 1 --alone 2 --rounds 1",
+    "TINY_TARGETS": "--targets 64 --tau 0.01",
+    "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
+}
+_SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the parts work on."""
+
+    out: Path
+    data: str | None
+    tiny: bool
+
+    def folder(self, name: str) -> Path:
+        """Of what a part makes beside its file."""
+        return self.out / "work" / name
+
+    @property
+    def corpus(self) -> str:
+        """The prepared corpus of all parts."""
+        return self.data or str(self.folder("data"))
+
+    def numbers(self, part: str) -> Json | None:
+        """What a part measured; None where it did not, or failed."""
+        path = self.out / f"{part}.json"
+        row: Json | None = read_json(path, "remove it") if path.is_file() else None
+        return None if row is None or row["failed"] else row
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: how long it may take, and its commands, for bash, with variables of `variables`."""
+
+    minutes: float
+    commands: str
+    read: Callable[[Work, str], Json] = lambda work, printed: {"found": printed.splitlines()[-1]}
+    """``found`` in one line, ``failed`` where that is no success, and numbers; given what the commands printed."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# --- agreement with the CPU ---
+
+
+def measure_agreement(tiny: bool) -> Json:
+    """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
+    rows: dict[str, Json] = {}
+    for name, model, batch in _cases(tiny):
+        for precision, bound in LOSS_BOUND_NATS.items():
+            devices = torch.device("cpu"), pick_device(None)
+            cpu, ours = (_loss_and_gradients(model, batch, device, precision) for device in devices)
+            row = {
+                "loss_nats": ours[0],
+                "loss_difference_nats": abs(ours[0] - cpu[0]),
+                "gradient_difference": max(map(_relative_difference, ours[1], cpu[1])),
+            }
+            holds = row["loss_difference_nats"] <= bound
+            holds = holds and row["gradient_difference"] <= GRADIENT_BOUND[precision]
+            rows[f"{name}, {precision}"] = {**row, "holds": holds}
+    loss, gradient = (
+        max(row[name] for row in rows.values()) for name in ("loss_difference_nats", "gradient_difference")
+    )
+    beyond = [case for case, row in rows.items() if not row["holds"]]
+    found = f"{len(rows)} cases, losses within {loss:.1e} nats, gradients within {gradient:.1e}"
+    return {"found": "; beyond rounding: ".join([found, *beyond]), "failed": bool(beyond), "rows": rows}
+
+
+def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
+    """Models with freshly drawn weights, each with a batch on the CPU."""
+    for name, changes in {
+        "rope": "",
+        "alibi": "--model.rope=false --model.alibi=true",
+        "nope": "--model.rope=false --model.nope=true",
+        "learned": "--model.rope=false --positions.scheme=contiguous",
+    }.items():
+        config = load_config(
+            "configs/demo.yaml", [*changes.split(), *(TINY.split() if tiny else ())], warn=False
+        )
+        model = build_model(config)
+        yield name, model, _text_batch(config, jumps=name != "learned")
+        if name != "learned":
+            yield f"{name}, document mask", model, _text_batch(config, documents=True)
+    for family in ("gpt_neox", "olmo"):
+        for scheme in ("predicted", "coupled", "pose"):
+            changes = f"--model.family={family} --positions.scheme={scheme} --data.num_workers=0"
+            overrides = [*changes.split(), *(TINY_MODEL.split() if tiny else ())]
+            config = load_config("configs/synthetic/scratchpad_parity-small.yaml", overrides, warn=False)
+            yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
+
+
+def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
+    """Random tokens whose ids jump once, as in PoSE; with ``documents``, each row has two."""
+    rows, length = 4, config.model.max_sequence_length
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)
+    index = torch.arange(length).expand(rows, -1)
+    return Batch(
+        input_ids=tokens,
+        position_ids=index + length // 2 * (index > length // 3) if jumps else index.clone(),
+        labels=tokens.roll(-1, dims=1),
+        loss_mask=index < length - 1,
+        document_ids=(index > length // 2).long() if documents else None,
+    )
+
+
+def _loss_and_gradients(
+    model: Model, batch: Batch, device: torch.device, precision: str
+) -> tuple[float, list[torch.Tensor]]:
+    """Mean loss in nats, and the gradients of all parameters on the CPU, as the training loop computes them."""
+    model, batch = deepcopy(model).to(device).train(), batch.to(device)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        loss = model(**batch.model_inputs, **batch.targets)["loss_nats"] / batch.loss_mask.sum()
+    loss.backward()
+    gradients = [each.grad.float().cpu() for each in model.parameters() if each.grad is not None]
+    return float(loss.detach()), gradients
+
+
+def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the other."""
+    return float((one - other).norm() / other.norm().clamp_min(1e-12))
+
+
+def measure_product(tiny: bool) -> Json:
+    """FLOP/s of the device's own product of two matrices in bf16."""
+    device = pick_device(None)
+    product, flops = matrix_product(device, torch.bfloat16, 64 if tiny else 8192)
+    rate = flops / statistics.median(time_in_turn({"product": product}, 30, device.type)["product"])
+    return {"found": f"{rate / 1e12:,.3g} TFLOP/s in bf16", "tflops": rate / 1e12}
+
+
+# --- what is read off what commands made ---
+
+
+def read_resumed(work: Work, printed: str) -> Json:
+    """How far the second half of the run is from the CPU's."""
+    runs = work.folder("resumed"), work.folder("cpu")
+    losses, on_cpu = ([row["loss_nats"] for row in read_metrics(run / METRICS_NAME)] for run in runs)
+    weights, expected = (load_tensors(resolve_checkpoint(run) / WEIGHTS) for run in runs)
+    apart = max(abs(one - other) for one, other in zip(losses, on_cpu, strict=True))
+    of_weights = max(_relative_difference(weights[name], tensor) for name, tensor in expected.items())
+    return {
+        "found": f"losses within {apart:.1e} nats of the CPU's, weights within {of_weights:.1e}",
+        "failed": not apart <= RESUMED_BOUND_NATS,
+        "largest_loss_difference_nats": apart,
+        "largest_weight_difference": of_weights,
+    }
+
+
+def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: str) -> Json:
+    """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
+    run, compared, product = work.folder(name), work.numbers(plain), work.numbers("product")
+    rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
+    row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
+    row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
+    row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
+    found = [
+        f"{row['tokens_per_second']:,.0f} tokens/s",
+        "MFU " + (f"{row['mfu']:.1%}" if row["mfu"] else "unknown"),
+    ]
+    if product is not None:
+        share = flops_per_token(config) * row["tokens_per_second"] / (1e12 * product["tflops"])
+        row["share_of_matrix_product"] = share
+        found.append(f"{share:.0%} of the matrix product")
+    if compared is not None:
+        pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:COMPARED]
+        row["largest_loss_difference_nats"] = apart = max(abs(one - other) for one, other in pairs)
+        row["failed"] = row["failed"] or not apart <= bound_nats
+        found.append(f"losses within {apart:.1e} nats of {plain}")
+    return {"found": ", ".join(found), **row}
+
+
+def read_json_line(work: Work, printed: str) -> Json:
+    """What `benchmark.py --json` printed last."""
+    printed_last: Json = json.loads(printed.splitlines()[-1])
+    rates = [f"{name} {row['rate']:,.3g}/s" for name, row in printed_last.get("results", {}).items()]
+    return {"found": "; ".join(rates), **printed_last}
+
+
+# --- the parts ---
+
+SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5
+    --console_log_interval=1 $TINY""".replace("\n", " ")
+BENCHMARK = f"{sys.executable} {_SCRIPT}"
+COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_COMPILER"}
+ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
+
+
+def speed(name: str, size: str, how: str, more: str = "") -> Part:
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16, with the largest micro-batch that fits.
+
+    ``more``: of training as one process of several, whose losses are held to those of the plain loop.
+    """
+    commands = f"""
+        for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
+            $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite {COMPILE[how]} \
+                --max_duration=20 --scheduler.t_warmup=5 --speed_monitor.window_size=10 --console_log_interval=1 \
+                --global_train_batch_size=64 --evaluation.interval=null --activation_checkpointing=null {more} \
+                --device_train_microbatch_size=$size $TINY && exit
+        done
+        exit 1"""
+    read = partial(read_speed, name, f"train-{size}-eager", PROCESSES_BOUND_NATS if more else math.inf)
+    return Part(4 if size == "1b" else 3, commands, read, ONE_OF_SEVERAL if more else {})
+
+
+PARTS: dict[str, Part] = {
+    "data": Part(4, "$RUN prepare_data $SOURCE --out $CORPUS", environment=ON_CPU),
+    "product": Part(2, f"{BENCHMARK} gpu --here product --out $OUT --json $TINY_OPTION", read_json_line),
+    "agreement": Part(3, f"{BENCHMARK} gpu --here agreement --out $OUT --json $TINY_OPTION", read_json_line),
+    "checkpoint": Part(
+        3,
+        f"""{SHORT} --save_folder=$WORK/half --stop_at=20 --save_overwrite
+            rm -rf $WORK/cpu; cp -r $WORK/half $WORK/cpu
+            {SHORT} --save_folder=$WORK/cpu --resume""",
+        environment=ON_CPU,
+    ),
+    "resume": Part(
+        2,
+        f"""rm -rf $WORK/resumed; cp -r $WORK/half $WORK/resumed
+            {SHORT} --save_folder=$WORK/resumed --resume""",
+        read_resumed,
+    ),
+    "influence": Part(
+        3,
+        """$RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
+                --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
+            $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64""",
+        environment=ANALYSIS,
+    ),
+    **{
+        (name := f"train-{size}-{how}"): speed(name, size, how)
+        for size in ("60m", "150m", "1b")
+        for how in COMPILE
+    },
+    "targets": Part(
+        3,
+        f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
+                --blocks 8 $TINY_SIZES $TINY_COUNTS""",
+        read_json_line,
+        ANALYSIS,
+    ),
+    "zero2": speed("zero2", "150m", "eager", ZERO2),
+    "model": Part(
+        math.inf,
+        """$RUN train configs/pose-c4-150m.yaml $VOCABULARY $COMPILER --save_folder=$WORK/model --save_overwrite \
+                --global_train_batch_size=64 --device_train_microbatch_size=$MICRO_BATCH --max_duration=$STEPS \
+                --scheduler.t_warmup=$((STEPS / 10 < 300 ? STEPS / 10 : 300)) --optimizer.learning_rate=6e-4 \
+                --save_interval=$STEPS --evaluation.interval=$STEPS --time_limit=$TIME_LIMIT $TINY""",
+    ),
+    "figure2": Part(
+        6,
+        """$RUN influence $WORK/model --corpus $CORPUS --out $WORK/influence --n-long 256 --n-short 32 \
+                --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
+            $RUN figure2 $WORK/influence --out $OUT/figure2""",
+        environment=ANALYSIS,
+    ),
+    "processes-ddp-eager": speed("processes-ddp-eager", "150m", "eager", " "),
+    "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", " "),
+    "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ZERO2),
+    "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ZERO2),
+}
+BY_NAME_ONLY = "processes"
+
+
+def variables(work: Work, seconds: float) -> dict[str, str]:
+    """What stands in the commands, as far as it is known by now."""
+    run = shlex.join(command_line("train")[:-1])
+    known: dict[str, object] = {"RUN": run, "OUT": work.out, "WORK": work.out / "work", "CORPUS": work.corpus}
+    known |= {**dict.fromkeys(OF_TINY, ""), "SOURCE": "docs", **(OF_TINY if work.tiny else {})}
+    if Path(work.corpus, MANIFEST_NAME).is_file():
+        manifest = CorpusManifest.load(work.corpus)
+        files, end = manifest.splits["train"], manifest.eos_token_id
+        paths = ",".join(str(Path(work.corpus, each.name)) for each in files)
+        known["TOKENS"] = f"--corpus.path=null --data.paths=[{paths}] --data.memmap_dtype={manifest.dtype}"
+        known["VOCABULARY"] = (
+            f"--corpus.path={work.corpus} --model.vocab_size={manifest.vocab_size} --model.eos_token_id={end}"
+            f" --model.embedding_size={-(-manifest.vocab_size // 128) * 128} --model.pad_token_id={end}"
+        )
+        speeds = {how: row for how in COMPILE if (row := work.numbers(f"train-150m-{how}"))}
+        if speeds:
+            how = max(speeds, key=lambda each: speeds[each]["tokens_per_second"])
+            fit = 0.8 * seconds * speeds[how]["tokens_per_second"]
+            steps = int(min(fit, EPOCHS * sum(each.tokens for each in files))) // (64 * 1024)
+            known |= {"STEPS": 20 if work.tiny else max(10, steps), "TIME_LIMIT": 0.9 * seconds}
+            compiler = COMPILE[how].replace("$TINY_COMPILER", str(known["TINY_COMPILER"]))
+            known |= {"COMPILER": compiler, "MICRO_BATCH": speeds[how]["micro_batch"]}
+    return {name: str(value) for name, value in known.items()}
+
+
+def run(
+    out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], here: str | None
+) -> Json:
+    """Measure the parts that are missing, or only ``here``. Raises `UserError` without a GPU and ``tiny``."""
+    os.environ |= ON_CPU if tiny else {}
+    if here is not None:
+        measured = {"product": measure_product, "agreement": measure_agreement}[here](tiny)
+        return {"benchmark": here, "machine": {}, "results": {}, **measured}
+    work, about = Work(out, data, tiny), {"of": {"tiny": tiny, "data": data}, **about_this_run()}
+    if about["machine"]["gpu"] is None and not tiny:
+        raise UserError(
+            f"torch {torch.__version__} finds no CUDA device here; run this where there is one, with a CUDA build of "
+            "torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
+        )
+    names, deadline, rows = chosen_parts(only), time.monotonic() + 60 * minutes, {}
+    for number, name in enumerate(names):
+        row = work.numbers(name)
+        if row is not None and row["of"] != about["of"]:
+            raise UserError(f"{out}/{name}.json was measured with other --tiny or --data; give another --out")
+        if row is None:
+            left, behind = (
+                deadline - time.monotonic(),
+                sum(PARTS[each].minutes for each in names[number + 1 :]),
+            )
+            limit = 60 * PARTS[name].minutes
+            seconds = min(limit, left) if limit < math.inf else max(left / 2, left - 60 * behind)
+            row = {"part": name, **about, **measure_part(work, name, seconds)}
+            write_json(out / f"{name}.json", row)
+        rows[name] = row
+        print(f"{name}: {row['found']}", file=sys.stderr, flush=True)
+    shown = ("failed", "seconds", "tokens_per_second", "mfu", "share_of_matrix_product", "peak_memory_gb")
+    results = {name: {key: row[key] for key in shown if key in row} for name, row in rows.items()}
+    return {"benchmark": "gpu", **about, "results": results}
+
+
+def chosen_parts(only: tuple[str, ...]) -> list[str]:
+    """Parts whose names begin with one of these; of none, all but `BY_NAME_ONLY`."""
+    for name in only:
+        if not any(part.startswith(name) for part in PARTS):
+            raise UserError(f"--only has no {name!r}; choose among {', '.join(PARTS)}")
+    return [name for name in PARTS if (name.startswith(only) if only else not name.startswith(BY_NAME_ONLY))]
+
+
+def measure_part(work: Work, name: str, seconds: float) -> Json:
+    """Run the commands of one part, which are killed after ``seconds``; what they gave, or why they failed."""
+    part, log, started = PARTS[name], work.out / "logs" / f"{name}.log", time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    reason: str | None = "no time was left; run the same command again"
+    if seconds >= FEWEST_SECONDS:
+        reason = _wait_for(part.commands, log, seconds, variables(work, seconds) | part.environment)
+    if reason is None:
+        result = {"failed": False, **part.read(work, log.read_text(encoding="utf8"))}
+    else:
+        result = {"failed": True, "found": f"failed: {reason}"}
+    return {"seconds": time.monotonic() - started, **result}
+
+
+def _wait_for(commands: str, log: Path, seconds: float, environment: dict[str, str]) -> str | None:
+    """Run commands with their output in ``log``; why they failed, or None."""
+    with open(log, "w", encoding="utf8") as output:
+        process = subprocess.Popen(
+            ["bash", "-euc", commands],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            start_new_session=True,  # so that what it started ends with it
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"not done after {seconds:,.0f} s, its limit; see {log}"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code in (0, REQUEUE_EXIT_CODE):  # the latter: at its own time limit, with all saved
+        return None
+    return f"exit code {code}: {(last_line(log) or 'it printed nothing')[:200]}; see {log}"
