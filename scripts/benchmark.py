@@ -24,6 +24,7 @@ on with the parts that are missing or failed. docs/gpu.md lists them.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 
@@ -46,7 +47,7 @@ def main() -> int:
         print(json.dumps(result))
     else:
         importlib.import_module("benchmarks.timing").print_table(result)
-    return int(any(row.get("failed") for row in result["results"].values()))
+    return int(any(row.get("failed") for row in result.get("results", {}).values()))
 
 
 def _parser() -> Parser:
@@ -94,7 +95,7 @@ def _parser() -> Parser:
     gpu.add_argument("--minutes", type=positive_number, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
-    gpu.add_argument("--here", choices=["product", "agreement"], help="this alone, in this process")
+    gpu.add_argument("--agreement", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

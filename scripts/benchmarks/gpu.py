@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -18,9 +17,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 
-from benchmarks.timing import about_this_run, matrix_product, time_in_turn
+from benchmarks.timing import about_this_run
 from olmo_sparsity.checkpoint import WEIGHTS, config_of, load_tensors, resolve_checkpoint
 from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
@@ -28,7 +28,6 @@ from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.model.build import Model, build_model
-from olmo_sparsity.training.flops import flops_per_token
 from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import last_line, read_json, write_json
@@ -36,8 +35,9 @@ from olmo_sparsity.util.provenance import pick_device
 from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 
-LOSS_BOUND_NATS, GRADIENT_BOUND = {"fp32": 1e-4, "bf16": 1e-2}, {"fp32": 1e-3, "bf16": 1e-1}
-"""Largest differences that are taken for rounding [ours], set before any run on a GPU: bf16 keeps 8 bits."""
+BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
+"""Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
+set before any run on a GPU: bf16 keeps 8 bits."""
 RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2
 COMPARED = 4
 """First steps whose losses under DDP and ZeRO are held to the bound."""
@@ -109,25 +109,23 @@ class Part:
 
 def measure_agreement(tiny: bool) -> Json:
     """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
-    rows: dict[str, Json] = {}
-    for name, model, batch in _cases(tiny):
-        for precision, bound in LOSS_BOUND_NATS.items():
+    rows = []
+    for case, model, batch in _cases(tiny):
+        for precision, bound in BOUNDS.items():
             devices = torch.device("cpu"), pick_device(None)
             cpu, ours = (_loss_and_gradients(model, batch, device, precision) for device in devices)
-            row = {
-                "loss_nats": ours[0],
-                "loss_difference_nats": abs(ours[0] - cpu[0]),
-                "gradient_difference": max(map(_relative_difference, ours[1], cpu[1])),
-            }
-            holds = row["loss_difference_nats"] <= bound
-            holds = holds and row["gradient_difference"] <= GRADIENT_BOUND[precision]
-            rows[f"{name}, {precision}"] = {**row, "holds": holds}
-    loss, gradient = (
-        max(row[name] for row in rows.values()) for name in ("loss_difference_nats", "gradient_difference")
-    )
-    beyond = [case for case, row in rows.items() if not row["holds"]]
-    found = f"{len(rows)} cases, losses within {loss:.1e} nats, gradients within {gradient:.1e}"
-    return {"found": "; beyond rounding: ".join([found, *beyond]), "failed": bool(beyond), "rows": rows}
+            apart = abs(ours[0] - cpu[0]), max(map(_relative_difference, ours[1], cpu[1]))
+            holds = all(one <= other for one, other in zip(apart, bound, strict=True))
+            rows.append((case, precision, ours[0], *apart, holds))
+    columns = ["case", "precision", "loss_nats", "loss_difference_nats", "gradient_difference", "holds"]
+    frame = pd.DataFrame(rows, columns=columns)
+    largest = frame.groupby("precision")[columns[3:5]].max()
+    found = [
+        f"{name}: losses within {loss:.1e} nats, gradients {norm:.1e}"
+        for name, loss, norm in largest.itertuples()
+    ]
+    found += [f"beyond rounding: {case}" for case in frame["case"][~frame["holds"]]]
+    return {"found": "; ".join(found), "failed": not frame["holds"].all(), "rows": frame.to_dict("records")}
 
 
 def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
@@ -185,14 +183,6 @@ def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp_min(1e-12))
 
 
-def measure_product(tiny: bool) -> Json:
-    """FLOP/s of the device's own product of two matrices in bf16."""
-    device = pick_device(None)
-    product, flops = matrix_product(device, torch.bfloat16, 64 if tiny else 8192)
-    rate = flops / statistics.median(time_in_turn({"product": product}, 30, device.type)["product"])
-    return {"found": f"{rate / 1e12:,.3g} TFLOP/s in bf16", "tflops": rate / 1e12}
-
-
 # --- what is read off what commands made ---
 
 
@@ -213,7 +203,7 @@ def read_resumed(work: Work, printed: str) -> Json:
 
 def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: str) -> Json:
     """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
-    run, compared, product = work.folder(name), work.numbers(plain), work.numbers("product")
+    run, compared = work.folder(name), work.numbers(plain)
     rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
     row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
@@ -222,10 +212,6 @@ def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: st
         f"{row['tokens_per_second']:,.0f} tokens/s",
         "MFU " + (f"{row['mfu']:.1%}" if row["mfu"] else "unknown"),
     ]
-    if product is not None:
-        share = flops_per_token(config) * row["tokens_per_second"] / (1e12 * product["tflops"])
-        row["share_of_matrix_product"] = share
-        found.append(f"{share:.0%} of the matrix product")
     if compared is not None:
         pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:COMPARED]
         row["largest_loss_difference_nats"] = apart = max(abs(one - other) for one, other in pairs)
@@ -236,9 +222,9 @@ def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: st
 
 def read_json_line(work: Work, printed: str) -> Json:
     """What `benchmark.py --json` printed last."""
-    printed_last: Json = json.loads(printed.splitlines()[-1])
-    rates = [f"{name} {row['rate']:,.3g}/s" for name, row in printed_last.get("results", {}).items()]
-    return {"found": "; ".join(rates), **printed_last}
+    last: Json = json.loads(printed.splitlines()[-1])
+    rates = [f"{name} {row['rate']:,.3g}/s" for name, row in last.get("results", {}).items()]
+    return {"found": "; ".join(rates), **last}
 
 
 # --- the parts ---
@@ -269,8 +255,7 @@ def speed(name: str, size: str, how: str, more: str = "") -> Part:
 
 PARTS: dict[str, Part] = {
     "data": Part(4, "$RUN prepare_data $SOURCE --out $CORPUS", environment=ON_CPU),
-    "product": Part(2, f"{BENCHMARK} gpu --here product --out $OUT --json $TINY_OPTION", read_json_line),
-    "agreement": Part(3, f"{BENCHMARK} gpu --here agreement --out $OUT --json $TINY_OPTION", read_json_line),
+    "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json $TINY_OPTION", read_json_line),
     "checkpoint": Part(
         3,
         f"""{SHORT} --save_folder=$WORK/half --stop_at=20 --save_overwrite
@@ -352,13 +337,12 @@ def variables(work: Work, seconds: float) -> dict[str, str]:
 
 
 def run(
-    out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], here: str | None
+    out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], agreement: bool
 ) -> Json:
-    """Measure the parts that are missing, or only ``here``. Raises `UserError` without a GPU and ``tiny``."""
+    """Measure the parts that are missing, or ``agreement`` in this process. Raises `UserError` without a GPU and ``tiny``."""
     os.environ |= ON_CPU if tiny else {}
-    if here is not None:
-        measured = {"product": measure_product, "agreement": measure_agreement}[here](tiny)
-        return {"benchmark": here, "machine": {}, "results": {}, **measured}
+    if agreement:
+        return measure_agreement(tiny)
     work, about = Work(out, data, tiny), {"of": {"tiny": tiny, "data": data}, **about_this_run()}
     if about["machine"]["gpu"] is None and not tiny:
         raise UserError(
@@ -381,7 +365,7 @@ def run(
             write_json(out / f"{name}.json", row)
         rows[name] = row
         print(f"{name}: {row['found']}", file=sys.stderr, flush=True)
-    shown = ("failed", "seconds", "tokens_per_second", "mfu", "share_of_matrix_product", "peak_memory_gb")
+    shown = ("failed", "seconds", "tokens_per_second", "mfu", "peak_memory_gb")
     results = {name: {key: row[key] for key in shown if key in row} for name, row in rows.items()}
     return {"benchmark": "gpu", **about, "results": results}
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from analysis import Result, measure
 from analysis.contexts import Texts, open_texts
 from analysis.model.loading import LoadedModel, open_model
-from benchmarks.timing import about_this_run, rates, synchronise, time_in_turn
+from benchmarks.timing import about_this_run, rates, time_in_turn
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.result_files import Json
 
@@ -34,18 +33,23 @@ _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
 def run(
-    model: str,
-    text: str | None,
-    tokenizer: str | None,
-    out: Path | None,
-    device: str | None,
-    rounds: int,
-    **sizes: int,
+    model: str, text: str | None, tokenizer: str | None, out: Path | None, device: str | None, **sizes: int
 ) -> Json:
-    """Targets per second and exactness; ``sizes`` are those of `compare_ways`."""
+    """Targets per second of the three ways by selector, ratios to the plain loop, and how far its influences are.
+
+    ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, how many the engine
+    measures ``alone`` and in ``blocks``, and ``rounds``. The engine's time is that of a whole `measure` of an open
+    model: trying the context, sampling, L_long, L_short and L_1 are in it.
+    """
     about = about_this_run()
     loaded = open_model(model, tokenizer=tokenizer, device=device)
     pages = {path.name: path.read_text(encoding="utf8") for path in sorted(_DOCUMENTATION.glob("*.md"))}
+    texts = open_texts(text or pages, loaded.encode)
+    rows: dict[str, Json] = {}
+    for selector in SELECTORS:
+        rows |= {
+            f"{selector}, {way}": row for way, row in compare_ways(selector, loaded, texts, **sizes).items()
+        }
     result = {
         "benchmark": "influence",
         "model": loaded.name,
@@ -54,7 +58,7 @@ def run(
         **sizes,
         "unit": "targets/s",
         **about,
-        "results": compare_ways(loaded, open_texts(text or pages, loaded.encode), rounds=rounds, **sizes),
+        "results": rows,
     }
     if out is not None:
         write_json(out / "influence.json", result)
@@ -62,6 +66,7 @@ def run(
 
 
 def compare_ways(
+    selector: str,
     loaded: LoadedModel,
     texts: Texts,
     *,
@@ -73,81 +78,71 @@ def compare_ways(
     targets_per_block: int,
     rounds: int,
 ) -> dict[str, Json]:
-    """Rates of the three ways by selector, ratios to the plain loop, and how far its influences are.
+    """The rows of one selector, by way."""
+    results: dict[str, Result] = {}
 
-    The plain loop measures ``targets``, the engine so many ``alone`` and in ``blocks``. Its time is that of a whole
-    `measure` of an open model: trying the context, sampling, L_long, L_short and L_1 are in it.
-    """
-    rows: dict[str, Json] = {}
-    for selector in SELECTORS:
-        found: dict[str, Any] = {}
+    def engine(way: str, count: int, size: int) -> float:
+        started = time.perf_counter()
+        results[way] = measure(
+            loaded,
+            texts,
+            n_long=n_long,
+            n_short=n_short,
+            targets=count,
+            targets_per_block=size,
+            tau_nats=OVER_ALL,
+            ks=(1,),
+            selectors=(selector,),
+            placebos=(),
+            scores=True,
+            tokens_per_batch=TOKENS_PER_BATCH[loaded.device.type],
+            progress=False,
+        )
+        return (time.perf_counter() - started) / len(results[way].targets)
 
-        def engine(way: str, size: int, count: int, name: str = selector, found: dict = found) -> float:
-            started = time.perf_counter()
-            found[way] = measure(
+    def plain(of: str) -> dict[int, np.ndarray]:
+        """Influence of all far tokens (F) by target, on evenly spaced ones of the engine's."""
+        frame = results[of].targets
+        rows = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, targets).astype(int))]
+        size = results[of].settings["targets_per_block"]
+        return {
+            row.target_id: plain_influence(
+                selector,
                 loaded,
-                texts,
-                n_long=n_long,
-                n_short=n_short,
-                targets=count,
-                targets_per_block=size,
-                tau_nats=OVER_ALL,
-                ks=(1,),
-                selectors=(name,),
-                placebos=(),
-                scores=True,
-                tokens_per_batch=TOKENS_PER_BATCH[loaded.device.type],
-                progress=False,
+                texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1],
+                n_long - n_short,
             )
-            synchronise(loaded.device.type)
-            return (time.perf_counter() - started) / len(found[way].targets)
-
-        def plain(name: str = selector, found: dict = found) -> float:
-            started = time.perf_counter()
-            found[PLAIN] = plain_influences(name, loaded, texts, found[ALONE], n_short=n_short, count=targets)
-            return (time.perf_counter() - started) / targets
-
-        engine(ALONE, 1, alone)
-        ways: dict[str, Callable[[], object]] = {
-            PLAIN: plain,
-            ALONE: partial(engine, ALONE, 1, alone),
-            BLOCK: partial(engine, BLOCK, targets_per_block, blocks * targets_per_block),
+            for row in rows.itertuples()
         }
-        seconds = time_in_turn(ways, rounds, loaded.device.type)
-        of_blocks = plain_influences(selector, loaded, texts, found[BLOCK], n_short=n_short, count=targets)
-        compared = {ALONE: agreement(found[ALONE], found[PLAIN]), BLOCK: agreement(found[BLOCK], of_blocks)}
-        for way, row in rates(seconds, 1, (PLAIN,)).items():
-            rows[f"{selector}, {way}"] = row | compared.get(way, {}) | {"seconds": seconds[way]}
+
+    def timed_plain() -> float:
+        started = time.perf_counter()
+        count = len(plain(ALONE))
+        return (time.perf_counter() - started) / count
+
+    ways: dict[str, Callable[[], object]] = {
+        ALONE: partial(engine, ALONE, alone, 1),
+        PLAIN: timed_plain,
+        BLOCK: partial(engine, BLOCK, blocks * targets_per_block, targets_per_block),
+    }
+    ways[ALONE]()  # whose targets the plain loop takes
+    seconds = time_in_turn(ways, rounds, loaded.device.type)
+    rows = rates(seconds, 1, (PLAIN,))
+    for way in (ALONE, BLOCK):
+        rows[way] |= agreement(results[way], plain(way))
     return rows
 
 
 @torch.inference_mode()
-def plain_influences(
-    selector: str, loaded: LoadedModel, texts: Texts, result: Result, *, n_short: int, count: int
-) -> dict[int, np.ndarray]:
-    """Influence of all far tokens (F) by target, on ``count`` targets of a result, evenly spaced."""
-    size, n_long = (result.settings[name] for name in ("targets_per_block", "n_long"))
-    frame = result.targets
-    chosen = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, count).astype(int))]
-    influences = {}
-    for target_id, text, position in chosen[["target_id", "text", "position"]].itertuples(index=False):
-        tokens = texts.tokens(text)[position - n_long - target_id % size : position + 1]
-        influences[target_id] = plain_influence(
-            selector, loaded.model, loaded.device, tokens, n_long - n_short
-        )
-    return influences
-
-
-def plain_influence(
-    selector: str, model: Any, device: torch.device, tokens: np.ndarray, n_far: int
-) -> np.ndarray:
+def plain_influence(selector: str, loaded: LoadedModel, tokens: np.ndarray, n_far: int) -> np.ndarray:
     """Influence in nats of the first F tokens on the last one (docs/method.md, 2.2), one forward pass for each."""
-    far, whole = range(n_far), list(range(len(tokens) - 1))
-    short, target = whole[n_far:], torch.tensor([int(tokens[-1])], device=device)
+    whole, target = list(range(len(tokens) - 1)), torch.tensor([int(tokens[-1])], device=loaded.device)
+    far, short = whole[:n_far], whole[n_far:]
 
     def loss_nats(kept: list[int]) -> float:
-        ids, positions = (torch.tensor([row], device=device) for row in (tokens[kept].tolist(), kept))
-        return F.cross_entropy(model(ids, position_ids=positions).logits[:, -1].float(), target).item()
+        ids, positions = (torch.tensor([row], device=loaded.device) for row in (tokens[kept].tolist(), kept))
+        logits = loaded.model(ids, position_ids=positions).logits
+        return F.cross_entropy(logits[:, -1].float(), target).item()
 
     if selector == "leave-one-out":
         long_nats = loss_nats(whole)

@@ -14,32 +14,18 @@ import torch
 from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.result_files import Json
 
-PRODUCT = "matrix product"
-
 
 def about_this_run() -> Json:
     """Machine, code and command. Call it first, so that the load average is not our own."""
     made = provenance()
-    machine = {
-        **made["machine"],
-        "load_average_before": os.getloadavg()[0],
-        "torch": torch.__version__,
-    }
-    return {"machine": machine, **{name: made[name] for name in ("commit", "command", "started")}}
+    made["machine"] |= {"load_average_before": os.getloadavg()[0], "torch": torch.__version__}
+    return {name: made[name] for name in ("machine", "commit", "command", "started")}
 
 
 def synchronise(device: str) -> None:
     """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def matrix_product(
-    device: torch.device, dtype: torch.dtype, size: int = 2048
-) -> tuple[Callable[[], object], float]:
-    """The machine's own product of two square matrices, to be timed as a runner, and its FLOPs."""
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
-    return lambda: matrix @ matrix, 2.0 * size**3
 
 
 def time_in_turn(
@@ -87,17 +73,9 @@ def rates(seconds: Mapping[str, Sequence[float]], amount: float, baselines: Sequ
 def print_table(result: Json) -> None:
     """What was measured on what, in a line, and a row for each result."""
     about = {**result, **result["machine"]}
-    shown = {name: value for name, value in about.items() if isinstance(value, str | int | float)}
-    print(", ".join(f"{name} {_cell(value)}" for name, value in shown.items()))
-    rows = {
-        name: {column: _cell(value) for column, value in row.items() if _is_cell(value)}
-        for name, row in result["results"].items()
-    }
-    print(f"\n{pd.DataFrame.from_dict(rows, orient='index').fillna('').to_string()}")
-
-
-def _is_cell(value: Any) -> bool:
-    return isinstance(value, str | int | float) or (isinstance(value, list) and len(value) == 3)
+    print(", ".join(f"{name} {about[name]}" for name in about if isinstance(about[name], str | int | float)))
+    table = pd.DataFrame(result["results"]).T.drop(columns="seconds", errors="ignore")
+    print(f"\n{table.map(_cell).to_string()}")
 
 
 def _cell(value: Any) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from olmo.optim import get_param_groups
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.timing import PRODUCT, about_this_run, matrix_product, rates, synchronise, time_in_turn
+from benchmarks.timing import about_this_run, rates, synchronise, time_in_turn
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.corpus.tokens import dtype_name
-from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.exported import quiet_transformers
@@ -35,6 +34,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
+PRODUCT = "matrix product"
+SIZE_OF_PRODUCT = 2048
 LEARNING_RATE = 1e-5
 """Of every side that is compared."""
 Runner = Callable[[], object]
@@ -43,55 +44,51 @@ Runner = Callable[[], object]
 def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
     """Tokens per second of each, its ratios, its MFU, and its share of the machine's own matrix product."""
     about = about_this_run()
-    use_cpu_without_gpu()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
     with tempfile.TemporaryDirectory() as folder:
         of_run = with_random_tokens(load_config(config, overrides), Path(folder))
         if of_run.model.family != "olmo":
             raise UserError(f"model.family {of_run.model.family}: give a config of an OLMo model")
         compiler = replace(of_run.compile or CompilerConfig(), from_steps=0)
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
-        engines = {
-            LOOP: Engine(replace(of_run, compile=None), build_model(of_run)),
-            LOOP + COMPILED: Engine(replace(of_run, compile=compiler), build_model(of_run)),
+        loop = Engine(replace(of_run, compile=None), build_model(of_run))
+        compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
+        device, is_bf16 = loop.device, loop.accelerator.mixed_precision == "bf16"
+        given = (of_run, device, is_bf16, steps)
+        size, dtype = SIZE_OF_PRODUCT, torch.bfloat16 if is_bf16 else torch.float32
+        matrix = torch.randn(size, size, device=device, dtype=dtype)
+        runners: dict[str, Runner] = {
+            OLMO: plain_steps(*given),
+            LOOP: loop_steps(loop, of_run, steps),
+            LOOP + COMPILED: loop_steps(compiled, of_run, steps),
+            TRAINER: trainer_steps(*given, Path(folder), None),
+            TRAINER + COMPILED: trainer_steps(*given, Path(folder), compiler.backend),
+            PRODUCT: lambda: matrix @ matrix,
         }
-        device = engines[LOOP].device
-        is_bf16 = engines[LOOP].accelerator.mixed_precision == "bf16"
-        product, flops_of_product = matrix_product(device, torch.bfloat16 if is_bf16 else torch.float32)
-        runners: dict[str, Runner] = {OLMO: plain_steps(of_run, device, is_bf16, steps)}
-        for name, engine in engines.items():
-            batches = TrainingData(of_run).batches(0)
-            runners[name] = partial(train_steps, engine, of_run, batches, steps)
-        for name in (TRAINER, TRAINER + COMPILED):
-            backend = compiler.backend if name.endswith(COMPILED) else None
-            runners[name] = trainer_steps(of_run, device, is_bf16, steps, Path(folder), backend)
-        seconds = time_in_turn({**runners, PRODUCT: product}, rounds, device.type, warm_up=2)
-        if not engines[LOOP + COMPILED].is_compiled:
+        seconds = time_in_turn(runners, rounds, device.type, warm_up=2)
+        if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
-        parameters = sum(each.numel() for each in engines[LOOP].raw_model.parameters())
-    product_rate = rates({PRODUCT: seconds[PRODUCT]}, flops_of_product, [])[PRODUCT]["rate"]
-    timed = {name: seconds[name] for name in runners}
-    rows = rates(timed, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
+    product = 2.0 * size**3 / statistics.median(seconds[PRODUCT])
+    flops, peak = flops_per_token(of_run), peak_flops(of_run, device)
+    sides = {name: values for name, values in seconds.items() if name != PRODUCT}
+    rows = rates(sides, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
     for row in rows.values():
-        row |= shares(of_run, device, row["rate"], product_rate)
+        row["mfu"] = row["rate"] * flops / peak if peak else None
+        row["share_of_matrix_product"] = row["rate"] * flops / product
     return {
         "benchmark": "train",
         "config": config,
         "precision": "bf16" if is_bf16 else "fp32",
-        "parameters": parameters,
+        "parameters": sum(each.numel() for each in loop.raw_model.parameters()),
         "window": of_run.model.max_sequence_length,
         "batch": of_run.global_train_batch_size,
         "unit": "tokens/s",
-        "matrix_product_tflops": product_rate / 1e12,
+        "matrix_product_tflops": product / 1e12,
         **about,
         "results": rows,
         "seconds": seconds,
     }
-
-
-def use_cpu_without_gpu() -> None:
-    """Keep DeepSpeed from warning on standard output where there is no GPU."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def with_random_tokens(config: Config, folder: Path) -> Config:
@@ -104,21 +101,17 @@ def with_random_tokens(config: Config, folder: Path) -> Config:
     return replace(config, data=data, corpus=corpus, save_folder=str(folder / "run"))
 
 
-def shares(config: Config, device: torch.device, tokens_per_second: float, product: float) -> Json:
-    """Model FLOP/s as a share of the data sheet's peak (MFU), where that is known, and of the matrix product's."""
-    flops, peak = flops_per_token(config) * tokens_per_second, peak_flops(config, device)
-    return {"mfu": flops / peak if peak else None, "share_of_matrix_product": flops / product}
+def loop_steps(engine: Engine, config: Config, steps: int) -> Runner:
+    """Optimizer steps as this project's loop makes them, with its data."""
+    batches = TrainingData(config).batches(0)
 
+    def run() -> None:
+        for _ in range(steps):
+            engine.forward_backward(next(batches))
+            engine.clip_gradients(config.max_grad_norm)
+            engine.step(LEARNING_RATE)
 
-def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
-    """Optimizer steps as this project's loop makes them; the loss of each, in nats per token."""
-    losses = []
-    for _ in range(steps):
-        loss = engine.forward_backward(next(batches))["loss_nats"]
-        engine.clip_gradients(config.max_grad_norm)
-        engine.step(LEARNING_RATE)
-        losses.append(float(loss))
-    return losses
+    return run
 
 
 def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int) -> Runner:
@@ -133,21 +126,18 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
     batch = next(TrainingData(config).batches(0)).to(device)
     starts = range(0, len(batch.labels), size)
 
-    def step() -> None:
-        for i in starts:
+    def run() -> None:
+        for i in [start for _ in range(steps) for start in starts]:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_bf16):
                 logits = model(batch.input_ids[i : i + size]).logits[:, :-1].flatten(0, 1).float()
                 loss = F.cross_entropy(logits, batch.labels[i : i + size, :-1].flatten()) / len(starts)
             loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            if i == starts[-1]:
+                nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
 
-    def several() -> None:
-        for _ in range(steps):
-            step()
-
-    return several
+    return run
 
 
 def trainer_steps(
@@ -197,12 +187,12 @@ def trainer_steps(
     )
     trainer.remove_callback(PrinterCallback)
 
-    def several() -> float:
+    def run() -> float:
         with quiet_transformers():
             trainer.train()
         return clock.seconds
 
-    return several
+    return run
 
 
 class _Clock(TrainerCallback):
