@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -45,13 +46,7 @@ EPOCHS = 8
 """Of the model, at most: one this large memorizes a small corpus."""
 FEWEST_SECONDS = 10.0
 """With less time left a part is not started."""
-ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-# cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
-ANALYSIS = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
-ONE_OF_SEVERAL = dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | dict.fromkeys(
-    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
-)
-ONE_OF_SEVERAL |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
+ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
 """What a launcher would tell one process."""
 TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
 TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
@@ -66,6 +61,7 @@ OF_TINY = {
     "TINY_TARGETS": "--targets 64 --tau 0.01",
     "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
 }
+"""Variables of the commands that are empty but with --tiny; the source is else docs."""
 _SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 
 
@@ -101,7 +97,6 @@ class Part:
     commands: str
     read: Callable[[Work, str], Json] = lambda work, printed: {"found": printed.splitlines()[-1]}
     """``found`` in one line, ``failed`` where that is no success, and numbers; given what the commands printed."""
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 # --- agreement with the CPU ---
@@ -120,10 +115,7 @@ def measure_agreement(tiny: bool) -> Json:
     columns = ["case", "precision", "loss_nats", "loss_difference_nats", "gradient_difference", "holds"]
     frame = pd.DataFrame(rows, columns=columns)
     largest = frame.groupby("precision")[columns[3:5]].max()
-    found = [
-        f"{name}: losses within {loss:.1e} nats, gradients {norm:.1e}"
-        for name, loss, norm in largest.itertuples()
-    ]
+    found = [f"{each[0]}: {each[1]:.1e} nats, gradients {each[2]:.1e}" for each in largest.itertuples()]
     found += [f"beyond rounding: {case}" for case in frame["case"][~frame["holds"]]]
     return {"found": "; ".join(found), "failed": not frame["holds"].all(), "rows": frame.to_dict("records")}
 
@@ -131,24 +123,20 @@ def measure_agreement(tiny: bool) -> Json:
 def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
     """Models with freshly drawn weights, each with a batch on the CPU."""
     for name, changes in {
-        "rope": "",
-        "alibi": "--model.rope=false --model.alibi=true",
-        "nope": "--model.rope=false --model.nope=true",
-        "learned": "--model.rope=false --positions.scheme=contiguous",
+        "rope": [],
+        "alibi": ["--model.rope=false", "--model.alibi=true"],
+        "nope": ["--model.rope=false", "--model.nope=true"],
+        "learned": ["--model.rope=false", "--positions.scheme=contiguous"],
     }.items():
-        config = load_config(
-            "configs/demo.yaml", [*changes.split(), *(TINY.split() if tiny else ())], warn=False
-        )
-        model = build_model(config)
-        yield name, model, _text_batch(config, jumps=name != "learned")
+        config = load_config("configs/demo.yaml", changes + TINY.split() * tiny, warn=False)
+        yield name, build_model(config), _text_batch(config, jumps=name != "learned")
         if name != "learned":
-            yield f"{name}, document mask", model, _text_batch(config, documents=True)
-    for family in ("gpt_neox", "olmo"):
-        for scheme in ("predicted", "coupled", "pose"):
-            changes = f"--model.family={family} --positions.scheme={scheme} --data.num_workers=0"
-            overrides = [*changes.split(), *(TINY_MODEL.split() if tiny else ())]
-            config = load_config("configs/synthetic/scratchpad_parity-small.yaml", overrides, warn=False)
-            yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
+            yield f"{name}, document mask", build_model(config), _text_batch(config, documents=True)
+    for family, scheme in product(("gpt_neox", "olmo"), ("predicted", "coupled", "pose")):
+        changes = [f"--model.family={family}", f"--positions.scheme={scheme}", "--data.num_workers=0"]
+        task = "configs/synthetic/scratchpad_parity-small.yaml"
+        config = load_config(task, changes + TINY_MODEL.split() * tiny, warn=False)
+        yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
 
 
 def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
@@ -229,84 +217,82 @@ def read_json_line(work: Work, printed: str) -> Json:
 
 # --- the parts ---
 
-SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5
-    --console_log_interval=1 $TINY""".replace("\n", " ")
+SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5 \
+            --console_log_interval=1 $TINY"""
 BENCHMARK = f"{sys.executable} {_SCRIPT}"
 COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_COMPILER"}
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
-def speed(name: str, size: str, how: str, more: str = "") -> Part:
+def speed(name: str, size: str, how: str, environment: str = "", more: str = "") -> Part:
     """20 steps of configs/pose-c4-SIZE.yaml in bf16, with the largest micro-batch that fits.
 
-    ``more``: of training as one process of several, whose losses are held to those of the plain loop.
+    ``environment``: of one process of several, whose losses are held to those of the plain loop.
     """
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
-            $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite {COMPILE[how]} \
+            {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
                 --max_duration=20 --scheduler.t_warmup=5 --speed_monitor.window_size=10 --console_log_interval=1 \
                 --global_train_batch_size=64 --evaluation.interval=null --activation_checkpointing=null {more} \
-                --device_train_microbatch_size=$size $TINY && exit
+                {COMPILE[how]} --device_train_microbatch_size=$size $TINY && exit
         done
         exit 1"""
-    read = partial(read_speed, name, f"train-{size}-eager", PROCESSES_BOUND_NATS if more else math.inf)
-    return Part(4 if size == "1b" else 3, commands, read, ONE_OF_SEVERAL if more else {})
+    bound_nats = PROCESSES_BOUND_NATS if environment else math.inf
+    return Part(
+        4 if size == "1b" else 3, commands, partial(read_speed, name, f"train-{size}-eager", bound_nats)
+    )
 
 
 PARTS: dict[str, Part] = {
-    "data": Part(4, "$RUN prepare_data $SOURCE --out $CORPUS", environment=ON_CPU),
+    "data": Part(4, "CUDA_VISIBLE_DEVICES= $RUN prepare_data $SOURCE --out $CORPUS"),
     "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json $TINY_OPTION", read_json_line),
     "checkpoint": Part(
         3,
-        f"""{SHORT} --save_folder=$WORK/half --stop_at=20 --save_overwrite
-            rm -rf $WORK/cpu; cp -r $WORK/half $WORK/cpu
-            {SHORT} --save_folder=$WORK/cpu --resume""",
-        environment=ON_CPU,
+        f"""export CUDA_VISIBLE_DEVICES=
+        {SHORT} --save_folder=$WORK/half --stop_at=20 --save_overwrite
+        rm -rf $WORK/cpu; cp -r $WORK/half $WORK/cpu
+        {SHORT} --save_folder=$WORK/cpu --resume""",
     ),
     "resume": Part(
         2,
         f"""rm -rf $WORK/resumed; cp -r $WORK/half $WORK/resumed
-            {SHORT} --save_folder=$WORK/resumed --resume""",
+        {SHORT} --save_folder=$WORK/resumed --resume""",
         read_resumed,
     ),
     "influence": Part(
         3,
         """$RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
-                --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
-            $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64""",
-        environment=ANALYSIS,
+            --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
+        $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64""",
     ),
     **{
-        (name := f"train-{size}-{how}"): speed(name, size, how)
-        for size in ("60m", "150m", "1b")
-        for how in COMPILE
+        f"train-{size}-{how}": speed(f"train-{size}-{how}", size, how)
+        for size, how in product(("60m", "150m", "1b"), COMPILE)
     },
     "targets": Part(
         3,
         f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
-                --blocks 8 $TINY_SIZES $TINY_COUNTS""",
+            --blocks 8 $TINY_SIZES $TINY_COUNTS""",
         read_json_line,
-        ANALYSIS,
     ),
-    "zero2": speed("zero2", "150m", "eager", ZERO2),
+    "zero2": speed("zero2", "150m", "eager", ONE_OF_SEVERAL, ZERO2),
     "model": Part(
         math.inf,
         """$RUN train configs/pose-c4-150m.yaml $VOCABULARY $COMPILER --save_folder=$WORK/model --save_overwrite \
-                --global_train_batch_size=64 --device_train_microbatch_size=$MICRO_BATCH --max_duration=$STEPS \
-                --scheduler.t_warmup=$((STEPS / 10 < 300 ? STEPS / 10 : 300)) --optimizer.learning_rate=6e-4 \
-                --save_interval=$STEPS --evaluation.interval=$STEPS --time_limit=$TIME_LIMIT $TINY""",
+            --global_train_batch_size=64 --device_train_microbatch_size=$MICRO_BATCH --max_duration=$STEPS \
+            --scheduler.t_warmup=$((STEPS / 10 < 300 ? STEPS / 10 : 300)) --optimizer.learning_rate=6e-4 \
+            --save_interval=$STEPS --evaluation.interval=$STEPS --time_limit=$TIME_LIMIT $TINY""",
     ),
     "figure2": Part(
         6,
         """$RUN influence $WORK/model --corpus $CORPUS --out $WORK/influence --n-long 256 --n-short 32 \
-                --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
-            $RUN figure2 $WORK/influence --out $OUT/figure2""",
-        environment=ANALYSIS,
+            --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
+        $RUN figure2 $WORK/influence --out $OUT/figure2""",
     ),
-    "processes-ddp-eager": speed("processes-ddp-eager", "150m", "eager", " "),
-    "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", " "),
-    "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ZERO2),
-    "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ZERO2),
+    "processes-ddp-eager": speed("processes-ddp-eager", "150m", "eager", ONE_OF_SEVERAL),
+    "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", ONE_OF_SEVERAL),
+    "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ONE_OF_SEVERAL, ZERO2),
+    "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ONE_OF_SEVERAL, ZERO2),
 }
 BY_NAME_ONLY = "processes"
 
@@ -339,8 +325,11 @@ def variables(work: Work, seconds: float) -> dict[str, str]:
 def run(
     out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], agreement: bool
 ) -> Json:
-    """Measure the parts that are missing, or ``agreement`` in this process. Raises `UserError` without a GPU and ``tiny``."""
-    os.environ |= ON_CPU if tiny else {}
+    """Measure the parts that are missing. Raises `UserError` without a GPU and ``tiny``."""
+    if tiny:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
     if agreement:
         return measure_agreement(tiny)
     work, about = Work(out, data, tiny), {"of": {"tiny": tiny, "data": data}, **about_this_run()}
@@ -349,18 +338,15 @@ def run(
             f"torch {torch.__version__} finds no CUDA device here; run this where there is one, with a CUDA build of "
             "torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
         )
-    names, deadline, rows = chosen_parts(only), time.monotonic() + 60 * minutes, {}
-    for number, name in enumerate(names):
+    deadline, rows = time.monotonic() + 60 * minutes, {}
+    for name in chosen_parts(only):
         row = work.numbers(name)
         if row is not None and row["of"] != about["of"]:
             raise UserError(f"{out}/{name}.json was measured with other --tiny or --data; give another --out")
         if row is None:
-            left, behind = (
-                deadline - time.monotonic(),
-                sum(PARTS[each].minutes for each in names[number + 1 :]),
-            )
-            limit = 60 * PARTS[name].minutes
-            seconds = min(limit, left) if limit < math.inf else max(left / 2, left - 60 * behind)
+            seconds = min(60 * PARTS[name].minutes, deadline - time.monotonic())
+            if name == "model":
+                seconds -= 60 * PARTS["figure2"].minutes
             row = {"part": name, **about, **measure_part(work, name, seconds)}
             write_json(out / f"{name}.json", row)
         rows[name] = row
@@ -384,7 +370,7 @@ def measure_part(work: Work, name: str, seconds: float) -> Json:
     log.parent.mkdir(parents=True, exist_ok=True)
     reason: str | None = "no time was left; run the same command again"
     if seconds >= FEWEST_SECONDS:
-        reason = _wait_for(part.commands, log, seconds, variables(work, seconds) | part.environment)
+        reason = _wait_for(part.commands, log, seconds, variables(work, seconds))
     if reason is None:
         result = {"failed": False, **part.read(work, log.read_text(encoding="utf8"))}
     else:
