@@ -1,70 +1,53 @@
 """Performance as ratios: everything that is compared is timed in turn, in one run, on the same machine.
 
 examples:
-  python scripts/benchmark.py train                          the demo's shape
-  python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --json
-  python scripts/benchmark.py encodings configs/length/rope.yaml configs/length/{alibi,fox,entmax}.yaml
-  python scripts/benchmark.py profile --config configs/synthetic/addition-small.yaml
-  python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
-  python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
-  python scripts/benchmark.py influence results/checkpoint --text runs/verify/data --out runs/benchmark
-  python scripts/benchmark.py synthetic --config configs/synthetic/scratchpad_parity-small.yaml
-  python scripts/benchmark.py gpu --out runs/gpu                             on a machine with CUDA, about half an hour
+  python scripts/benchmark.py train                                  the demo's shape, random tokens
+  python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
+  python scripts/benchmark.py influence                              the weights and the text of this repository
+  python scripts/benchmark.py influence runs/demo --text runs/demo/data --out runs/benchmark
+  python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
+  python scripts/benchmark.py gpu --out runs/gpu --only agreement,train-150m
 
-`train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
-this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
-its Trainer; the last two also compiled by torch.compile, which is not timed. Ratios are throughput over that of "olmo",
-and of both Trainers, the median over rounds; a ratio above 1 is faster. Beside them stand the share of the machine's
-own matrix product in the same precision, timed in the same rounds, and the memory of the loss against the vocabulary.
---model.d_model=512 --model.n_heads=8 is another width.
+`train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), of this project's loop, data loading and PoSE
+included ("loop"), and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is
+not timed. Ratios are throughput over that of "olmo", and of both Trainers: the median over rounds, and the lowest and
+highest. Beside them stand MFU and the share of the machine's own matrix product, timed in the same rounds.
 
-`encodings` times optimizer steps of our loop with each config's position encoding and attention, eager and on random
-tokens, and measures the memory of a step, each in a process of its own.
-
-`profile` times optimizer steps of our loop, compiled where the config has `compile`, and lists the longest operations
-of as many more steps under PyTorch's profiler, which slows them.
-
-`data` times making token files of text, reading it included, as prepare_data does, and `datasets.map` with the same
-tokenizer (OLMo's) and as many processes as there are cores.
-
-`influence` compares the engine of the analysis with a plain loop (one forward pass per candidate, nothing shared), one
-target at a time and in a block: targets per second, whether both choose the same tokens, and the share of the machine's
-matrix product. With --text it also times one whole measurement and its memory. It writes influence.json.
-
-`synthetic` times making batches of every synthetic task that has a config beside --config, in turn with training steps.
-Then it times this project's loop and transformers' Trainer on the same GPT-NeoX, samples, ids and optimizer, after the
-losses of both were found to be the same. With OMP_NUM_THREADS=1 on a CPU it counts the processor's time, which other
-programs hardly change.
+`influence` compares `analysis.measure`, one target at a time and in blocks, with a plain loop of one forward pass for
+each candidate: targets per second, and how far the influences are from the loop's.
 
 `gpu` does on a CUDA machine, each part in a process with a time limit and a JSON file of its own: losses and gradients
-against the CPU's, a run resumed there, influence against the CPU's, tokens/s and MFU at 60M, 150M and 1B, eager
-and compiled, influence targets/s, ZeRO 2; then a 150M model is trained for the time that is left, and its Figure 2 is
-drawn. Run again, it goes on with the parts that are missing or failed. docs/gpu.md says what such a machine needs.
+against the CPU's, a run resumed there, influence against the CPU's, tokens/s and MFU at 60M, 150M and 1B, influence
+targets/s, ZeRO 2; then a 150M model is trained for the time that is left, and its Figure 2 is drawn. Run again, it goes
+on with the parts that are missing or failed. docs/gpu.md lists them.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 
-from benchmarks.settings import BENCHMARKS
-
-from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
+from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, texts, whole_number
 from olmo_sparsity.util.script import run_script
 
 
 def main() -> int:
-    """Parse arguments, run one benchmark, print its tables or JSON; 1 where a part of it failed."""
-    arguments, overrides = _parser().parse_known_args()
-    settings = settings_from(BENCHMARKS[arguments.benchmark], arguments, overrides=tuple(overrides))
-    result = importlib.import_module(f"benchmarks.{arguments.benchmark}").run(settings)
-    if arguments.json:
+    """Parse arguments, run one benchmark, print its table or JSON; 1 where a part of it failed."""
+    parser = _parser()
+    arguments, overrides = parser.parse_known_args()
+    options = vars(arguments)
+    name, as_json = options.pop("benchmark"), options.pop("json")
+    if name == "train":
+        options["overrides"] = overrides
+    elif overrides:
+        parser.error(f"{overrides[0]} is no option of benchmark {name}")
+    result = importlib.import_module(f"benchmarks.{name}").run(**options)
+    if as_json:
         print(json.dumps(result))
     else:
-        from benchmarks.tables import print_tables
-
-        print_tables(result)
-    return int(any(part["failed"] for part in result.get("parts", {}).values()))
+        importlib.import_module("benchmarks.timing").print_table(result)
+    return int(any(row.get("failed") for row in result.get("results", {}).values()))
 
 
 def _parser() -> Parser:
@@ -72,11 +55,47 @@ def _parser() -> Parser:
     benchmarks = parser.add_subparsers(
         dest="benchmark", metavar="BENCHMARK", required=True, help="what to measure"
     )
-    for name, settings in BENCHMARKS.items():
-        what = settings.__doc__
-        one = benchmarks.add_parser(name, help=what, description=f"{what} See scripts/benchmark.py --help.")
-        one.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-        add_arguments(one, settings)
+
+    def add(name: str, what: str) -> Parser:
+        one: Parser = benchmarks.add_parser(
+            name, help=what, description=f"{what}; see scripts/benchmark.py --help"
+        )
+        one.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+        return one
+
+    train = add("train", "training steps: ours, plain OLMo's, and transformers' Trainer's")
+    train.add_argument("--config", default="configs/demo.yaml", help="its shape, batch and precision")
+    train.add_argument("--rounds", type=whole_number, default=12, help="how often each is timed")
+    train.add_argument("--steps", type=whole_number, default=4, help="optimizer steps of each timing")
+
+    influence = add("influence", "influence of far tokens: a plain loop, the engine, and blocks of targets")
+    influence.add_argument(
+        "model", nargs="?", default="results/checkpoint", help="as analysis.measure takes it"
+    )
+    influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
+    influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
+    influence.add_argument("--out", type=out_folder, metavar="DIR", help="folder of influence.json")
+    influence.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    for name, default, what in (
+        ("n-long", 256, "N"),
+        ("n-short", 32, "M"),
+        ("targets", 2, "of the plain loop"),
+        ("alone", 16, "targets that the engine measures one at a time"),
+        ("blocks", 4, "of targets"),
+        ("targets-per-block", 32, "B"),
+        ("rounds", 3, "how often each is timed"),
+    ):
+        influence.add_argument(f"--{name}", type=whole_number, default=default, help=what)
+
+    gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2")
+    gpu.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the parts' files"
+    )
+    gpu.add_argument("--data", metavar="DIR", help="prepared corpus (default: docstrings, prepared here)")
+    gpu.add_argument("--minutes", type=positive_number, default=28.0, help="of all parts together")
+    gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
+    gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
+    gpu.add_argument("--agreement", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

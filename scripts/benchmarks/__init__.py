@@ -1,1 +1,1 @@
-"""What `scripts/benchmark.py` compares, where it takes more than a function."""
+"""What `scripts/benchmark.py` measures."""

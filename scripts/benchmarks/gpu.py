@@ -1,164 +1,388 @@
-"""A CUDA machine, part by part: each has a process, a time limit and a file of its own."""
+"""A CUDA machine, part by part: commands of this project, each part with a time limit and a file of what it gave."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
-from benchmarks import gpu_agreement, gpu_speed, gpu_study
-from benchmarks.settings import GpuSettings
-from benchmarks.timing import Json, about_this_run, chosen_device
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import last_line
-from olmo_sparsity.util.result_files import ResultFile
+import pandas as pd
+import torch
 
-PART = ResultFile(
-    "PART.json",
-    "olmo-sparsity part of a GPU benchmark",
-    1,
-    "part of a GPU benchmark",
-    "scripts/benchmark.py gpu",
-    shape={"part": str, "seconds": float, "found": str, "failed": bool},
-)
-LONGEST_REASON = 200
+from benchmarks.timing import about_this_run
+from olmo_sparsity.checkpoint import WEIGHTS, config_of, load_tensors, resolve_checkpoint
+from olmo_sparsity.cli import command_line
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.task_batches import TaskData
+from olmo_sparsity.model.build import Model, build_model
+from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import last_line, read_json, write_json
+from olmo_sparsity.util.provenance import pick_device
+from olmo_sparsity.util.result_files import Json
+from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
+
+BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
+"""Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
+set before any run on a GPU: bf16 keeps 8 bits."""
+RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2
+COMPARED = 4
+"""First steps whose losses under DDP and ZeRO are held to the bound."""
+EPOCHS = 8
+"""Of the model, at most: one this large memorizes a small corpus."""
 FEWEST_SECONDS = 10.0
 """With less time left a part is not started."""
+ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
+"""What a launcher would tell one process."""
+TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
+TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
+    --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0
+    --data.prefetch_factor=null --data.persistent_workers=false --data.pin_memory=false"""
+OF_TINY = {
+    "TINY": TINY,
+    "TINY_OPTION": "--tiny",
+    "TINY_COMPILER": "--compile.backend=eager",
+    "TINY_SIZES": "--n-long 24 --n-short 4 --targets-per-block 4",
+    "TINY_COUNTS": "--blocks 1 --alone 2 --rounds 1",
+    "TINY_TARGETS": "--targets 64 --tau 0.01",
+    "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
+}
+"""Variables of the commands that are empty but with --tiny; the source is else docs."""
 _SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-# cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
-_ANALYSIS = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the parts work on."""
+
+    out: Path
+    data: str | None
+    tiny: bool
+
+    def folder(self, name: str) -> Path:
+        """Of what a part makes beside its file."""
+        return self.out / "work" / name
+
+    @property
+    def corpus(self) -> str:
+        """The prepared corpus of all parts."""
+        return self.data or str(self.folder("data"))
+
+    def numbers(self, part: str) -> Json | None:
+        """What a part measured; None where it did not, or failed."""
+        path = self.out / f"{part}.json"
+        row: Json | None = read_json(path, "remove it") if path.is_file() else None
+        return None if row is None or row["failed"] else row
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part: what it measures, and how long it may take."""
+    """One part: how long it may take, and its commands, for bash, with variables of `variables`."""
 
-    measure: Callable[[GpuSettings], Json]
-    """Returns its result: ``found`` in one line, ``failed`` where that is no success, and its numbers."""
-    minutes: float | None
-    """At most; None: all that is left but for the parts behind it."""
-    environment: dict[str, str] = field(default_factory=dict)
+    minutes: float
+    commands: str
+    read: Callable[[Work, str], Json] = lambda work, printed: {"found": printed.splitlines()[-1]}
+    """``found`` in one line, ``failed`` where that is no success, and numbers; given what the commands printed."""
 
 
-def _training(size: str, compiled: bool) -> Callable[[GpuSettings], Json]:
-    return lambda settings: gpu_speed.measure_training(settings, size, compiled=compiled)
+# --- agreement with the CPU ---
+
+
+def measure_agreement(tiny: bool) -> Json:
+    """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
+    rows = []
+    for case, model, batch in _cases(tiny):
+        for precision, bound in BOUNDS.items():
+            devices = torch.device("cpu"), pick_device(None)
+            cpu, ours = (_loss_and_gradients(model, batch, device, precision) for device in devices)
+            apart = abs(ours[0] - cpu[0]), max(map(_relative_difference, ours[1], cpu[1]))
+            holds = all(one <= other for one, other in zip(apart, bound, strict=True))
+            rows.append((case, precision, ours[0], *apart, holds))
+    columns = ["case", "precision", "loss_nats", "loss_difference_nats", "gradient_difference", "holds"]
+    frame = pd.DataFrame(rows, columns=columns)
+    largest = frame.groupby("precision")[columns[3:5]].max()
+    found = [f"{each[0]}: {each[1]:.1e} nats, gradients {each[2]:.1e}" for each in largest.itertuples()]
+    found += [f"beyond rounding: {case}" for case in frame["case"][~frame["holds"]]]
+    return {"found": "; ".join(found), "failed": not frame["holds"].all(), "rows": frame.to_dict("records")}
+
+
+def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
+    """Models with freshly drawn weights, each with a batch on the CPU."""
+    for name, changes in {
+        "rope": [],
+        "alibi": ["--model.rope=false", "--model.alibi=true"],
+        "nope": ["--model.rope=false", "--model.nope=true"],
+        "learned": ["--model.rope=false", "--positions.scheme=contiguous"],
+    }.items():
+        config = load_config("configs/demo.yaml", changes + TINY.split() * tiny, warn=False)
+        yield name, build_model(config), _text_batch(config, jumps=name != "learned")
+        if name != "learned":
+            yield f"{name}, document mask", build_model(config), _text_batch(config, documents=True)
+    for family, scheme in product(("gpt_neox", "olmo"), ("predicted", "coupled", "pose")):
+        changes = [f"--model.family={family}", f"--positions.scheme={scheme}", "--data.num_workers=0"]
+        task = "configs/synthetic/scratchpad_parity-small.yaml"
+        config = load_config(task, changes + TINY_MODEL.split() * tiny, warn=False)
+        yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
+
+
+def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
+    """Random tokens whose ids jump once, as in PoSE; with ``documents``, each row has two."""
+    rows, length = 4, config.model.max_sequence_length
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)
+    index = torch.arange(length).expand(rows, -1)
+    return Batch(
+        input_ids=tokens,
+        position_ids=index + length // 2 * (index > length // 3) if jumps else index.clone(),
+        labels=tokens.roll(-1, dims=1),
+        loss_mask=index < length - 1,
+        document_ids=(index > length // 2).long() if documents else None,
+    )
+
+
+def _loss_and_gradients(
+    model: Model, batch: Batch, device: torch.device, precision: str
+) -> tuple[float, list[torch.Tensor]]:
+    """Mean loss in nats, and the gradients of all parameters on the CPU, as the training loop computes them."""
+    model, batch = deepcopy(model).to(device).train(), batch.to(device)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        loss = model(**batch.model_inputs, **batch.targets)["loss_nats"] / batch.loss_mask.sum()
+    loss.backward()
+    gradients = [each.grad.float().cpu() for each in model.parameters() if each.grad is not None]
+    return float(loss.detach()), gradients
+
+
+def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the other."""
+    return float((one - other).norm() / other.norm().clamp_min(1e-12))
+
+
+# --- what is read off what commands made ---
+
+
+def read_resumed(work: Work, printed: str) -> Json:
+    """How far the second half of the run is from the CPU's."""
+    runs = work.folder("resumed"), work.folder("cpu")
+    losses, on_cpu = ([row["loss_nats"] for row in read_metrics(run / METRICS_NAME)] for run in runs)
+    weights, expected = (load_tensors(resolve_checkpoint(run) / WEIGHTS) for run in runs)
+    apart = max(abs(one - other) for one, other in zip(losses, on_cpu, strict=True))
+    of_weights = max(_relative_difference(weights[name], tensor) for name, tensor in expected.items())
+    return {
+        "found": f"losses within {apart:.1e} nats of the CPU's, weights within {of_weights:.1e}",
+        "failed": not apart <= RESUMED_BOUND_NATS,
+        "largest_loss_difference_nats": apart,
+        "largest_weight_difference": of_weights,
+    }
+
+
+def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: str) -> Json:
+    """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
+    run, compared = work.folder(name), work.numbers(plain)
+    rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
+    row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
+    row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
+    row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
+    found = [
+        f"{row['tokens_per_second']:,.0f} tokens/s",
+        "MFU " + (f"{row['mfu']:.1%}" if row["mfu"] else "unknown"),
+    ]
+    if compared is not None:
+        pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:COMPARED]
+        row["largest_loss_difference_nats"] = apart = max(abs(one - other) for one, other in pairs)
+        row["failed"] = row["failed"] or not apart <= bound_nats
+        found.append(f"losses within {apart:.1e} nats of {plain}")
+    return {"found": ", ".join(found), **row}
+
+
+def read_json_line(work: Work, printed: str) -> Json:
+    """What `benchmark.py --json` printed last."""
+    last: Json = json.loads(printed.splitlines()[-1])
+    rates = [f"{name} {row['rate']:,.3g}/s" for name, row in last.get("results", {}).items()]
+    return {"found": "; ".join(rates), **last}
+
+
+# --- the parts ---
+
+SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5 \
+            --console_log_interval=1 $TINY"""
+BENCHMARK = f"{sys.executable} {_SCRIPT}"
+COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_COMPILER"}
+ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
+
+
+def speed(name: str, size: str, how: str, environment: str = "", more: str = "") -> Part:
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16, with the largest micro-batch that fits.
+
+    ``environment``: of one process of several, whose losses are held to those of the plain loop.
+    """
+    commands = f"""
+        for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
+            {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
+                --max_duration=20 --scheduler.t_warmup=5 --speed_monitor.window_size=10 --console_log_interval=1 \
+                --global_train_batch_size=64 --evaluation.interval=null --activation_checkpointing=null {more} \
+                {COMPILE[how]} --device_train_microbatch_size=$size $TINY && exit
+        done
+        exit 1"""
+    bound_nats = PROCESSES_BOUND_NATS if environment else math.inf
+    return Part(
+        4 if size == "1b" else 3, commands, partial(read_speed, name, f"train-{size}-eager", bound_nats)
+    )
 
 
 PARTS: dict[str, Part] = {
-    "data": Part(gpu_study.prepare_corpus, 4, _ON_CPU),
-    "agreement": Part(gpu_agreement.measure_agreement, 3),
-    "checkpoint": Part(gpu_agreement.train_on_cpu, 3, _ON_CPU),
-    "resume": Part(gpu_agreement.measure_resuming, 2),
-    "influence": Part(gpu_agreement.measure_influence_twice, 3, _ANALYSIS),
-    "train-60m-eager": Part(_training("60m", compiled=False), 2),
-    "train-60m-compiled": Part(_training("60m", compiled=True), 3),
-    "train-150m-eager": Part(_training("150m", compiled=False), 2),
-    "train-150m-compiled": Part(_training("150m", compiled=True), 3),
-    "train-1b-eager": Part(_training("1b", compiled=False), 3),
-    "train-1b-compiled": Part(_training("1b", compiled=True), 4),
-    "targets": Part(gpu_speed.measure_targets, 3, _ANALYSIS),
-    "zero2": Part(gpu_speed.measure_zero, 2),
-    "model": Part(gpu_study.train_model, None),
-    "figure2": Part(gpu_study.draw_figure2, 6, _ANALYSIS),
+    "data": Part(4, "CUDA_VISIBLE_DEVICES= $RUN prepare_data $SOURCE --out $CORPUS"),
+    "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json $TINY_OPTION", read_json_line),
+    "checkpoint": Part(
+        3,
+        f"""export CUDA_VISIBLE_DEVICES=
+        {SHORT} --save_folder=$WORK/half --stop_at=20 --save_overwrite
+        rm -rf $WORK/cpu; cp -r $WORK/half $WORK/cpu
+        {SHORT} --save_folder=$WORK/cpu --resume""",
+    ),
+    "resume": Part(
+        2,
+        f"""rm -rf $WORK/resumed; cp -r $WORK/half $WORK/resumed
+        {SHORT} --save_folder=$WORK/resumed --resume""",
+        read_resumed,
+    ),
+    "influence": Part(
+        3,
+        """$RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
+            --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
+        $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64""",
+    ),
+    **{
+        f"train-{size}-{how}": speed(f"train-{size}-{how}", size, how)
+        for size, how in product(("60m", "150m", "1b"), COMPILE)
+    },
+    "targets": Part(
+        3,
+        f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
+            --blocks 8 $TINY_SIZES $TINY_COUNTS""",
+        read_json_line,
+    ),
+    "zero2": speed("zero2", "150m", "eager", ONE_OF_SEVERAL, ZERO2),
+    "model": Part(
+        math.inf,
+        """$RUN train configs/pose-c4-150m.yaml $VOCABULARY $COMPILER --save_folder=$WORK/model --save_overwrite \
+            --global_train_batch_size=64 --device_train_microbatch_size=$MICRO_BATCH --max_duration=$STEPS \
+            --scheduler.t_warmup=$((STEPS / 10 < 300 ? STEPS / 10 : 300)) --optimizer.learning_rate=6e-4 \
+            --save_interval=$STEPS --evaluation.interval=$STEPS --time_limit=$TIME_LIMIT $TINY""",
+    ),
+    "figure2": Part(
+        6,
+        """$RUN influence $WORK/model --corpus $CORPUS --out $WORK/influence --n-long 256 --n-short 32 \
+            --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
+        $RUN figure2 $WORK/influence --out $OUT/figure2""",
+    ),
+    "processes-ddp-eager": speed("processes-ddp-eager", "150m", "eager", ONE_OF_SEVERAL),
+    "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", ONE_OF_SEVERAL),
+    "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ONE_OF_SEVERAL, ZERO2),
+    "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ONE_OF_SEVERAL, ZERO2),
 }
+BY_NAME_ONLY = "processes"
 
 
-def run(settings: GpuSettings) -> Json:
-    """All parts that are missing, or the one that is asked for. Raises `UserError` without a GPU and ``tiny``."""
-    if settings.part not in (None, *PARTS):
-        raise UserError(f"--part has no {settings.part!r}; choose among {', '.join(PARTS)}")
-    os.environ |= _ON_CPU if settings.tiny else {}
-    os.environ |= (
-        PARTS[settings.part].environment if settings.part else {}
-    )  # of one that is asked for by hand
-    made = about_this_run("cpu" if settings.tiny else chosen_device())
-    if settings.part is not None:
-        return {"benchmark": "gpu", **made, "parts": {settings.part: measure_here(settings, made)}}
-    if made["machine"]["gpu"] is None and not settings.tiny:
-        raise UserError(
-            f"torch {made['machine']['torch']} finds no CUDA device here; run this where there is one, with a CUDA "
-            "build of torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
+def variables(work: Work, seconds: float) -> dict[str, str]:
+    """What stands in the commands, as far as it is known by now."""
+    run = shlex.join(command_line("train")[:-1])
+    known: dict[str, object] = {"RUN": run, "OUT": work.out, "WORK": work.out / "work", "CORPUS": work.corpus}
+    known |= {**dict.fromkeys(OF_TINY, ""), "SOURCE": "docs", **(OF_TINY if work.tiny else {})}
+    if Path(work.corpus, MANIFEST_NAME).is_file():
+        manifest = CorpusManifest.load(work.corpus)
+        files, end = manifest.splits["train"], manifest.eos_token_id
+        paths = ",".join(str(Path(work.corpus, each.name)) for each in files)
+        known["TOKENS"] = f"--corpus.path=null --data.paths=[{paths}] --data.memmap_dtype={manifest.dtype}"
+        known["VOCABULARY"] = (
+            f"--corpus.path={work.corpus} --model.vocab_size={manifest.vocab_size} --model.eos_token_id={end}"
+            f" --model.embedding_size={-(-manifest.vocab_size // 128) * 128} --model.pad_token_id={end}"
         )
-    started, parts = time.monotonic(), {}
-    for name in PARTS:
-        earlier = _load(settings, name)
-        if earlier is not None and earlier.get("of", _of(settings)) != _of(settings):
-            raise UserError(
-                f"{_file(settings, name)} was measured with other --tiny or --data; give another --out"
-            )
-        if earlier is not None and not earlier["failed"]:
-            _say(f"{name}: {_file(settings, name)} is there and whole, skipped")
-            parts[name] = earlier
-            continue
-        left = 60 * settings.minutes - (time.monotonic() - started)
-        parts[name] = run_part(settings, name, seconds_for(name, left), made)
-        _say(f"{name}: {parts[name]['found']}")
-    return {"benchmark": "gpu", **made, "parts": parts}
+        speeds = {how: row for how in COMPILE if (row := work.numbers(f"train-150m-{how}"))}
+        if speeds:
+            how = max(speeds, key=lambda each: speeds[each]["tokens_per_second"])
+            fit = 0.8 * seconds * speeds[how]["tokens_per_second"]
+            steps = int(min(fit, EPOCHS * sum(each.tokens for each in files))) // (64 * 1024)
+            known |= {"STEPS": 20 if work.tiny else max(10, steps), "TIME_LIMIT": 0.9 * seconds}
+            compiler = COMPILE[how].replace("$TINY_COMPILER", str(known["TINY_COMPILER"]))
+            known |= {"COMPILER": compiler, "MICRO_BATCH": speeds[how]["micro_batch"]}
+    return {name: str(value) for name, value in known.items()}
 
 
-def seconds_for(name: str, left: float) -> float:
-    """How long a part may take of ``left`` seconds."""
-    names = list(PARTS)
-    minutes = PARTS[name].minutes
-    if minutes is not None:
-        return min(60 * minutes, left)
-    behind = [PARTS[each].minutes or 0 for each in names[names.index(name) + 1 :]]
-    return max(left / 2, left - 60 * sum(behind))
+def run(
+    out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], agreement: bool
+) -> Json:
+    """Measure the parts that are missing. Raises `UserError` without a GPU and ``tiny``."""
+    if tiny:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
+    if agreement:
+        return measure_agreement(tiny)
+    work, about = Work(out, data, tiny), {"of": {"tiny": tiny, "data": data}, **about_this_run()}
+    if about["machine"]["gpu"] is None and not tiny:
+        raise UserError(
+            f"torch {torch.__version__} finds no CUDA device here; run this where there is one, with a CUDA build of "
+            "torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
+        )
+    deadline, rows = time.monotonic() + 60 * minutes, {}
+    for name in chosen_parts(only):
+        row = work.numbers(name)
+        if row is not None and row["of"] != about["of"]:
+            raise UserError(f"{out}/{name}.json was measured with other --tiny or --data; give another --out")
+        if row is None:
+            seconds = min(60 * PARTS[name].minutes, deadline - time.monotonic())
+            if name == "model":
+                seconds -= 60 * PARTS["figure2"].minutes
+            row = {"part": name, **about, **measure_part(work, name, seconds)}
+            write_json(out / f"{name}.json", row)
+        rows[name] = row
+        print(f"{name}: {row['found']}", file=sys.stderr, flush=True)
+    shown = ("failed", "seconds", "tokens_per_second", "mfu", "peak_memory_gb")
+    results = {name: {key: row[key] for key in shown if key in row} for name, row in rows.items()}
+    return {"benchmark": "gpu", **about, "results": results}
 
 
-def measure_here(settings: GpuSettings, made: Json) -> Json:
-    """One part, measured in this process and written to its file."""
-    name, started = settings.part, time.monotonic()
-    assert name is not None
-    result = PARTS[name].measure(settings)
-    about = {
-        "part": name,
-        "of": _of(settings),
-        **made,
-        "seconds": time.monotonic() - started,
-        "failed": False,
-    }
-    row = {**about, **result}
-    PART.save(_file(settings, name), row)
-    return row
+def chosen_parts(only: tuple[str, ...]) -> list[str]:
+    """Parts whose names begin with one of these; of none, all but `BY_NAME_ONLY`."""
+    for name in only:
+        if not any(part.startswith(name) for part in PARTS):
+            raise UserError(f"--only has no {name!r}; choose among {', '.join(PARTS)}")
+    return [name for name in PARTS if (name.startswith(only) if only else not name.startswith(BY_NAME_ONLY))]
 
 
-def run_part(settings: GpuSettings, name: str, seconds: float, made: Json) -> Json:
-    """One part in a process of its own, which is killed after ``seconds``; what it wrote, or why it failed."""
-    file, log = _file(settings, name), settings.out / "logs" / f"{name}.log"
+def measure_part(work: Work, name: str, seconds: float) -> Json:
+    """Run the commands of one part, which are killed after ``seconds``; what they gave, or why they failed."""
+    part, log, started = PARTS[name], work.out / "logs" / f"{name}.log", time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    started = time.monotonic()
-    reason = "no time was left; run the same command again" if seconds < FEWEST_SECONDS else None
+    reason: str | None = "no time was left; run the same command again"
+    if seconds >= FEWEST_SECONDS:
+        reason = _wait_for(part.commands, log, seconds, variables(work, seconds))
     if reason is None:
-        reason = _wait_for(part_command(settings, name, seconds), log, seconds, PARTS[name].environment)
-    row = _load(settings, name)
-    if row is None:
-        seconds = time.monotonic() - started
-        row = {"part": name, **made, "seconds": seconds, "failed": True, "found": f"failed: {reason}"}
-        PART.save(file, row)
-    return row
+        result = {"failed": False, **part.read(work, log.read_text(encoding="utf8"))}
+    else:
+        result = {"failed": True, "found": f"failed: {reason}"}
+    return {"seconds": time.monotonic() - started, **result}
 
 
-def part_command(settings: GpuSettings, name: str, seconds: float) -> list[str]:
-    """The command that measures one part."""
-    options = ["--part", name, "--out", str(settings.out), "--minutes", str(seconds / 60)]
-    options += ["--data", settings.data] if settings.data else []
-    return [sys.executable, str(_SCRIPT), "gpu", *options, *(["--tiny"] if settings.tiny else [])]
-
-
-def _wait_for(command: list[str], log: Path, seconds: float, environment: dict[str, str]) -> str:
-    """Run it with its output in ``log``; returns why it wrote no file, in case it did not."""
+def _wait_for(commands: str, log: Path, seconds: float, environment: dict[str, str]) -> str | None:
+    """Run commands with their output in ``log``; why they failed, or None."""
     with open(log, "w", encoding="utf8") as output:
         process = subprocess.Popen(
-            command,
+            ["bash", "-euc", commands],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | environment,
@@ -172,26 +396,6 @@ def _wait_for(command: list[str], log: Path, seconds: float, environment: dict[s
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    last = last_line(log) or "it printed nothing"
-    return f"exit code {code}: {last.removeprefix('error: ')[:LONGEST_REASON]}; see {log}"
-
-
-def _of(settings: GpuSettings) -> Json:
-    """What a part depends on."""
-    return {"tiny": settings.tiny, "data": settings.data}
-
-
-def _file(settings: GpuSettings, name: str) -> Path:
-    return settings.out / f"{name}.json"
-
-
-def _load(settings: GpuSettings, name: str) -> Json | None:
-    """What a part wrote, if it is whole."""
-    try:
-        return PART.load(_file(settings, name))
-    except UserError:
+    if code in (0, REQUEUE_EXIT_CODE):  # the latter: at its own time limit, with all saved
         return None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return f"exit code {code}: {(last_line(log) or 'it printed nothing')[:200]}; see {log}"

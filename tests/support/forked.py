@@ -1,6 +1,7 @@
-"""Training processes forked from one that has imported everything: each starts in a moment instead of in seconds.
+"""Commands as processes forked from one that has imported everything: each starts in a moment instead of in seconds.
 
-To the training they are processes of `torchrun` or `srun`, which say in the environment alone who is who.
+To a training they are processes of `torchrun` or `srun`, which say in the environment alone who is who. A fault can be
+put into one of them, at a moment of its life.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from scripts.faults.processes import ranks
 
 ROOT = Path(__file__).parents[2]
 # The second and third are what DeepSpeed and Accelerate import late.
@@ -26,13 +28,34 @@ IMPORTS = [
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "transformers",
+    "olmo_sparsity.data.prepare",
     "olmo_sparsity.training.loop",
     "olmo_sparsity.training.zero",
+    "analysis.engine",
 ]
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
+"""Audit events of a change of a file, beside opening one to write."""
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ranks(count: int) -> list[dict[str, str]]:
+    """What a launcher would put into the environment of each of ``count`` processes."""
+    if count == 1:
+        return [{}]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    shared |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    every = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
+    return [{name: str(value) for name, value in each.items()} for each in every]
 
 
 class Forked:
-    """Processes of ``scripts/train.py`` that train together, with the methods that `subprocess.Popen` has for one."""
+    """Processes of a command that work together, with the methods that `subprocess.Popen` has for one."""
 
     def __init__(
         self,
@@ -41,15 +64,21 @@ class Forked:
         folder: Path,
         environment: dict[str, str] | None = None,
         of_rank_1: tuple[str, ...] = (),
+        *,
+        command: str = "train",
+        faults: dict[int, dict[str, Any]] | None = None,
     ):
         """Start ``count`` processes; what they print goes through files in ``folder``.
 
-        Each leads a process group, so that a signal reaches its children too. ``of_rank_1``: more arguments.
+        Each leads a process group, so that a signal reaches its children too. ``of_rank_1``: more arguments;
+        ``faults``: by rank, arguments of `_arm`.
         """
         self.printed = [tempfile.mkstemp(dir=folder, suffix=".txt")[1] for _ in ("output", "errors")]
         self.exit_codes: dict[int, int | None] = {}
         for number, rank in enumerate(ranks(count)):
-            order = {"arguments": [*arguments, *(of_rank_1 if number == 1 else ())], "printed": self.printed}
+            words = [*arguments, *(of_rank_1 if number == 1 else ())]
+            order = {"command": command, "arguments": words, "printed": self.printed}
+            order["fault"] = (faults or {}).get(number)
             self.exit_codes[_server().ask(environment={**rank, **(environment or {})}, **order)] = None
 
     @property
@@ -123,18 +152,63 @@ def _serve(answers: int) -> None:
             answer = os.waitstatus_to_exitcode(status) if ended else None
         elif (answer := os.fork()) == 0:
             os.close(answers)
-            _train(**order)
+            _become(**order)
         os.write(answers, f"{json.dumps(answer)}\n".encode())
 
 
-def _train(arguments: list[str], environment: dict[str, str], printed: list[str]) -> None:
-    """Become ``scripts/train.py``, which leaves by SystemExit."""
+def _become(
+    command: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    printed: list[str],
+    fault: dict[str, Any] | None,
+) -> None:
+    """Become a script of this project, which leaves by SystemExit."""
     os.setpgid(0, 0)
     for descriptor, path in enumerate(["/dev/null", *printed]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
     os.environ.update(environment)
-    sys.argv = ["scripts/train.py", *arguments]
+    sys.argv = [f"scripts/{command}.py", *arguments]
+    if fault is not None:
+        _arm(**fault)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _arm(
+    log: str, beneath: str, kind: str, room: int = 0, change: int | None = None, seconds: float | None = None
+) -> None:
+    """Let a fault happen before the n-th ``change`` of a file ``beneath`` a folder, or some ``seconds`` from now.
+
+    ``kind``: kill (this process and its children), full-disk (from then on no file can grow beyond ``room`` bytes),
+    stale (this process stands still), or none. Every change leaves a byte in the file ``log``.
+    """
+    noted = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    count = 0
+
+    def strike() -> None:
+        if kind == "kill":
+            os.killpg(0, signal.SIGKILL)
+        elif kind == "full-disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        elif kind == "stale":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def note(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal count
+        opens = event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR)
+        if not (opens or event in CHANGES) or isinstance(values[0], int):
+            return
+        if os.path.abspath(os.fsdecode(values[0])).startswith(beneath):
+            count += 1
+            os.write(noted, b".")
+            if count == change:
+                strike()
+
+    if seconds is not None:
+        timer = threading.Timer(seconds, strike)
+        timer.daemon = True
+        timer.start()
+    sys.addaudithook(note)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.zero import deepspeed_config
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
-from scripts.faults.processes import free_port, ranks
 from tests.support import tiny
-from tests.support.forked import Forked
+from tests.support.forked import Forked, free_port, ranks
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 

@@ -29,7 +29,7 @@ from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
 from tests.support.refusals import refused
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

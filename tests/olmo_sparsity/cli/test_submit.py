@@ -25,7 +25,7 @@ from tests.support import local_slurm, tiny
 from tests.support.corpora import c4_folder, needs_c4_sample
 from tests.support.refusals import refused
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = "--n-long 20 --n-short 5 --targets 3000"
 """What fits the documents of `tiny`."""
 INFLUENCE = "influence run --corpus corpus --out x"
@@ -340,7 +340,7 @@ def call(*command, cwd=ROOT):
 
 def submitted(*arguments, cwd) -> list[str]:
     """Submit for real; the numbers of the jobs."""
-    return re.findall(r"as job (\d+)", call(ROOT / "scripts" / "submit.py", *arguments, cwd=cwd))
+    return re.findall(r"as job (\d+)", call("-m", "olmo_sparsity.cli", "submit", *arguments, cwd=cwd))
 
 
 def logs_of(folder: Path) -> str:
