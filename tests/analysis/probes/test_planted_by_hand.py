@@ -1,6 +1,5 @@
 """Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
 
-
 import numpy as np
 import pytest
 import torch
