@@ -130,6 +130,7 @@ class OlmoAdapter(Adapter):
         attention_mask: Tensor | None = None,
         bias: Tensor | None = None,
         past: KeyValues | None = None,
+        **_options: Any,
     ) -> Output:
         """See `Adapter`; OLMo caches keys before it rotates them."""
         embedded = inputs.ndim == 3

@@ -147,7 +147,8 @@ def trainer_steps(
 
     What the Trainer does before its steps is not counted. ``backend``: of torch.compile; None: eager.
     """
-    model, decay = to_transformers(build_model(config), config), config.optimizer.weight_decay
+    plain: Any = build_model(config)
+    model, decay = to_transformers(plain, config), config.optimizer.weight_decay
     weights = list(model.parameters())
     groups: list[dict[str, Any]] = [
         {"params": [each for each in weights if each.dim() >= 2], "weight_decay": decay},
