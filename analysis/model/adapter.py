@@ -168,8 +168,8 @@ class Adapter(nn.Module, ABC):
 
     def _tokens(self, input_ids: Tensor) -> Tensor:
         """The prefix and the tokens behind it, (R, p + L)."""
-        prefix = input_ids.new_tensor(self.prefix).expand(len(input_ids), -1)
-        return torch.cat([prefix, input_ids], dim=1)
+        prefix = torch.tensor(self.prefix, dtype=input_ids.dtype, device=input_ids.device)
+        return torch.cat([prefix.expand(len(input_ids), -1), input_ids], dim=1)
 
     def _ids(self, position_ids: Tensor) -> Tensor:
         """The ids of the prefix and of the tokens behind it, (R, p + L)."""
