@@ -337,11 +337,13 @@ class NeedleProbe(Probe):
             loss, exact = (of.drop(columns=_ABSENT, level="depth") for of in (loss, exact))
             of_cell = loss.columns.droplevel("depth")
             gain = absent["absent_loss_nats"].loc[:, of_cell].to_numpy() - loss
-            named = {"exact": exact, "loss_nats": loss, "gain_nats": gain, **absent}
-            cells.append(intervals_frame(model, bootstrap, named, shares))
             over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
-            mean = intervals_frame(model, bootstrap, {"exact": over_depths}, {"exact": absent_trials})
-            cells.append(mean)
+            at_depths = {"exact": exact, "loss_nats": loss, "gain_nats": gain}
+            cells += [
+                intervals_frame(model, bootstrap, at_depths, shares),
+                intervals_frame(model, bootstrap, {"exact": over_depths}, {"exact": absent_trials}),
+                intervals_frame(model, bootstrap, absent, shares),
+            ]
         numbers = pd.concat(cells, ignore_index=True)
         text = numbers["length"] - 2 * self.key_tokens - numbers["value_tokens"]
         distance = numbers["length"] - (numbers["depth"] * text).round() - self.key_tokens
