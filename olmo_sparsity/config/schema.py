@@ -132,8 +132,8 @@ class DataConfig(olmo.DataConfig):
 @dataclass
 class FoundCouplingConfig(olmo.BaseConfig):
     """
-    coupled, predicted: which tokens belong together, as `olmo-sparsity couple` finds it in a trained model [ours]; no
-    segments: as the task says.
+    coupled, predicted: which tokens belong together, as `results/synthetic/couple.py` finds it in a trained model
+    [ours]; no segments: as the task says.
     """
 
     marks: list[int] = field(default_factory=list)
