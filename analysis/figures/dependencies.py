@@ -200,6 +200,7 @@ def distances_figure(
         axes.set_yscale("symlog", linthresh=1, linscale=0.5)
         axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1, 2, 4, 8, 16, 32]))
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
         style.log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
         axes.grid(visible=False, axis="x")
     parts[0][0].set_ylim(bottom=0)

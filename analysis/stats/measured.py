@@ -238,7 +238,7 @@ def refuse_without_gain(result: Result) -> None:
     if (total := gain[over].sum()) <= 0:
         raise UserError(
             f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {total:.3g} nats under the "
-            "model that evaluates; measure with more targets, or tau >= 0"
+            "evaluating model; measure with more targets, or tau >= 0"
         )
 
 

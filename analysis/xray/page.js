@@ -21,7 +21,7 @@
   };
 
   const STEPS = [0, 0.1, 0.3, 1, 3]; // nats above which the next stronger shade begins
-  const LISTED = 12;
+  const LISTED = 16;
   const LABELLED = 6; // so many of the strongest have their nats in the text
   const LIT = ['at', 'pinned', 'need', 'serve', 'harm', ...STEPS.map((_, step) => `shade${step + 1}`)];
   const [text, panel] = ['text', 'panel'].map(byId);

@@ -35,9 +35,8 @@ def listed(page: Browser, name: str) -> dict[int, float]:
 def assert_shows(page: Browser, xray: InfluenceMap, t: int) -> None:
     assert lit(page, "at") == [t]
     assert lit(page, "need") == sorted(needed(xray, t))
-    strongest = dict(list(needed(xray, t).items())[:12])
-    assert list(listed(page, "needs")) == list(strongest)
-    assert listed(page, "needs") == pytest.approx(strongest, abs=0.006)
+    assert list(listed(page, "needs")) == list(needed(xray, t))
+    assert listed(page, "needs") == pytest.approx(needed(xray, t), abs=0.006)
     serves = [later for later in range(t + 1, LENGTH) if t in needed(xray, later)]
     assert lit(page, "serve") == serves
     assert listed(page, "serves").keys() <= set(serves)
