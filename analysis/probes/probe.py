@@ -213,9 +213,12 @@ def _opened(model: Any, opening: dict[str, Any]) -> Iterator[LoadedModel]:
 def _default_labels(models: Sequence[Any]) -> list[str]:
     if not all(isinstance(model, str | Path) for model in models):
         return [f"model {number}" for number in range(1, len(models) + 1)]
-    from analysis.figures.training import last_parts  # with matplotlib, which --help does not need
-
-    return last_parts([Path(model).resolve() for model in models])
+    paths = [Path(model).resolve().parts for model in models]
+    for count in range(1, max(map(len, paths), default=0) + 1):  # as many last parts as tell all apart
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return []
 
 
 def _same_tokens(first: Texts, second: Texts) -> bool:

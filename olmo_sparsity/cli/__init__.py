@@ -19,7 +19,6 @@ COMMANDS = {
     "sweep": ("olmo_sparsity.cli.sweep:main", "train, and for synthetic tasks evaluate, a grid of runs"),
     "submit": ("olmo_sparsity.cli.submit:main", "submit training or a measurement to SLURM"),
     "export_hf": ("olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"),
-    "plot_metrics": ("analysis.figures.training:main", "loss curves of training runs"),
     "influence": ("analysis.cli:influence", "what k influential far tokens give a model back (Eq. 20)"),
     "figure2": ("analysis.cli:figure2", "print and draw what influence measured"),
     "xray": ("analysis.cli:xray", "which earlier tokens every token of a text needs"),
