@@ -1,4 +1,0 @@
-from olmo_sparsity.cli import run
-
-if __name__ == "__main__":
-    run("plot_metrics")
