@@ -130,9 +130,9 @@ class OlmoAdapter(Adapter):
         attention_mask: Tensor | None = None,
         bias: Tensor | None = None,
         past: KeyValues | None = None,
-        **_options: Any,
+        **options: Any,
     ) -> Output:
-        """See `Adapter`; OLMo caches keys before it rotates them."""
+        """See `Adapter`; OLMo caches keys before it rotates them. ``options``: further ones of the model."""
         embedded = inputs.ndim == 3
         if bias is not None:
             if not getattr(self.model.blocks()[0].mixer, "fades", True):
@@ -151,6 +151,7 @@ class OlmoAdapter(Adapter):
             attention_bias=bias,
             past_key_values=past or None,
             use_cache=past == [],
+            **options,
         )
         return Output(output.logits, output.attn_key_values or [])
 
