@@ -182,7 +182,7 @@ def inject(fault: str, name: str, scene: Path, scenes: Scenes, draw: random.Rand
         code, errors = end(process)
         assert code in (0, 1, 130, REQUEUE_EXIT_CODE, -number), (number, code, errors)
     else:
-        process = start(name, scene, {rank: {"kind": fault, "room": int(10 ** draw.uniform(0, 5)), **moment}})
+        process = start(name, scene, {rank: {"kind": fault, "room": int(10 ** draw.uniform(3, 5)), **moment}})
         code, errors = end_beside_a_stale_rank(process, rank) if fault == "stale" else end(process)
         if fault != "kill":
             assert code == 0 or (code > 0 and lines_of(errors)), (moment, code, errors)
