@@ -47,7 +47,7 @@ figure2-seeds: figure2
 
 verify: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --tokenizer $(WEIGHTS)/tokenizer.json --out $(VERIFIED)
-	$(PY) scripts/verify.py $(WEIGHTS)/influence --model $(WEIGHTS) --corpus $(VERIFIED)
+	$(PY) -m olmo_sparsity.cli verify $(WEIGHTS)/influence --model $(WEIGHTS) --corpus $(VERIFIED)
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
 test: $(INSTALLED)

@@ -37,15 +37,14 @@ from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
 """Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
 set before any run on a GPU: bf16 keeps 8 bits."""
-RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2
-"""Of all resumed steps; of the first four as one process of several."""
+RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
 EPOCHS = 8  # of the model, at most: one this large memorizes a small corpus
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
 TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
 TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
     --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0
     --data.prefetch_factor=null --data.persistent_workers=false --data.pin_memory=false"""
-OF_TINY = {
+OF_TINY = {  # variables of the commands that are empty but with --tiny; the source is else docs
     "TINY": TINY,
     "TINY_OPTION": "--tiny",
     "TINY_COMPILER": "--compile.backend=eager",
@@ -54,7 +53,6 @@ OF_TINY = {
     "TINY_TARGETS": "--targets 64 --tau 0.01",
     "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
 }
-"""Variables of the commands that are empty but with --tiny; the source is else docs."""
 _SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 
 

@@ -22,10 +22,8 @@ from benchmarks.timing import about_this_run, rates, time_in_turn
 from olmo_sparsity.util.result_files import Json
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, blocks"
-OVER_ALL = -1e6
-"""A tau, in nats, that every target's gain is over."""
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
-"""Of a forward pass of the engine: given, so that no time is spent on finding it out."""
+OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}  # given: finding it out takes time
 _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 

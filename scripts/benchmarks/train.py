@@ -34,8 +34,7 @@ from olmo_sparsity.util.result_files import Json
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
 PRODUCT, SIZE_OF_PRODUCT = "matrix product", 2048
-LEARNING_RATE = 1e-5
-"""Of every side that is compared."""
+LEARNING_RATE = 1e-5  # of every side that is compared
 Runner = Callable[[], object]
 
 
@@ -46,8 +45,6 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
     with tempfile.TemporaryDirectory() as folder:
         of_run = with_random_tokens(load_config(config, overrides), Path(folder))
-        if of_run.model.family != "olmo":
-            raise UserError(f"model.family {of_run.model.family}: give a config of an OLMo model")
         compiler = replace(of_run.compile or CompilerConfig(), from_steps=0)
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
@@ -168,7 +165,6 @@ def trainer_steps(
             torch_compile_backend=backend,
             bf16=is_bf16,
             use_cpu=device.type == "cpu",
-            dataloader_pin_memory=device.type == "cuda",
             logging_strategy="no",
             save_strategy="no",
             report_to=[],
