@@ -4,22 +4,18 @@ examples:
   python scripts/benchmark.py train                                  the demo's shape, random tokens
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
   python scripts/benchmark.py influence                              the weights and the text of this repository
-  python scripts/benchmark.py influence runs/demo --text runs/demo/data --out runs/benchmark
+  python scripts/benchmark.py influence runs/demo --text runs/demo/data --json
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
   python scripts/benchmark.py gpu --out runs/gpu --only agreement,train-150m
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), of this project's loop, data loading and PoSE
-included ("loop"), and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is
-not timed. Ratios are throughput over that of "olmo", and of both Trainers: the median over rounds, and the lowest and
-highest. Beside them stand MFU and the share of the machine's own matrix product, timed in the same rounds.
+included, and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is not
+timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
 `influence` compares `analysis.measure`, one target at a time and in blocks, with a plain loop of one forward pass for
 each candidate: targets per second, and how far the influences are from the loop's.
 
-`gpu` does on a CUDA machine, each part in a process with a time limit and a JSON file of its own: losses and gradients
-against the CPU's, a run resumed there, influence against the CPU's, tokens/s and MFU at 60M, 150M and 1B, influence
-targets/s, ZeRO 2; then a 150M model is trained for the time that is left, and its Figure 2 is drawn. Run again, it goes
-on with the parts that are missing or failed. docs/gpu.md lists them.
+`gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
 """
 
 from __future__ import annotations
@@ -52,14 +48,10 @@ def main() -> int:
 
 def _parser() -> Parser:
     parser = Parser(description=__doc__)
-    benchmarks = parser.add_subparsers(
-        dest="benchmark", metavar="BENCHMARK", required=True, help="what to measure"
-    )
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True, help="what to measure")
 
     def add(name: str, what: str) -> Parser:
-        one: Parser = benchmarks.add_parser(
-            name, help=what, description=f"{what}; see scripts/benchmark.py --help"
-        )
+        one: Parser = benchmarks.add_parser(name, help=what, description=f"{what}; see --help without {name}")
         one.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         return one
 
@@ -69,12 +61,9 @@ def _parser() -> Parser:
     train.add_argument("--steps", type=whole_number, default=4, help="optimizer steps of each timing")
 
     influence = add("influence", "influence of far tokens: a plain loop, the engine, and blocks of targets")
-    influence.add_argument(
-        "model", nargs="?", default="results/checkpoint", help="as analysis.measure takes it"
-    )
+    influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
     influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
-    influence.add_argument("--out", type=out_folder, metavar="DIR", help="folder of influence.json")
     influence.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     for name, default, what in (
         ("n-long", 256, "N"),
@@ -88,9 +77,7 @@ def _parser() -> Parser:
         influence.add_argument(f"--{name}", type=whole_number, default=default, help=what)
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2")
-    gpu.add_argument(
-        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the parts' files"
-    )
+    gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")
     gpu.add_argument("--data", metavar="DIR", help="prepared corpus (default: docstrings, prepared here)")
     gpu.add_argument("--minutes", type=positive_number, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")

@@ -101,7 +101,7 @@ needles() { # short windows first; position schemes go on from RoPE's weights
         --lengths 64,128,256,512,1024 --ks 1,8 --samples 60 --out $OUT/needles/measured
 }
 
-cost() { # with nothing else running
+cost() { # with nothing else running, at commit e96ef8f3: later ones have no `benchmark.py encodings`
     local configs=("${TRAINED[@]/#/configs/length/}")
     $PY scripts/benchmark.py encodings "${configs[@]/%/.yaml}" --json >results/encodings/cost.json
 }

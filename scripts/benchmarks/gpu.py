@@ -6,23 +6,21 @@ import json
 import math
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
 
 from benchmarks.timing import about_this_run
-from olmo_sparsity.checkpoint import WEIGHTS, config_of, load_tensors, resolve_checkpoint
+from olmo_sparsity.checkpoint import config_of, resolve_checkpoint
 from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
@@ -39,20 +37,14 @@ from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
 """Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
 set before any run on a GPU: bf16 keeps 8 bits."""
-RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2
-COMPARED = 4
-"""First steps whose losses under DDP and ZeRO are held to the bound."""
-EPOCHS = 8
-"""Of the model, at most: one this large memorizes a small corpus."""
-FEWEST_SECONDS = 10.0
-"""With less time left a part is not started."""
+RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
+EPOCHS = 8  # of the model, at most: one this large memorizes a small corpus
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
-"""What a launcher would tell one process."""
 TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
 TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
     --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0
     --data.prefetch_factor=null --data.persistent_workers=false --data.pin_memory=false"""
-OF_TINY = {
+OF_TINY = {  # variables of the commands that are empty but with --tiny; the source is else docs
     "TINY": TINY,
     "TINY_OPTION": "--tiny",
     "TINY_COMPILER": "--compile.backend=eager",
@@ -61,42 +53,16 @@ OF_TINY = {
     "TINY_TARGETS": "--targets 64 --tau 0.01",
     "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
 }
-"""Variables of the commands that are empty but with --tiny; the source is else docs."""
 _SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the parts work on."""
-
-    out: Path
-    data: str | None
-    tiny: bool
-
-    def folder(self, name: str) -> Path:
-        """Of what a part makes beside its file."""
-        return self.out / "work" / name
-
-    @property
-    def corpus(self) -> str:
-        """The prepared corpus of all parts."""
-        return self.data or str(self.folder("data"))
-
-    def numbers(self, part: str) -> Json | None:
-        """What a part measured; None where it did not, or failed."""
-        path = self.out / f"{part}.json"
-        row: Json | None = read_json(path, "remove it") if path.is_file() else None
-        return None if row is None or row["failed"] else row
-
-
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part: how long it may take, and its commands, for bash, with variables of `variables`."""
 
     minutes: float
     commands: str
-    read: Callable[[Work, str], Json] = lambda work, printed: {"found": printed.splitlines()[-1]}
-    """``found`` in one line, ``failed`` where that is no success, and numbers; given what the commands printed."""
+    read: Callable[[Path, str], Json] = lambda out, printed: {"found": printed.splitlines()[-1]}
+    """``found`` in one line, ``failed`` where that is no success, and numbers; given what was printed."""
 
 
 # --- agreement with the CPU ---
@@ -109,15 +75,17 @@ def measure_agreement(tiny: bool) -> Json:
         for precision, bound in BOUNDS.items():
             devices = torch.device("cpu"), pick_device(None)
             cpu, ours = (_loss_and_gradients(model, batch, device, precision) for device in devices)
-            apart = abs(ours[0] - cpu[0]), max(map(_relative_difference, ours[1], cpu[1]))
+            pairs = zip(*(gradients for _, gradients in (ours, cpu)), strict=True)
+            norms = [float((one - other).norm() / other.norm().clamp_min(1e-12)) for one, other in pairs]
+            apart = abs(ours[0] - cpu[0]), max(norms)
             holds = all(one <= other for one, other in zip(apart, bound, strict=True))
             rows.append((case, precision, ours[0], *apart, holds))
-    columns = ["case", "precision", "loss_nats", "loss_difference_nats", "gradient_difference", "holds"]
-    frame = pd.DataFrame(rows, columns=columns)
-    largest = frame.groupby("precision")[columns[3:5]].max()
-    found = [f"{each[0]}: {each[1]:.1e} nats, gradients {each[2]:.1e}" for each in largest.itertuples()]
-    found += [f"beyond rounding: {case}" for case in frame["case"][~frame["holds"]]]
-    return {"found": "; ".join(found), "failed": not frame["holds"].all(), "rows": frame.to_dict("records")}
+    apart = ["loss_difference_nats", "gradient_difference"]
+    frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *apart, "holds"])
+    beyond = frame["case"][~frame["holds"]].tolist()
+    found = f"{len(frame)} cases; {frame.groupby('precision')[apart].max().to_dict()}"
+    found = "; beyond rounding: ".join([found, *beyond])
+    return {"found": found, "failed": bool(beyond), "rows": frame.to_dict("list")}
 
 
 def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
@@ -166,49 +134,45 @@ def _loss_and_gradients(
     return float(loss.detach()), gradients
 
 
-def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the other."""
-    return float((one - other).norm() / other.norm().clamp_min(1e-12))
-
-
 # --- what is read off what commands made ---
 
 
-def read_resumed(work: Work, printed: str) -> Json:
-    """How far the second half of the run is from the CPU's."""
-    runs = work.folder("resumed"), work.folder("cpu")
-    losses, on_cpu = ([row["loss_nats"] for row in read_metrics(run / METRICS_NAME)] for run in runs)
-    weights, expected = (load_tensors(resolve_checkpoint(run) / WEIGHTS) for run in runs)
-    apart = max(abs(one - other) for one, other in zip(losses, on_cpu, strict=True))
-    of_weights = max(_relative_difference(weights[name], tensor) for name, tensor in expected.items())
-    return {
-        "found": f"losses within {apart:.1e} nats of the CPU's, weights within {of_weights:.1e}",
-        "failed": not apart <= RESUMED_BOUND_NATS,
-        "largest_loss_difference_nats": apart,
-        "largest_weight_difference": of_weights,
-    }
+def numbers_of(out: Path, part: str) -> Json | None:
+    """What a part measured; None where it did not, or failed."""
+    path = out / f"{part}.json"
+    row: Json | None = read_json(path, "remove it") if path.is_file() else None
+    return None if row is None or row["failed"] else row
 
 
-def read_speed(name: str, plain: str, bound_nats: float, work: Work, printed: str) -> Json:
+def read_resumed(out: Path, printed: str) -> Json:
+    """How far the losses of the second half of the run are from the CPU's."""
+    runs = (
+        [row["loss_nats"] for row in read_metrics(out / "work" / name / METRICS_NAME)]
+        for name in ("resumed", "cpu")
+    )
+    apart = max(abs(one - other) for one, other in zip(*runs, strict=True))
+    found = f"losses within {apart:.1e} nats of the CPU's"
+    return {"found": found, "failed": not apart <= RESUMED_BOUND_NATS, "largest_loss_difference_nats": apart}
+
+
+def read_speed(name: str, plain: str, bound_nats: float, out: Path, printed: str) -> Json:
     """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
-    run, compared = work.folder(name), work.numbers(plain)
+    run, compared = out / "work" / name, numbers_of(out, plain)
     rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
     row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
     row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
-    found = [
-        f"{row['tokens_per_second']:,.0f} tokens/s",
-        "MFU " + (f"{row['mfu']:.1%}" if row["mfu"] else "unknown"),
-    ]
+    mfu = f"{row['mfu']:.1%}" if row["mfu"] else "unknown"
+    found = [f"{row['tokens_per_second']:,.0f} tokens/s, MFU {mfu}"]
     if compared is not None:
-        pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:COMPARED]
+        pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:4]
         row["largest_loss_difference_nats"] = apart = max(abs(one - other) for one, other in pairs)
         row["failed"] = row["failed"] or not apart <= bound_nats
         found.append(f"losses within {apart:.1e} nats of {plain}")
     return {"found": ", ".join(found), **row}
 
 
-def read_json_line(work: Work, printed: str) -> Json:
+def read_json_line(out: Path, printed: str) -> Json:
     """What `benchmark.py --json` printed last."""
     last: Json = json.loads(printed.splitlines()[-1])
     rates = [f"{name} {row['rate']:,.3g}/s" for name, row in last.get("results", {}).items()]
@@ -225,10 +189,7 @@ ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
 def speed(name: str, size: str, how: str, environment: str = "", more: str = "") -> Part:
-    """20 steps of configs/pose-c4-SIZE.yaml in bf16, with the largest micro-batch that fits.
-
-    ``environment``: of one process of several, whose losses are held to those of the plain loop.
-    """
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several."""
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
@@ -244,7 +205,10 @@ def speed(name: str, size: str, how: str, environment: str = "", more: str = "")
 
 
 PARTS: dict[str, Part] = {
-    "data": Part(4, "CUDA_VISIBLE_DEVICES= $RUN prepare_data $SOURCE --out $CORPUS"),
+    "data": Part(
+        4,
+        "[ -f $CORPUS/manifest.json ] || $RUN prepare_data $SOURCE --out $CORPUS; du -sh $CORPUS",
+    ),
     "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json $TINY_OPTION", read_json_line),
     "checkpoint": Part(
         3,
@@ -289,34 +253,33 @@ PARTS: dict[str, Part] = {
             --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
         $RUN figure2 $WORK/influence --out $OUT/figure2""",
     ),
-    "processes-ddp-eager": speed("processes-ddp-eager", "150m", "eager", ONE_OF_SEVERAL),
     "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", ONE_OF_SEVERAL),
     "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ONE_OF_SEVERAL, ZERO2),
     "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ONE_OF_SEVERAL, ZERO2),
 }
-BY_NAME_ONLY = "processes"
+BY_DEFAULT = tuple(name for name in PARTS if not name.startswith("processes"))
 
 
-def variables(work: Work, seconds: float) -> dict[str, str]:
+def variables(out: Path, corpus: str, tiny: bool, seconds: float) -> dict[str, str]:
     """What stands in the commands, as far as it is known by now."""
     run = shlex.join(command_line("train")[:-1])
-    known: dict[str, object] = {"RUN": run, "OUT": work.out, "WORK": work.out / "work", "CORPUS": work.corpus}
-    known |= {**dict.fromkeys(OF_TINY, ""), "SOURCE": "docs", **(OF_TINY if work.tiny else {})}
-    if Path(work.corpus, MANIFEST_NAME).is_file():
-        manifest = CorpusManifest.load(work.corpus)
+    known: dict[str, object] = {"RUN": run, "OUT": out, "WORK": out / "work", "CORPUS": corpus}
+    known |= {**dict.fromkeys(OF_TINY, ""), "SOURCE": "docs", **(OF_TINY if tiny else {})}
+    if Path(corpus, MANIFEST_NAME).is_file():
+        manifest = CorpusManifest.load(corpus)
         files, end = manifest.splits["train"], manifest.eos_token_id
-        paths = ",".join(str(Path(work.corpus, each.name)) for each in files)
+        paths = ",".join(str(Path(corpus, each.name)) for each in files)
         known["TOKENS"] = f"--corpus.path=null --data.paths=[{paths}] --data.memmap_dtype={manifest.dtype}"
         known["VOCABULARY"] = (
-            f"--corpus.path={work.corpus} --model.vocab_size={manifest.vocab_size} --model.eos_token_id={end}"
+            f"--corpus.path={corpus} --model.vocab_size={manifest.vocab_size} --model.eos_token_id={end}"
             f" --model.embedding_size={-(-manifest.vocab_size // 128) * 128} --model.pad_token_id={end}"
         )
-        speeds = {how: row for how in COMPILE if (row := work.numbers(f"train-150m-{how}"))}
+        speeds = {how: row for how in COMPILE if (row := numbers_of(out, f"train-150m-{how}"))}
         if speeds:
             how = max(speeds, key=lambda each: speeds[each]["tokens_per_second"])
             fit = 0.8 * seconds * speeds[how]["tokens_per_second"]
             steps = int(min(fit, EPOCHS * sum(each.tokens for each in files))) // (64 * 1024)
-            known |= {"STEPS": 20 if work.tiny else max(10, steps), "TIME_LIMIT": 0.9 * seconds}
+            known |= {"STEPS": 20 if tiny else max(10, steps), "TIME_LIMIT": 0.9 * seconds}
             compiler = COMPILE[how].replace("$TINY_COMPILER", str(known["TINY_COMPILER"]))
             known |= {"COMPILER": compiler, "MICRO_BATCH": speeds[how]["micro_batch"]}
     return {name: str(value) for name, value in known.items()}
@@ -332,22 +295,27 @@ def run(
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
     if agreement:
         return measure_agreement(tiny)
-    work, about = Work(out, data, tiny), {"of": {"tiny": tiny, "data": data}, **about_this_run()}
+    corpus = data or str(out / "work" / "data")
+    about: Json = {"of": {"tiny": tiny, "data": data}, **about_this_run()}
     if about["machine"]["gpu"] is None and not tiny:
         raise UserError(
             f"torch {torch.__version__} finds no CUDA device here; run this where there is one, with a CUDA build of "
             "torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
         )
     deadline, rows = time.monotonic() + 60 * minutes, {}
-    for name in chosen_parts(only):
-        row = work.numbers(name)
+    names = [name for name in PARTS if name.startswith(only or BY_DEFAULT)]
+    if not names:
+        raise UserError(f"--only has none of {', '.join(PARTS)}")
+    for name in names:
+        row = numbers_of(out, name)
         if row is not None and row["of"] != about["of"]:
             raise UserError(f"{out}/{name}.json was measured with other --tiny or --data; give another --out")
         if row is None:
             seconds = min(60 * PARTS[name].minutes, deadline - time.monotonic())
             if name == "model":
                 seconds -= 60 * PARTS["figure2"].minutes
-            row = {"part": name, **about, **measure_part(work, name, seconds)}
+            known = variables(out, corpus, tiny, seconds)
+            row = {"part": name, **about, **measure_part(out, name, seconds, known)}
             write_json(out / f"{name}.json", row)
         rows[name] = row
         print(f"{name}: {row['found']}", file=sys.stderr, flush=True)
@@ -356,46 +324,22 @@ def run(
     return {"benchmark": "gpu", **about, "results": results}
 
 
-def chosen_parts(only: tuple[str, ...]) -> list[str]:
-    """Parts whose names begin with one of these; of none, all but `BY_NAME_ONLY`."""
-    for name in only:
-        if not any(part.startswith(name) for part in PARTS):
-            raise UserError(f"--only has no {name!r}; choose among {', '.join(PARTS)}")
-    return [name for name in PARTS if (name.startswith(only) if only else not name.startswith(BY_NAME_ONLY))]
-
-
-def measure_part(work: Work, name: str, seconds: float) -> Json:
+def measure_part(out: Path, name: str, seconds: float, known: dict[str, str]) -> Json:
     """Run the commands of one part, which are killed after ``seconds``; what they gave, or why they failed."""
-    part, log, started = PARTS[name], work.out / "logs" / f"{name}.log", time.monotonic()
+    log, started = out / "logs" / f"{name}.log", time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    reason: str | None = "no time was left; run the same command again"
-    if seconds >= FEWEST_SECONDS:
-        reason = _wait_for(part.commands, log, seconds, variables(work, seconds))
-    if reason is None:
-        result = {"failed": False, **part.read(work, log.read_text(encoding="utf8"))}
-    else:
-        result = {"failed": True, "found": f"failed: {reason}"}
-    return {"seconds": time.monotonic() - started, **result}
-
-
-def _wait_for(commands: str, log: Path, seconds: float, environment: dict[str, str]) -> str | None:
-    """Run commands with their output in ``log``; why they failed, or None."""
+    limited = ["timeout", "--signal=KILL", str(max(seconds, 1.0)), "bash", "-euc", PARTS[name].commands]
     with open(log, "w", encoding="utf8") as output:
-        process = subprocess.Popen(
-            ["bash", "-euc", commands],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | environment,
-            start_new_session=True,  # so that what it started ends with it
-        )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return f"not done after {seconds:,.0f} s, its limit; see {log}"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        environment = os.environ | known
+        code = subprocess.run(limited, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
     if code in (0, REQUEUE_EXIT_CODE):  # the latter: at its own time limit, with all saved
-        return None
-    return f"exit code {code}: {(last_line(log) or 'it printed nothing')[:200]}; see {log}"
+        result = {"failed": False, **PARTS[name].read(out, log.read_text(encoding="utf8"))}
+    elif code in (-9, 137):
+        result = {
+            "failed": True,
+            "found": f"failed: not done in {seconds:,.0f} s, its limit or what was left; see {log}",
+        }
+    else:
+        last = (last_line(log) or "it printed nothing")[:200]
+        result = {"failed": True, "found": f"failed: exit code {code}: {last}; see {log}"}
+    return {"seconds": time.monotonic() - started, **result}

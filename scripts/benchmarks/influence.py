@@ -6,13 +6,12 @@ Shapes: N long and M short context length, F = N - M far tokens, B targets of a 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -20,117 +19,82 @@ from analysis import Result, measure
 from analysis.contexts import Texts, open_texts
 from analysis.model.loading import LoadedModel, open_model
 from benchmarks.timing import about_this_run, rates, time_in_turn
-from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.result_files import Json
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, blocks"
-SELECTORS = ("leave-one-out", "leave-one-in")
-OVER_ALL = -1e6
-"""A tau, in nats, that every target's gain is over."""
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
-"""Of a forward pass of the engine: given, so that no time is spent on finding it out."""
+OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}  # given: finding it out takes time
 _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
 def run(
-    model: str, text: str | None, tokenizer: str | None, out: Path | None, device: str | None, **sizes: int
+    model: str, text: str | None, tokenizer: str | None, device: str | None, rounds: int, **sizes: int
 ) -> Json:
     """Targets per second of the three ways by selector, ratios to the plain loop, and how far its influences are.
 
     ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, how many the engine
-    measures ``alone`` and in ``blocks``, and ``rounds``. The engine's time is that of a whole `measure` of an open
-    model: trying the context, sampling, L_long, L_short and L_1 are in it.
+    measures ``alone`` and in ``blocks``. The engine's time is that of a whole `measure` of an open model: trying the
+    context, sampling, L_long, L_short and L_1 are in it.
     """
     about = about_this_run()
     loaded = open_model(model, tokenizer=tokenizer, device=device)
     pages = {path.name: path.read_text(encoding="utf8") for path in sorted(_DOCUMENTATION.glob("*.md"))}
     texts = open_texts(text or pages, loaded.encode)
     rows: dict[str, Json] = {}
-    for selector in SELECTORS:
-        rows |= {
-            f"{selector}, {way}": row for way, row in compare_ways(selector, loaded, texts, **sizes).items()
-        }
-    result = {
-        "benchmark": "influence",
-        "model": loaded.name,
-        "parameters": loaded.parameters,
-        "texts": text or "the documentation",
-        **sizes,
-        "unit": "targets/s",
-        **about,
-        "results": rows,
-    }
-    if out is not None:
-        write_json(out / "influence.json", result)
-    return result
+    for selector in ("leave-one-out", "leave-one-in"):
+        ways = compare_ways(selector, loaded, texts, rounds, **sizes)
+        rows |= {f"{selector}, {way}": row for way, row in ways.items()}
+    of_model = {"model": loaded.name, "parameters": loaded.parameters, "texts": text or "the documentation"}
+    return {"benchmark": "influence", **of_model, **sizes, "unit": "targets/s", **about, "results": rows}
 
 
 def compare_ways(
     selector: str,
     loaded: LoadedModel,
     texts: Texts,
+    rounds: int,
     *,
-    n_long: int,
-    n_short: int,
     targets: int,
     alone: int,
     blocks: int,
     targets_per_block: int,
-    rounds: int,
+    **sizes: int,
 ) -> dict[str, Json]:
-    """The rows of one selector, by way."""
+    """The rows of one selector, by way; ``sizes``: N and M."""
     results: dict[str, Result] = {}
+    options: Any = {**sizes, "tau_nats": OVER_ALL, "ks": (1,), "selectors": (selector,), "placebos": ()}
+    options |= {"tokens_per_batch": TOKENS_PER_BATCH[loaded.device.type], "scores": True, "progress": False}
 
-    def engine(way: str, count: int, size: int) -> float:
-        started = time.perf_counter()
-        results[way] = measure(
-            loaded,
-            texts,
-            n_long=n_long,
-            n_short=n_short,
-            targets=count,
-            targets_per_block=size,
-            tau_nats=OVER_ALL,
-            ks=(1,),
-            selectors=(selector,),
-            placebos=(),
-            scores=True,
-            tokens_per_batch=TOKENS_PER_BATCH[loaded.device.type],
-            progress=False,
-        )
-        return (time.perf_counter() - started) / len(results[way].targets)
+    def engine(way: str, count: int, size: int) -> None:
+        results[way] = measure(loaded, texts, targets=count, targets_per_block=size, **options)
 
     def plain(of: str) -> dict[int, np.ndarray]:
         """Influence of all far tokens (F) by target, on evenly spaced ones of the engine's."""
-        frame = results[of].targets
-        rows = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, targets).astype(int))]
-        size = results[of].settings["targets_per_block"]
-        return {
-            row.target_id: plain_influence(
-                selector,
-                loaded,
-                texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1],
-                n_long - n_short,
+        frame, size = results[of].targets, results[of].settings["targets_per_block"]
+        influences = {}
+        for row in frame.iloc[np.linspace(0, len(frame) - 1, targets).astype(int)].itertuples():
+            first = row.position - sizes["n_long"] - row.target_id % size
+            tokens, n_far = (
+                texts.tokens(row.text)[first : row.position + 1],
+                sizes["n_long"] - sizes["n_short"],
             )
-            for row in rows.itertuples()
-        }
-
-    def timed_plain() -> float:
-        started = time.perf_counter()
-        count = len(plain(ALONE))
-        return (time.perf_counter() - started) / count
+            influences[row.target_id] = plain_influence(selector, loaded, tokens, n_far)
+        return influences
 
     ways: dict[str, Callable[[], object]] = {
         ALONE: partial(engine, ALONE, alone, 1),
-        PLAIN: timed_plain,
+        PLAIN: partial(plain, ALONE),
         BLOCK: partial(engine, BLOCK, blocks * targets_per_block, targets_per_block),
     }
     ways[ALONE]()  # whose targets the plain loop takes
     seconds = time_in_turn(ways, rounds, loaded.device.type)
-    rows = rates(seconds, 1, (PLAIN,))
-    for way in (ALONE, BLOCK):
-        rows[way] |= agreement(results[way], plain(way))
-    return rows
+    counts = {PLAIN: targets, **{way: len(result.targets) for way, result in results.items()}}
+    each = {way: [took / counts[way] for took in seconds[way]] for way in ways}  # target
+    rows = rates(each, 1, (PLAIN,))
+    return {
+        way: row | (agreement(results[way], plain(way)) if way in results else {})
+        for way, row in rows.items()
+    }
 
 
 @torch.inference_mode()
@@ -154,7 +118,7 @@ def plain_influence(selector: str, loaded: LoadedModel, tokens: np.ndarray, n_fa
 def agreement(result: Result, plain: dict[int, np.ndarray], k: int = 8) -> Json:
     """Share of targets whose first k tokens are those of the plain loop, and the largest difference of an influence."""
     assert result.scores is not None
-    scores: pd.Series = result.scores.set_index("target_id")["influence"]
+    scores = result.scores.set_index("target_id")["influence"]
     same, apart = [], 0.0
     for target_id, influence in plain.items():
         ours = np.asarray(scores[target_id])

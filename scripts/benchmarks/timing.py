@@ -53,21 +53,15 @@ def time_in_turn(
     return seconds
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Median, lowest and highest of the ratios ``above[i] / below[i]`` of rounds."""
-    ratios = [x / y for x, y in zip(above, below, strict=True)]
-    return [statistics.median(ratios), min(ratios), max(ratios)]
-
-
 def rates(seconds: Mapping[str, Sequence[float]], amount: float, baselines: Sequence[str]) -> dict[str, Json]:
-    """Of each the median rate of ``amount`` a second, and the `ratio` of its speed to that of every baseline."""
-    return {
-        name: {
-            "rate": amount / statistics.median(values),
-            **{f"to {baseline}": ratio(seconds[baseline], values) for baseline in baselines},
-        }
-        for name, values in seconds.items()
-    }
+    """Median rate of ``amount`` a second, and median, lowest and highest ratio of speed to baselines in a round."""
+    rows: dict[str, Json] = {}
+    for name, values in seconds.items():
+        rows[name] = {"rate": amount / statistics.median(values)}
+        for baseline in baselines:
+            ratios = [x / y for x, y in zip(seconds[baseline], values, strict=True)]
+            rows[name][f"to {baseline}"] = [statistics.median(ratios), min(ratios), max(ratios)]
+    return rows
 
 
 def print_table(result: Json) -> None:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from olmo.config import ModelConfig
 from olmo.model import OLMo
-from olmo.optim import get_param_groups
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -34,10 +33,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
-PRODUCT = "matrix product"
-SIZE_OF_PRODUCT = 2048
-LEARNING_RATE = 1e-5
-"""Of every side that is compared."""
+PRODUCT, SIZE_OF_PRODUCT = "matrix product", 2048
+LEARNING_RATE = 1e-5  # of every side that is compared
 Runner = Callable[[], object]
 
 
@@ -48,16 +45,14 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
     with tempfile.TemporaryDirectory() as folder:
         of_run = with_random_tokens(load_config(config, overrides), Path(folder))
-        if of_run.model.family != "olmo":
-            raise UserError(f"model.family {of_run.model.family}: give a config of an OLMo model")
         compiler = replace(of_run.compile or CompilerConfig(), from_steps=0)
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
         device, is_bf16 = loop.device, loop.accelerator.mixed_precision == "bf16"
         given = (of_run, device, is_bf16, steps)
-        size, dtype = SIZE_OF_PRODUCT, torch.bfloat16 if is_bf16 else torch.float32
-        matrix = torch.randn(size, size, device=device, dtype=dtype)
+        dtype = torch.bfloat16 if is_bf16 else torch.float32
+        matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=device, dtype=dtype)
         runners: dict[str, Runner] = {
             OLMO: plain_steps(*given),
             LOOP: loop_steps(loop, of_run, steps),
@@ -69,7 +64,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         seconds = time_in_turn(runners, rounds, device.type, warm_up=2)
         if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
-    product = 2.0 * size**3 / statistics.median(seconds[PRODUCT])
+    product = 2.0 * SIZE_OF_PRODUCT**3 / statistics.median(seconds[PRODUCT])
     flops, peak = flops_per_token(of_run), peak_flops(of_run, device)
     sides = {name: values for name, values in seconds.items() if name != PRODUCT}
     rows = rates(sides, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
@@ -81,8 +76,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         "config": config,
         "precision": "bf16" if is_bf16 else "fp32",
         "parameters": sum(each.numel() for each in loop.raw_model.parameters()),
-        "window": of_run.model.max_sequence_length,
-        "batch": of_run.global_train_batch_size,
+        "batch": [of_run.global_train_batch_size, of_run.model.max_sequence_length],
         "unit": "tokens/s",
         "matrix_product_tflops": product / 1e12,
         **about,
@@ -121,8 +115,7 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
     model.load_state_dict(build_model(config).state_dict())
     model.to(device)
     size, decay = config.device_train_microbatch_size, config.optimizer.weight_decay
-    groups = get_param_groups(config, model)
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=decay, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
     batch = next(TrainingData(config).batches(0)).to(device)
     starts = range(0, len(batch.labels), size)
 
@@ -147,13 +140,9 @@ def trainer_steps(
 
     What the Trainer does before its steps is not counted. ``backend``: of torch.compile; None: eager.
     """
-    plain: Any = build_model(config)
-    model, decay = to_transformers(plain, config), config.optimizer.weight_decay
-    weights = list(model.parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [each for each in weights if each.dim() >= 2], "weight_decay": decay},
-        {"params": [each for each in weights if each.dim() < 2], "weight_decay": 0.0},
-    ]
+    ours: Any = build_model(config)
+    model, decay = to_transformers(ours, config), config.optimizer.weight_decay
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
     batch = config.global_train_batch_size
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
@@ -176,7 +165,6 @@ def trainer_steps(
             torch_compile_backend=backend,
             bf16=is_bf16,
             use_cpu=device.type == "cpu",
-            dataloader_pin_memory=device.type == "cuda",
             logging_strategy="no",
             save_strategy="no",
             report_to=[],
@@ -184,7 +172,7 @@ def trainer_steps(
         ),
         train_dataset=[{"input_ids": ids, "labels": ids} for ids in map(torch.from_numpy, windows)],
         callbacks=[clock],
-        optimizers=(torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True), None),
+        optimizers=(optimizer, None),
     )
     trainer.remove_callback(PrinterCallback)
 

@@ -1,0 +1,114 @@
+"""The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.util.errors import UserError
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
+
+from benchmarks import gpu
+from benchmarks.timing import rates, time_in_turn
+
+
+def test_rounds_are_timed_in_turn_and_paired():
+    now, calls = [0.0], []
+
+    def runner(name, seconds):
+        upcoming = iter(seconds)
+
+        def run():
+            calls.append(name)
+            now[0] += next(upcoming)
+
+        return run
+
+    runners = {"plain": runner("plain", [9, 8, 6, 20]), "engine": runner("engine", [9, 2, 1, 10])}
+    seconds = time_in_turn(runners, 3, warm_up=1, clock=lambda: now[0])
+    assert seconds == {"plain": [8, 6, 20], "engine": [2, 1, 10]}  # without the warm-up
+    assert sorted(calls[:2]) == sorted(calls[2:4]) == ["engine", "plain"]
+    rows = rates(seconds, 16, ["plain"])
+    assert rows == {"plain": {"rate": 2, "to plain": [1, 1, 1]}, "engine": {"rate": 8, "to plain": [4, 2, 6]}}
+
+
+def benchmark(run_here, *arguments):
+    done = run_here("scripts/benchmark.py", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_ratios_of_training_are_those_of_its_rounds(run_here, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    shape = [
+        "d_model=32",
+        "n_layers=2",
+        "n_heads=2",
+        "max_sequence_length=32",
+        "vocab_size=128",
+        "embedding_size=128",
+    ]
+    options = [*(f"--model.{each}" for each in shape), "--global_train_batch_size=4", "--precision=fp32"]
+    options += ["--device_train_microbatch_size=2", "--positions.target_length=64", "--compile.backend=eager"]
+    found = benchmark(run_here, "train", "--rounds", 2, "--steps", 1, *options)
+    seconds, rows = found["seconds"], found["results"]
+    assert found["machine"]["processor"] and {*rows} == {*seconds} - {"matrix product"}
+    for name, row in rows.items():
+        assert row["rate"] == pytest.approx(4 * 32 / statistics.median(seconds[name]))
+        for other in ("olmo", "transformers Trainer"):
+            ratios = [one / two for one, two in zip(seconds[other], seconds[name], strict=True)]
+            assert row[f"to {other}"] == pytest.approx([statistics.median(ratios), min(ratios), max(ratios)])
+    flops = rows["loop"]["share_of_matrix_product"] * found["matrix_product_tflops"] * 1e12
+    layers = 2 * (4 * 32 * 32 + 2 * 32 * 4 * 32) + 128 * 32  # matrices of every layer, and the head
+    assert flops == pytest.approx(rows["loop"]["rate"] * (6 * layers + 12 * 2 * 32 * 32), rel=0.5)
+
+
+@pytest.mark.slow
+def test_the_engine_is_timed_beside_a_plain_loop_and_has_its_influences(run_here):
+    sizes = ["--n-long", 24, "--n-short", 6, "--targets-per-block", 4, "--blocks", 1, "--alone", 2]
+    found = benchmark(run_here, "influence", "--device", "cpu", "--rounds", 1, *sizes)
+    assert len(found["results"]) == 6
+    for name, row in found["results"].items():
+        if "plain" in name:
+            assert row["to plain loop"] == [1, 1, 1]
+        else:
+            assert row["same_set"] == 1 and row["largest_difference_nats"] < 1e-4
+
+
+PARTS = {
+    "first": gpu.Part(1, "echo something"),
+    "second": gpu.Part(1, "echo a page of text; echo no such thing >&2; false; echo not reached"),
+    "third": gpu.Part(0.02, "sleep 60 & sleep 60"),
+    "model": gpu.Part(math.inf, "echo $CORPUS"),
+    "figure2": gpu.Part(0.1, "test -n $NOT_MEASURED"),
+}
+
+
+def test_a_part_that_fails_is_recorded_and_measured_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "PARTS", PARTS)
+    monkeypatch.setattr(gpu, "BY_DEFAULT", tuple(PARTS))
+    for variable in ("CUDA_VISIBLE_DEVICES", "TORCH_CUDNN_SDPA_DEPRIORITIZED"):
+        monkeypatch.setenv(variable, "")
+    given = {"data": None, "minutes": 1.0, "tiny": True, "agreement": False}
+    first = gpu.run(tmp_path, only=(), **given)["results"]
+    assert [row["failed"] for row in first.values()] == [False, True, True, False, True]
+    rows = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PARTS}
+    assert rows["first"]["found"] == "something" and rows["model"]["found"] == f"{tmp_path}/work/data"
+    assert rows["second"]["found"].startswith("failed: exit code 1: no such thing; see ")
+    assert rows["third"]["found"].startswith("failed: not done in the 1 s that it had")
+    assert "NOT_MEASURED: unbound variable" in rows["figure2"]["found"]
+    monkeypatch.setitem(PARTS, "first", gpu.Part(1, "echo another"))
+    monkeypatch.setitem(PARTS, "second", gpu.Part(1, "echo done"))
+    again = gpu.run(tmp_path, only=("first", "second"), **given)["results"]
+    assert (
+        not again["second"]["failed"] and json.loads((tmp_path / "first.json").read_text()) == rows["first"]
+    )
+    with pytest.raises(UserError, match="measured with other --tiny or --data; give another --out"):
+        gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
+    with pytest.raises(UserError, match="--only has none of first, second"):
+        gpu.run(tmp_path, only=("frist",), **given)
