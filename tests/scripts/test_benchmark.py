@@ -100,7 +100,7 @@ def test_a_part_that_fails_is_recorded_and_measured_again(monkeypatch, tmp_path)
     rows = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PARTS}
     assert rows["first"]["found"] == "something" and rows["model"]["found"] == f"{tmp_path}/work/data"
     assert rows["second"]["found"].startswith("failed: exit code 1: no such thing; see ")
-    assert rows["third"]["found"].startswith("failed: not done in the 1 s that it had")
+    assert rows["third"]["found"].startswith("failed: not done in 1 s, its limit")
     assert "NOT_MEASURED: unbound variable" in rows["figure2"]["found"]
     monkeypatch.setitem(PARTS, "first", gpu.Part(1, "echo another"))
     monkeypatch.setitem(PARTS, "second", gpu.Part(1, "echo done"))
