@@ -73,8 +73,7 @@ def result_of(name: str, scene: Path) -> dict[str, str]:
     """What a command was run for, by name; what cannot be read is never the right one."""
     out = scene / COMMANDS[name].out
     if name == "prepare":
-        patterns = ("*.npy", "*.groups.jsonl.gz", "tokenizer.json", "manifest.json")
-        return {path.name: digest(path) for pattern in patterns for path in out.glob(pattern)}
+        return {path.name: digest(path) for path in out.iterdir() if path.suffix in (".npy", ".gz", ".json")}
     if name.startswith("train"):
         last = max(out.glob("step*"))
         losses = [(row["step"], row["loss_nats"]) for row in read_metrics(out / "metrics.jsonl")]
@@ -117,7 +116,7 @@ def write_inputs(scene: Path) -> None:
     (scene / "text").mkdir(parents=True)
     for name in ("one", "two"):
         names = ["".join(words.choices(["ba", "do", "ki", "lu", "me", "no"], k=3)) for _ in range(40)]
-        texts = [" ".join(words.choices(words.sample(names, 5), k=90)) for _ in range(40)]
+        texts = (" ".join(words.choices(words.sample(names, 5), k=90)) for _ in range(40))
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         path = scene / "text" / f"{name}.jsonl.gz"
         path.write_bytes(gzip.compress(lines.encode(), mtime=0))
@@ -138,7 +137,7 @@ def start(name: str, scene: Path, faults: dict[int, dict] | None = None, more: s
 
 
 def end(process: Forked) -> tuple[int, str]:
-    """Exit code and standard error of a command that ends in time; one of several that stands still is killed."""
+    """Exit code and standard error of a command that ends in time."""
     try:
         _, errors = process.communicate(timeout=SECONDS)
     finally:
@@ -153,10 +152,9 @@ def end_beside_a_stale_rank(process: Forked, rank: int) -> tuple[int, str]:
     while other in process.running:
         assert time.monotonic() < deadline, "the other process waits for ever"
         time.sleep(0.05)
-    code = process.exit_codes[other]
     if stale in process.running:
         os.kill(stale, signal.SIGKILL)
-    return code, end(process)[1]
+    return process.exit_codes[other], end(process)[1]
 
 
 def inject(fault: str, name: str, scene: Path, scenes: Scenes, draw: random.Random) -> bool:

@@ -80,10 +80,10 @@ def measure_agreement(tiny: bool) -> Json:
             apart = abs(ours[0] - cpu[0]), max(norms)
             holds = all(one <= other for one, other in zip(apart, bound, strict=True))
             rows.append((case, precision, ours[0], *apart, holds))
-    differences = ["loss_difference_nats", "gradient_difference"]
-    frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *differences, "holds"])
+    names = ["loss_difference_nats", "gradient_difference"]
+    frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *names, "holds"])
     beyond = frame["case"][~frame["holds"]].tolist()
-    found = f"{len(frame)} cases; {frame.groupby('precision')[differences].max().to_dict()}"
+    found = f"{len(frame)} cases; {frame.groupby('precision')[names].max().to_dict()}"
     found = "; beyond rounding: ".join([found, *beyond])
     return {"found": found, "failed": bool(beyond), "rows": frame.to_dict("list")}
 
