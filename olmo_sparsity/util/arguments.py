@@ -24,8 +24,6 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from olmo_sparsity.util.files import file_in
-
 _Value = TypeVar("_Value", int, float)
 _Settings = TypeVar("_Settings")
 
@@ -123,19 +121,6 @@ def texts(text: str) -> tuple[str, ...]:
 def out_folder(text: str) -> Path:
     """A folder to write to, which need not exist."""
     return _reachable(_named(text))
-
-
-def out_file(name: str) -> Callable[[str], Path]:
-    """The type of an ``--out FILE``: the file, or ``name`` in an existing folder or where the path ends with /."""
-
-    def parse(text: str) -> Path:
-        path = _named(text) / name if text.endswith("/") else file_in(_named(text), name)
-        if path.is_dir():
-            raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
-        _reachable(path.parent)
-        return path
-
-    return parse
 
 
 def _named(text: str) -> Path:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from analysis.model.loading import TextTokenizer, open_model
-from analysis.probes.models import check_reach
+from analysis.probes.probe import check_reach
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity import cli
 from olmo_sparsity.util import arguments as types
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,
     argument,
-    out_file,
     out_folder,
     seed_number,
     settings_from,
@@ -25,7 +25,7 @@ from olmo_sparsity.util.arguments import (
 )
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+COMMANDS = (*cli.COMMANDS, "benchmark")
 
 NO_WHOLE = ("0", "-1", "-7", "nan", "inf", "1.5", "1e3", "", "many", str(10**30), "9" * 5000)
 BELOW_0 = tuple(text for text in NO_WHOLE if text != "0")
@@ -44,25 +44,32 @@ REFUSED = {
 """What each type of argument must refuse, beside a file called file."""
 REFUSED_BY_NAME = {
     "several.<locals>.parse": ("0,,1", "nan", "1e400", "", "0,inf"),
-    "out_file.<locals>.parse": ("folder", "file/x.png", ""),
     "job_numbers": ("", "x", "1,x", "1:2"),
 }
-"""The same of types that are made where they are needed; in the folder stands a folder of the file's usual name."""
+"""The same of types that are made where they are needed."""
 
 
 class Parsed(Exception):
     """A command has come to reading its arguments, with this parser."""
 
 
-def parsers_of(monkeypatch, script):
-    """The parser of a script, and those of its subcommands, by what is typed before the options."""
+def start_of(command):
+    """The file that a command is in, and what is typed before its arguments."""
+    if command in cli.COMMANDS:
+        return Path(cli.__file__).with_name("__main__.py"), [command]
+    return ROOT / "scripts" / f"{command}.py", []
+
+
+def parsers_of(monkeypatch, command):
+    """The parser of a command, and those of its subcommands, by what is typed before the options."""
+    script, arguments = start_of(command)
 
     def stop(parser, *rest, **more):
         raise Parsed(parser)
 
     with monkeypatch.context() as patch:
         patch.setattr(Parser, "parse_known_args", stop)
-        patch.setattr(sys, "argv", [script.name])
+        patch.setattr(sys, "argv", [script.name, *arguments])
         patch.syspath_prepend(str(script.parent))
         with pytest.raises(Parsed) as seen:
             runpy.run_path(str(script), run_name="__main__")
@@ -79,9 +86,9 @@ def refused_by(kind):
     return REFUSED.get(kind) or REFUSED_BY_NAME.get(getattr(kind, "__qualname__", ""), ())
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypatch, capsys, tmp_path):
-    parsers = parsers_of(monkeypatch, script)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_makes_no_sense_is_one_line_that_names_the_option(command, monkeypatch, capsys, tmp_path):
+    parsers = parsers_of(monkeypatch, command)
     assert all(isinstance(parser, Parser) for parser in parsers)
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
@@ -91,9 +98,6 @@ def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypat
             name = option or action.metavar or action.dest
             assert action.type not in (int, float), f"{name} takes any number"
             for value in refused_by(action.type):
-                if value == "folder":
-                    for usual in ("loss.png",):
-                        Path("folder", usual).mkdir(parents=True, exist_ok=True)
                 with pytest.raises(SystemExit, match="2"):
                     parser.parse_args([f"{option}={value}" if option else value])
                 said = capsys.readouterr().err
@@ -103,7 +107,7 @@ def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypat
 
 
 def test_the_types_are_those_that_the_commands_use(monkeypatch):
-    parsers = [parser for script in SCRIPTS for parser in parsers_of(monkeypatch, script)]
+    parsers = [parser for command in COMMANDS for parser in parsers_of(monkeypatch, command)]
     used = {action.type for parser in parsers for action in parser._actions}
     assert used >= REFUSED.keys()
     assert {getattr(kind, "__qualname__", "") for kind in used} >= REFUSED_BY_NAME.keys()
@@ -111,10 +115,11 @@ def test_the_types_are_those_that_the_commands_use(monkeypatch):
 
 @pytest.fixture
 def script(run_here):
-    """Runs a script in this process; its exit code and what it printed as an error."""
+    """Runs a command in this process; its exit code and what it printed as an error."""
 
     def run(name, *arguments) -> tuple[int, str]:
-        done = run_here(f"scripts/{name}.py", *arguments)
+        script, before = start_of(name)
+        done = run_here(script, *before, *arguments)
         return done.returncode, done.stderr
 
     return run
@@ -195,11 +200,5 @@ def test_only_the_fields_that_are_wanted_become_arguments():
     assert vars(parser.parse_args(["a"])) == {"checkpoints": ["a"], "tau_nats": 1.0}
 
 
-def test_a_file_goes_into_a_folder_under_its_usual_name(tmp_path):
-    read = out_file("page.html")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "page.html").touch()
-    assert read(str(tmp_path / "folder")) == tmp_path / "folder" / "page.html"
-    assert read(f"{tmp_path}/new/") == tmp_path / "new" / "page.html"
-    assert read(str(tmp_path / "new" / "page.html")) == tmp_path / "new" / "page.html"
+def test_a_folder_that_is_not_there_is_taken(tmp_path):
     assert out_folder(str(tmp_path / "new" / "deeper")) == tmp_path / "new" / "deeper"
