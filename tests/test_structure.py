@@ -153,7 +153,7 @@ def test_there_are_configs_to_load():
 def help_texts():
     """What each script, and the command alone and with a name, prints for --help, and the heavy modules it loads."""
     commands = [(str(path),) for path in SCRIPTS]
-    commands += [(str(CLI / "__main__.py"), *rest) for rest in ((), ("plot-metrics",))]
+    commands += [(str(CLI / "__main__.py"), *rest) for rest in ((), ("prepare-data",))]
     done = subprocess.run(
         [sys.executable, "tests/support/help_texts.py", json.dumps(commands), json.dumps(sorted(HEAVY))],
         capture_output=True,

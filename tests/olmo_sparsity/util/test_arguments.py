@@ -131,7 +131,7 @@ def script(run_here):
         (("influence", "a"), "the following arguments are required: --out"),
         (("submit", "trian"), "argument KIND: invalid choice: 'trian'"),
         (("submit", "train", "a.yaml", "--node", "3"), "unrecognized arguments: --node 3"),
-        (("benchmark",), "the following arguments are required: BENCHMARK"),
+        (("benchmark",), "the following arguments are required: benchmark"),
         (("figure2", "a", "b", "--ou\nt"), "unrecognized arguments: --ou t"),
     ],
 )
