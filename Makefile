@@ -1,6 +1,7 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (half an hour to an hour on 2 CPU cores)
 # make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
+# make models    one cell of the study of real models at a tenth of its size, on Python's library (a quarter of an hour)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the test of the X-ray page, which skips without it
 # make lint      ruff and mypy
@@ -17,8 +18,9 @@ WEIGHTS := results/checkpoint
 VERIFIED := runs/verify/data
 MEASURED := --targets 5600 --targets-per-block 16
 WORKERS ?= logical
+MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: figure2 figure2-seeds verify install test test-slow browser lint docs clean distclean
+.PHONY: figure2 figure2-seeds verify models install test test-slow browser lint docs clean distclean
 
 install: $(INSTALLED)
 
@@ -48,6 +50,14 @@ figure2-seeds: figure2
 verify: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --tokenizer $(WEIGHTS)/tokenizer.json --out $(VERIFIED)
 	$(PY) -m olmo_sparsity.cli verify $(WEIGHTS)/influence --model $(WEIGHTS) --corpus $(VERIFIED)
+
+models: $(INSTALLED)
+	mkdir -p runs/models
+	$(PY) results/models/texts.py library runs/models/library.jsonl
+	$(PY) -m olmo_sparsity.cli influence $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 160 \
+	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl,attention,h2o,snapkv,nearest,random \
+	  --give-back text,cache:4 --tokens-per-batch 4096 --out runs/models/library
+	$(PY) -m olmo_sparsity.cli figure2 runs/models/library
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
 test: $(INSTALLED)

@@ -2,12 +2,14 @@
 
     python results/models/texts.py releases SDISTS OUT.jsonl [YYYY-MM-DD]
     python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
+    python results/models/texts.py library OUT.jsonl
 
 The first reads change logs and release notes in the .tar.gz files of SDISTS (source distributions), keeps the sections
 whose headings carry a later date, and writes a text per file with its package as the group: a model that was trained
 before the date has not read them, as far as releases after it describe new work. The second draws one text of every
 group of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a
-group, as a package is; others are as `olmo_sparsity.corpus.groups` has them.
+group, as a package is; others are as `olmo_sparsity.corpus.groups` has them. The third does so with the files of the
+library of this Python.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import hashlib
 import json
 import re
 import sys
+import sysconfig
 import tarfile
 from datetime import date, datetime
+from operator import itemgetter
 from pathlib import Path
 
 from olmo_sparsity.corpus.groups import group_of_url
@@ -89,6 +93,20 @@ def one_each(out: str, *files: str) -> None:
     write([text for _, _, text in sorted(drawn.values())], out)
 
 
+def library(out: str) -> None:
+    """Write one file of every module of Python's library."""
+    root = Path(sysconfig.get_path("stdlib"))
+    drawn: dict[str, tuple[str, dict[str, str]]] = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).parts
+        text = path.read_text(encoding="utf8", errors="replace")
+        if len(text) >= SHORTEST_DRAWN and not {"site-packages", "test", "tests", "idlelib"} & {*parts}:
+            order = hashlib.sha256("/".join(parts).encode()).hexdigest()
+            line = {"text": text, "url": "/".join(parts), "group": parts[0]}
+            drawn[parts[0]] = min(drawn.get(parts[0], (order, line)), (order, line), key=itemgetter(0))
+    write([line for _, line in sorted(drawn.values(), key=itemgetter(0))], out)
+
+
 def group_of(url: str) -> str:
     """The work, package or module of Python's library that a text is a part of."""
     module = re.search(r"/cpython/.*/Lib/([^/]+)", url)
@@ -105,4 +123,4 @@ def write(texts: list[dict[str, str]], out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"releases": releases, "one-each": one_each}[sys.argv[1]](*sys.argv[2:])
+    {"releases": releases, "one-each": one_each, "library": library}[sys.argv[1]](*sys.argv[2:])
