@@ -1,3 +1,3 @@
 """Train language models whose position ids are chosen freely (RoPE, PoSE, coupled) on OLMo's code base."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
