@@ -133,4 +133,5 @@ figures() { # the tables, correlations and figure of the page; correlations at o
     done
 }
 
+declare -F "${1-}" >/dev/null || { echo "give one of: $(compgen -A function -X checkpoint | xargs)" >&2 && exit 2; }
 "$1"
