@@ -1,6 +1,6 @@
 """The numbers and the figures of the study: what far context gives real models, and how much of it a few tokens hold.
 
-    python results/models/study.py collect runs/models     joins the batches that are measured into this folder
+    python results/models/study.py collect runs/models     adds the batches that are measured to this folder
     python results/models/study.py                         prints the tables and draws a figure of each cell
 
 A run folder of a measurement in shards holds parts/batch-*, each a saved result; those of every fifth batch are spread
@@ -16,7 +16,7 @@ import pandas as pd
 from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.parts import stacked
-from analysis.result import FRAMES, save_study
+from analysis.result import FRAMES, RESULT_NAME, save_study, setting_differences
 from analysis.stats import numbers
 from analysis.stats.show import show
 
@@ -26,15 +26,22 @@ SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
 
 
 def collect(runs):
-    """Write what is measured of every run as a cell of this study, without the texts."""
-    study = {}
+    """Add what is measured of every run to its cell of this study, without the texts."""
+    study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
     for folder in sorted(Path(runs).glob("*-n*")):
-        parts = [load(path.parent) for path in sorted(folder.glob("parts/batch-*/result.json"))]
-        if parts:
-            frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES[:2]}
-            seconds = sum(part.provenance["seconds"] for part in parts)
-            provenance = {**parts[0].provenance, "seconds": seconds}
-            study[folder.name] = replace(parts[0], provenance=provenance, texts=None, trainings=[], **frames)
+        before = [study[folder.name]] if folder.name in study else []
+        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/batch-*/{RESULT_NAME}"))]
+        known = set().union(*(part.targets["target_id"] for part in before))
+        new = [part for part in parts if not known & {*part.targets["target_id"]}]
+        if not new:
+            continue
+        joined = [*before, *new]
+        if different := setting_differences(joined[0].settings, new[0].settings, ignore=("complete",)):
+            raise SystemExit(f"{folder} was measured with other settings: {different}")
+        frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
+        seconds = sum(part.provenance["seconds"] for part in joined)
+        provenance = {**joined[0].provenance, "seconds": seconds}
+        study[folder.name] = replace(joined[0], provenance=provenance, texts=None, trainings=[], **frames)
     save_study(HERE, study)
 
 
