@@ -70,8 +70,10 @@ def numbers(frame):
     ones = np.ones(len(frame))
 
     def row(name, context, values):
-        interval = bootstrap.interval(bootstrap.ratio(np.asarray(values, dtype=float), ones))
-        return {"name": name, "context": context, **vars(interval)}
+        interval = vars(bootstrap.interval(bootstrap.ratio(np.asarray(values, dtype=float), ones)))
+        if name.startswith("share"):
+            interval = {bound: float(np.clip(of_bound, 0, 1)) for bound, of_bound in interval.items()}
+        return {"name": name, "context": context, **interval}
 
     rows = []
     for length, loss in zip(lengths, losses.T.to_numpy(), strict=True):
