@@ -94,18 +94,12 @@ def kinds_figure(
     sets = {_ALL: {"color": "0.2", "marker": "|"}, _OVER_TAU: {"color": "0.2", "marker": "x"}}
     at_k, is_net = f"k = {frame['k'].max():.0f}", frame["far_context"] == NET
     figure, panels = style.large_panels(4, width, 0.42 * len(kinds) + 0.5, sharey=True)
+    recovery, is_gain = f"recovery\n{style.OF_GAIN}", frame["name"] == "gain_nats"
     for axes, title, label, rows, by, looks in (
-        (panels[0], "(a) Share", "share of the targets", frame["name"] != "gain_nats", "of", sets),
-        (panels[1], "(b) Gain, all targets", _GAIN, frame["name"] == "gain_nats", "of", sets),
-        (panels[2], f"(c) Recovery, {at_k}", f"recovery\n{style.OF_GAIN}", ~is_net, "selector", selectors),
-        (
-            panels[3],
-            f"(d) Net recovery, {at_k}",
-            f"net recovery\n{style.OF_GAIN}",
-            is_net,
-            "selector",
-            selectors,
-        ),
+        (panels[0], "(a) Share", "share of the targets", ~is_gain, "of", sets),
+        (panels[1], "(b) Gain, all targets", _GAIN, is_gain, "of", sets),
+        (panels[2], f"(c) Recovery, {at_k}", recovery, ~is_net, "selector", selectors),
+        (panels[3], f"(d) Net recovery, {at_k}", f"net {recovery}", is_net, "selector", selectors),
     ):
         style.draw(axes, frame[rows], looks, by, "place", joined=False, across=True, step=0.14)
         axes.axvline(0.0, **style.REFERENCE)
@@ -115,7 +109,7 @@ def kinds_figure(
     panels[2].axvline(1.0, linestyle=":", **style.REFERENCE)
     panels[0].set_yticks(range(len(kinds)), [_kind_label(row) for row in kinds])
     panels[0].set_ylim(len(kinds) - 0.5, -0.5)
-    style.add_legend(figure, sets | selectors, placebo=PLACEBO in result.far_contexts)
+    style.add_legend(figure, sets | selectors | style.IN_LEGEND)
     return figure
 
 
@@ -139,7 +133,7 @@ def _selector_panels(
     titles = [style.selector_label(name).replace(", ", ",\n").replace("@", "\n@") for name in looks]
     figure, panels = style.small_panels(titles, x, y, width=width)
     true = {"true far context": {"color": "0.2", "marker": "o"}}
-    style.add_legend(figure, true | further, placebo=PLACEBO in set(frame["far_context"]))
+    style.add_legend(figure, true | style.IN_LEGEND | further)
     rows = [(frame[frame["selector"] == name], {name: look}) for name, look in looks.items()]
     return figure, [(axes, *of_selector) for axes, of_selector in zip(panels, rows, strict=True)]
 
@@ -208,7 +202,7 @@ def placebos_figure(
     k = choose_k(result.ks, k)
     recoveries = frame[(frame["name"] == "recovery") & (frame["k"] == k) & (frame["selector"] != BEST)]
     contexts = [context for context in _FAR_CONTEXTS if context in set(recoveries["far_context"])]
-    recoveries = recoveries.assign(place=recoveries["far_context"].map(contexts.index))
+    recoveries = recoveries.assign(place=recoveries["far_context"].map(contexts.index)).sort_values("place")
     looks = style.selector_styles(recoveries["selector"].unique())
     parts = frame[frame["blind"].notna()]
     figure, panels = style.large_panels(2 if len(parts) else 1, width, 2.8)
@@ -228,7 +222,7 @@ def placebos_figure(
     if len(parts):
         of_parts = _plot_parts(panels[1], parts)
         style.log_axis(panels[1], result.ks)
-    style.add_legend(figure, looks | of_parts, placebo=True)
+    style.add_legend(figure, looks | style.IN_LEGEND | of_parts)
     return figure
 
 

@@ -92,7 +92,8 @@ def figure2(
     for number, (name, result) in enumerate(results.items()):
         own = [looks[label]["color"] for label, (of, _) in curves.items() if of == name]
         shares = numbers.shares(result, **bootstrap)
-        _plot_short_and_long(panels[0], shares, own[0] if len(results) > 1 else "black", number)
+        colour, is_last = own[0] if len(results) > 1 else "black", number == len(results) - 1
+        _plot_short_and_long(panels[0], shares, colour, number, is_last=is_last)
     panels[0].set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, {name: looks[name] for name in curves})
@@ -103,7 +104,8 @@ def figure2(
     panels[2].set_title(f"(c) Recovery by size of the gain, k = {at_k}\n{of_selectors}")
     models = {} if length is None else plot_length(panels[3], length)
     drawn = {label: looks[label] for label in {**curves, **in_bins}}
-    style.add_legend(figure, drawn | models, placebo=PLACEBO in set(recovery["far_context"]))
+    placebo = style.IN_LEGEND if PLACEBO in set(recovery["far_context"]) else {}
+    style.add_legend(figure, drawn | placebo | models)
     if heading:
         style.add_heading(figure, describe(results))
     if path is not None:
@@ -139,7 +141,7 @@ def levels_figure(
         style.draw(axes, at_level, looks, "selector", "k")
         style.recovery_lines(axes)
         style.log_axis(axes, result.ks)
-    style.add_legend(figure, looks, placebo=PLACEBO in result.far_contexts)
+    style.add_legend(figure, looks | (style.IN_LEGEND if PLACEBO in result.far_contexts else {}))
     return figure
 
 
@@ -181,18 +183,18 @@ def _curves(
     return curves, curves, looks
 
 
-def _plot_short_and_long(axes: Axes, shares: pd.DataFrame, colour: Any, number: int) -> None:
+def _plot_short_and_long(
+    axes: Axes, shares: pd.DataFrame, colour: Any, number: int, *, is_last: bool
+) -> None:
     """Dotted lines at L_short and L_long of a Result, their intervals and names to the right of the curves."""
     right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
     for which, place in (("short", 1.03 + 0.04 * number), ("long", 1.05 + 0.04 * number)):  # they may overlap
-        row = shares[shares["name"] == f"loss_{which}_over_tau_nats"]
-        axes.axhline(
-            *row["value"], color=colour, linewidth=1, linestyle=":", label=f"$L_{{{which}}}$", zorder=2
-        )
-        axes.errorbar(
-            place, row["value"], style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
-        )
-        axes.text(1.1, *row["value"], f"$L_{{{which}}}$", va="center", **right)
+        row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
+        [value] = row["value"]
+        axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
+        axes.errorbar(place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right)
+        if is_last:
+            axes.text(place + 0.03, value, text, va="center", **right)
 
 
 def _plot_net_recovery(axes: Axes, recovery: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:

@@ -114,7 +114,7 @@ def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", hea
             axes.plot(reference["k"], reference["value"], label=name, **look)
         style.log_axis(axes, sorted(recalls["k"].unique()))
     panels[0].set_ylim(-0.03, 1.03)
-    style.add_legend(figure, looks | references, placebo=True)
+    style.add_legend(figure, looks | style.IN_LEGEND | references)
     style.add_heading(figure, heading, "bars: 95 %")
     return figure
 

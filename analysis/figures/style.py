@@ -66,6 +66,7 @@ OF_PLACEBO: Look = {
     "linestyle": (0, (4, 2)), "linewidth": 0.9, "markersize": 3.4, "markerfacecolor": "white", "markeredgewidth": 0.8
 }  # fmt: skip
 """What every curve of a placebo has of its own: it is thin, dashed and hollow."""
+IN_LEGEND: dict[str, Look] = {"placebo: dashed, hollow": {"color": "0.2", "marker": "o", **OF_PLACEBO}}
 _DPI = 200
 _LETTERS = 17
 """Of the smallest text in an inch."""
@@ -237,12 +238,8 @@ def add_heading(figure: Figure, *texts: str) -> None:
     figure.suptitle(heading, fontsize=SMALL, color="0.25", x=0.01, ha="left", wrap=True)
 
 
-def add_legend(figure: Figure, looks: Mapping[str, Look], *others: Artist, placebo: bool = False) -> None:
-    """One legend below all panels, with as many columns as its longest name allows: a line for each name, the
-    ``others``, and how a placebo is drawn."""
-    looks = looks | (
-        {"placebo: dashed, hollow": {"color": "0.2", "marker": "o", **OF_PLACEBO}} if placebo else {}
-    )
+def add_legend(figure: Figure, looks: Mapping[str, Look], *others: Artist) -> None:
+    """One legend below all panels: a line for each name, and the ``others``; as many columns as the longest allows."""
     handles = [*(Line2D([], [], label=selector_label(name), **look) for name, look in looks.items()), *others]
     longest = max(len(str(handle.get_label())) for handle in handles) + 7  # the line before a name
     columns = max(1, int(_LETTERS * figure.get_figwidth()) // longest)
@@ -261,7 +258,7 @@ def draw(
     *,
     joined: bool = True,
     across: bool = False,
-    step: float = 0.06,
+    step: float = 0.03,
 ) -> None:
     """The values of a frame against its column ``x``, with intervals as bars, for each name in the column ``by``.
 
@@ -273,12 +270,14 @@ def draw(
     for shift, (name, placebo) in zip(side_by_side(len(marks), step), marks, strict=True):
         rows = frame[(frame[by] == name) & (is_true != placebo)]
         look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
-        bars = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
+        bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
+        bars["xerr" if across else "yerr"] = bar_lengths(rows)
         places = rows[x] * 2**shift if joined else rows[x] + shift
-        x_and_y, error = ((rows["value"], places), "xerr") if across else ((places, rows["value"]), "yerr")
+        x_and_y = (rows["value"], places) if across else (places, rows["value"])
+        label = f"{name} placebo" if placebo else name
         if len(rows):
-            label, lengths = f"{name} placebo" if placebo else name, {error: bar_lengths(rows)}
-            axes.errorbar(*x_and_y, **lengths, label=label, zorder=2.5 if placebo else 3, **bars, **look)
+            line, *_ = axes.errorbar(*x_and_y, label=label, zorder=2.5 if placebo else 3, **bars, **look)
+            line.set_label(label)
 
 
 def draw_band(

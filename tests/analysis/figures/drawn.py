@@ -4,9 +4,8 @@ import numpy as np
 
 
 def line(axes, label):
-    """(x, y) of the curve of this label, with bars or without, each (n,)."""
-    with_bars = [one[0] for one in axes.containers if one.get_label() == label and hasattr(one, "has_yerr")]
-    [found] = [*with_bars, *(one for one in axes.lines if one.get_label() == label)]
+    """(x, y) of the curve of this label, each (n,)."""
+    [found] = [one for one in axes.lines if one.get_label() == label]
     return np.asarray(found.get_xdata(), dtype=float), np.asarray(found.get_ydata(), dtype=float)
 
 

@@ -43,10 +43,11 @@ def test_curves_have_the_values_of_their_frame_a_little_apart():
     )
     axes = small_figure().axes[0]
     look = {"color": "red", "marker": "o", "linestyle": "-"}
-    style.draw_curves(axes, frame.assign(far_context="placebo"), {"a": look, "b": look})
-    for label, sign in (("a placebo", -1), ("b placebo", 1)):
+    both = pd.concat([frame.assign(far_context=context) for context in ("true", "placebo")])
+    style.draw(axes, both, {"a": look, "b": look}, "selector", "k")
+    for number, label in enumerate(("a", "a placebo", "b", "b placebo")):
         x, y = line(axes, label)
-        np.testing.assert_allclose(x, np.array([1, 2, 4]) * 2 ** (0.03 * sign))
+        np.testing.assert_allclose(x, np.array([1, 2, 4]) * 2 ** (0.03 * (number - 1.5)))
         assert y.tolist() == frame["value"][frame["selector"] == label[0]].tolist()
 
 
