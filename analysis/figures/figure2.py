@@ -74,6 +74,7 @@ def figure2(
     """
     at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
     curves, in_bins, looks = _curves(at_main_level, selectors)
+    main = {label: looks[label] for label in curves}
 
     def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
         """The frames of all results as one; its column ``curve`` says which of ``drawn`` a row is of."""
@@ -88,7 +89,7 @@ def figure2(
     for axes in panels[:2]:
         style.log_axis(axes, sorted({k for result in results.values() for k in result.ks}))
         axes.set_xlabel(style.OF_K)
-    style.draw(panels[0], rows(numbers.losses, curves), {name: looks[name] for name in curves}, "curve", "k")
+    style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
     for number, (name, result) in enumerate(results.items()):
         own = [looks[label]["color"] for label, (of, _) in curves.items() if of == name]
         shares = numbers.shares(result, **bootstrap)
@@ -96,16 +97,15 @@ def figure2(
         _plot_short_and_long(panels[0], shares, colour, number, is_last=is_last)
     panels[0].set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
     recovery = rows(numbers.recovery, curves)
-    _plot_net_recovery(panels[1], recovery, {name: looks[name] for name in curves})
-    bins = rows(numbers.gain_bins, in_bins, k=k)
-    _plot_gain_bins(panels[2], bins, {name: looks[name] for name in in_bins}, counted=len(results) == 1)
+    _plot_net_recovery(panels[1], recovery, main)
+    bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
+    _plot_gain_bins(panels[2], bins, of_bins, counted=len(results) == 1)
     at_k = ", ".join(map(str, sorted({choose_k(result.ks, k) for result in results.values()})))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
     panels[2].set_title(f"(c) Recovery by size of the gain, k = {at_k}\n{of_selectors}")
     models = {} if length is None else plot_length(panels[3], length)
-    drawn = {label: looks[label] for label in {**curves, **in_bins}}
     placebo = style.IN_LEGEND if PLACEBO in set(recovery["far_context"]) else {}
-    style.add_legend(figure, drawn | placebo | models)
+    style.add_legend(figure, main | of_bins | placebo | models)
     if heading:
         style.add_heading(figure, describe(results))
     if path is not None:
