@@ -95,6 +95,7 @@ def figure2(
         shares = numbers.shares(result, **bootstrap)
         colour, is_last = own[0] if len(results) > 1 else "black", number == len(results) - 1
         _plot_short_and_long(panels[0], shares, colour, number, is_last=is_last)
+    panels[0].margins(y=0.08)
     panels[0].set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)

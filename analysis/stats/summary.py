@@ -93,9 +93,10 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
             frame = frame[frame["selector"].isna() | frame["selector"].isin([default, numbers.FAR])]
         if name in ("faithfulness", "placebos"):
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
-        if name == "kinds":  # the recoveries among them are net
+        if name == "kinds":
             frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]
             frame, across = frame.drop(columns=list(numbers.OF_CHOICE)), "name"
+            name = "kinds, with net recovery"
         if len(frame):
             tables.append(_table(frame, name, across))
     for training in result.trainings if len(result.trainings) > 1 else ():
