@@ -265,19 +265,21 @@ def draw(
     Dashed and hollow of a placebo, whose label says so. Marks of one place stand ``step`` apart, so that no bar hides
     another: as octaves where lines join them, else as they are. ``across``: values are along the x axis.
     """
-    is_true = frame["far_context"].isin([TRUE, NET, np.nan]) if "far_context" in frame else True
-    marks = list(product(looks, (False, True)))
-    for shift, (name, placebo) in zip(side_by_side(len(marks), step), marks, strict=True):
-        rows = frame[(frame[by] == name) & (is_true != placebo)]
+    of_placebo = ~frame["far_context"].isin([TRUE, NET, np.nan]) if "far_context" in frame else False
+    marks = [
+        (name, placebo, rows)
+        for name, placebo in product(looks, (False, True))
+        if len(rows := frame[(frame[by] == name) & (of_placebo == placebo)])
+    ]
+    for shift, (name, placebo, rows) in zip(side_by_side(len(marks), step), marks, strict=True):
         look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
         bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
         bars["xerr" if across else "yerr"] = bar_lengths(rows)
         places = rows[x] * 2**shift if joined else rows[x] + shift
-        x_and_y = (rows["value"], places) if across else (places, rows["value"])
+        along_x, along_y = (rows["value"], places) if across else (places, rows["value"])
         label = f"{name} placebo" if placebo else name
-        if len(rows):
-            line, *_ = axes.errorbar(*x_and_y, label=label, zorder=2.5 if placebo else 3, **bars, **look)
-            line.set_label(label)
+        line, *_ = axes.errorbar(along_x, along_y, label=label, zorder=2.5 if placebo else 3, **bars, **look)
+        line.set_label(label)
 
 
 def draw_band(
