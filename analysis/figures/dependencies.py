@@ -33,7 +33,7 @@ _FAR_CONTEXTS = {
     PLACEBO: "another\ngroup",
 }
 _PARTS = {
-    "selection_bias": ("selection bias (winner's curse)", "#D55E00", "o"),
+    "selection_bias": ("selection bias (winner's curse)", "#B2182B", "X"),
     "common_context": ("common context", "0.6", "s"),
     "specific": ("specific", "black", "^"),
 }
@@ -202,8 +202,9 @@ def placebos_figure(
     k = choose_k(result.ks, k)
     recoveries = frame[(frame["name"] == "recovery") & (frame["k"] == k) & (frame["selector"] != BEST)]
     contexts = [context for context in _FAR_CONTEXTS if context in set(recoveries["far_context"])]
-    recoveries = recoveries.assign(place=recoveries["far_context"].map(contexts.index)).sort_values("place")
     looks = style.selector_styles(recoveries["selector"].unique())
+    places = recoveries["far_context"].map(contexts.index)
+    recoveries = recoveries.assign(place=places).sort_values("place", kind="stable")
     parts = frame[frame["blind"].notna()]
     figure, panels = style.large_panels(2 if len(parts) else 1, width, 2.8)
     style.draw(
