@@ -231,11 +231,8 @@ def _plot_gain_bins(
 
 def describe(results: Mapping[str, Result]) -> str:
     """What was measured, for headings: context lengths, targets, documents, tau, and what intervals are by."""
-    by = {name: by_clusters(numbers.counts(result), "_over_tau") for name, result in results.items()}
-    parts = [
-        f"{name}: {_describe(result)}" if name else _describe(result) for name, result in results.items()
-    ]
-    return "; ".join([*parts, f"bars: 95 %, {', '.join(dict.fromkeys(by.values()))}"])
+    of_each = {name: _describe(result) for name, result in results.items()}
+    return "; ".join(f"{name}: {text}" if name else text for name, text in of_each.items())
 
 
 def _describe(result: Result) -> str:
@@ -259,4 +256,4 @@ def _describe(result: Result) -> str:
     if result.crossfit:
         untrained = settings["selected_by"].get("untrained")
         said.append(f"; cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
-    return "".join(said)
+    return "".join([*said, f"; bars: 95 %, {by_clusters(counts, '_over_tau')}"])
