@@ -15,8 +15,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from analysis.figures import style
@@ -27,9 +25,6 @@ from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
 from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, choose_k
 from analysis.stats.show import interval_text
 
-_WHITE: style.Style = ("white", "none", None)
-_GREY: style.Style = ("0.45", "none", None)
-_EDGE: dict[str, Any] = {"edgecolor": "0.2", "linewidth": 0.6}
 # from the target's own text to the most distant one
 _FAR_CONTEXTS = {
     TRUE: "own text",
@@ -37,11 +32,14 @@ _FAR_CONTEXTS = {
     "same-group": "same group,\nelsewhere",
     PLACEBO: "another\ngroup",
 }
-_PARTS: dict[str, dict[str, Any]] = {
-    "selection_bias": {"facecolor": "white", "hatch": "//////", "label": "selection bias (winner's curse)"},
-    "common_context": {"facecolor": "0.75", "label": "common context"},
-    "specific": {"facecolor": "0.35", "label": "specific"},
+_PARTS = {
+    "selection_bias": ("selection bias (winner's curse)", "#B2182B", "X"),
+    "common_context": ("common context", "0.6", "s"),
+    "specific": ("specific", "black", "^"),
 }
+"""Names of the parts of a recovery, their colours and markers."""
+_ALL, _OVER_TAU = "of all targets", r"of those over $\tau$"
+_GAIN = r"mean $L_{short} - L_{long}$ [nats per token]"
 _PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
@@ -88,46 +86,30 @@ def kinds_figure(
     intervals is called rough.
     """
     frame = numbers.kinds(result, k, **bootstrap)
-    rows = frame.drop_duplicates("kind").to_dict("records")
-    styles = style.selector_styles(frame["selector"].dropna().unique())
-    shown = {name: styles[name] for name in style.shown_selectors(styles)}
-
-    def recovery(selector: str, context: str) -> pd.DataFrame:
-        return frame[(frame["selector"] == selector) & (frame["far_context"] == context)]
-
-    columns = min(style.columns_in(width, 3.2), 2)
-    figure = style.new_figure(width, 4 / columns * (0.42 * len(rows) + 0.5) + 1.0)
-    panels = list(figure.subplots(4 // columns, columns, sharey=True, squeeze=False).flat)
-    of_name = dict(iter(frame.groupby("name")))
-    share, over_tau = (of_name["share"], _WHITE), (of_name["share_over_tau"], _GREY)
-    _plot_bars(panels[0], {"share": share, "share_over_tau": over_tau})
-    _plot_bars(panels[1], {"gain_nats": (of_name["gain_nats"], _WHITE)})
-    points = [(name, context) for name in shown for context in (TRUE, PLACEBO)]
-    for shift, (name, context) in zip(style.side_by_side(len(points), 0.14), points, strict=True):
-        drawn, is_placebo = recovery(name, context), context == PLACEBO
-        places = np.arange(len(drawn)) + shift
-        style.draw_points(panels[2], places, drawn, name, shown[name], placebo=is_placebo, across=True)
-    style.recovery_axis(panels[2], "x")
-    _plot_bars(panels[3], {name: (recovery(name, NET), look) for name, look in shown.items()})
-    panels[0].xaxis.set_major_formatter(_PERCENT)
-    of_k = f"k = {frame['k'].max():.0f}"
-    for axes, title, label in (
-        (panels[0], "(a) Share", "share of the targets"),
-        (panels[1], "(b) Gain, all targets", r"mean $L_{short} - L_{long}$ [nats per token]"),
-        (panels[2], f"(c) Recovery, {of_k}", f"recovery\n{style.OF_GAIN}"),
-        (panels[3], f"(d) Net recovery, {of_k}", f"net recovery\n{style.OF_GAIN}"),
+    kinds = frame.drop_duplicates("kind").to_dict("records")
+    frame["place"] = (frame["kind"] != frame["kind"].shift()).cumsum() - 1
+    frame["of"] = frame["name"].map({"share": _ALL, "gain_nats": _ALL, "share_over_tau": _OVER_TAU})
+    selectors = style.selector_styles(frame["selector"].dropna().unique())
+    selectors = {name: selectors[name] for name in style.shown_selectors(selectors)}
+    sets = {_ALL: {"color": "0.2", "marker": "|"}, _OVER_TAU: {"color": "0.2", "marker": "x"}}
+    at_k, is_net = f"k = {frame['k'].max():.0f}", frame["far_context"] == NET
+    figure, panels = style.large_panels(4, width, 0.42 * len(kinds) + 0.5, sharey=True)
+    recovery, is_gain = f"recovery\n{style.OF_GAIN}", frame["name"] == "gain_nats"
+    for axes, title, label, rows, by, looks in (
+        (panels[0], "(a) Share", "share of the targets", ~is_gain, "of", sets),
+        (panels[1], "(b) Gain, all targets", _GAIN, is_gain, "of", sets),
+        (panels[2], f"(c) Recovery, {at_k}", recovery, ~is_net, "selector", selectors),
+        (panels[3], f"(d) Net recovery, {at_k}", f"net {recovery}", is_net, "selector", selectors),
     ):
-        axes.set_title(title, loc="left")
-        axes.set_xlabel(label)
-        axes.grid(visible=False, axis="y")
+        style.draw(axes, frame[rows], looks, by, "place", joined=False, across=True, step=0.14)
+        axes.axvline(0.0, **style.REFERENCE)
+        axes.set(title=title, xlabel=label)
         axes.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(rows)), [_kind_label(row) for row in rows])
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    handles: list[Any] = [
-        Patch(facecolor="white", label="of all targets", **_EDGE),
-        Patch(facecolor="0.45", label=r"of those over $\tau$", **_EDGE),
-    ]
-    style.add_legend(figure, [*handles, *style.selector_handles(shown, joined=False)])
+    panels[0].xaxis.set_major_formatter(_PERCENT)
+    panels[2].axvline(1.0, linestyle=":", **style.REFERENCE)
+    panels[0].set_yticks(range(len(kinds)), [_kind_label(row) for row in kinds])
+    panels[0].set_ylim(len(kinds) - 0.5, -0.5)
+    style.add_legend(figure, sets | selectors | style.IN_LEGEND)
     return figure
 
 
@@ -140,39 +122,20 @@ def _kind_label(row: Mapping[Any, Any]) -> str:
     )
 
 
-def _plot_bars(axes: Axes, bars: Mapping[str, tuple[pd.DataFrame, style.Style]]) -> None:
-    """Horizontal bars beside each other in each row; intervals carry the marker, which outlives a grey print."""
-    step = 0.8 / max(2, len(bars))
-    for shift, (label, (rows, look)) in zip(style.side_by_side(len(bars), step), bars.items(), strict=True):
-        places = np.arange(len(rows)) + shift
-        axes.barh(places, rows["value"], 0.85 * step, color=look[0], label=label, **_EDGE)
-        style.draw_points(axes, places, rows, f"{label} interval", ("black", look[1], None), across=True)
-    axes.axvline(0.0, color="0.3", linewidth=0.8)
-
-
 # --- distances and tokens needed: a small panel for each selector ---
 
 
 def _selector_panels(
-    frame: pd.DataFrame, width: float, x: str, y: str, *further: Line2D
-) -> tuple[Figure, list[tuple[Axes, pd.DataFrame, style.Style]]]:
-    """A figure with its labels and legend, and the panel, rows and look of each selector."""
-    styles = style.selector_styles(frame["selector"].unique())
-    places = style.in_rows(len(styles), style.columns_in(width, 2.0))
-    figure, panels = style.small_multiples(places, width, 2)
-    style.outer_labels(panels, x, y)
-    style.add_legend(figure, [*style.selector_handles({"true far context": ("0.2", "o", "-")}), *further])
-    parts = []
-    for axes, (name, look) in zip(panels, styles.items(), strict=True):
-        lines = style.selector_label(name).replace(", ", ",\n").replace("@", "\n@")
-        axes.set_title(lines, loc="left")
-        parts.append((axes, frame[frame["selector"] == name], look))
-    return figure, parts
-
-
-def _context_looks(marker: Any) -> dict[str, dict[str, Any]]:
-    """How the curves of the true far context and of the placebo differ, whatever their colour."""
-    return {PLACEBO: style.placebo_looks(marker), TRUE: {"linestyle": "-", "marker": marker}}
+    frame: pd.DataFrame, width: float, x: str, y: str, **further: style.Look
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame, dict[str, style.Look]]]]:
+    """A figure with its legend, and the panel, rows and look of each selector."""
+    looks = style.selector_styles(frame["selector"].unique())
+    titles = [style.selector_label(name).replace(", ", ",\n").replace("@", "\n@") for name in looks]
+    figure, panels = style.small_panels(titles, x, y, width=width)
+    true = {"true far context": {"color": "0.2", "marker": "o"}}
+    style.add_legend(figure, true | style.IN_LEGEND | further)
+    rows = [(frame[frame["selector"] == name], {name: look}) for name, look in looks.items()]
+    return figure, [(axes, *of_selector) for axes, of_selector in zip(panels, rows, strict=True)]
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -185,18 +148,14 @@ def distances_figure(
     """
     frame = numbers.distances(result, k, **bootstrap)
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].div(frame["uniform"], axis=0)
+    frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
     edges = sorted({*frame["from_tokens"], *frame["to_tokens"]})
     share = f"share of the first {frame['k'].iloc[0]}\nover uniform"
-    uniform = Line2D([], [], color="0.3", linewidth=0.8, label="1: uniform over the far context")
-    figure, parts = _selector_panels(frame, width, "distance [tokens]", share, uniform)
-    for axes, of_selector, (colour, marker, _) in parts:
+    uniform = {"1: uniform over the far context": style.REFERENCE}
+    figure, parts = _selector_panels(frame, width, "distance [tokens]", share, **uniform)
+    for axes, rows, look in parts:
         axes.axhline(1.0, **style.REFERENCE)
-        for context, looks in _context_looks(marker).items():
-            rows = of_selector[of_selector["far_context"] == context]
-            place = 0.62 if context == PLACEBO else 0.38
-            centres = rows["from_tokens"] * (rows["to_tokens"] / rows["from_tokens"]) ** place
-            bars = style.bar_lengths(rows)
-            axes.errorbar(centres, rows["value"], bars, color=colour, elinewidth=0.8, label=context, **looks)
+        style.draw(axes, rows, look, "selector", "distance")
         axes.set_yscale("symlog", linthresh=1, linscale=0.5)
         axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1, 2, 4, 8, 16, 32]))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -216,12 +175,10 @@ def tokens_needed_figure(result: Result, *, width: float = style.PAGE, **bootstr
     frame, ks = numbers.tokens_needed(result, **bootstrap), result.ks
     share = f"targets with {100 * numbers.SHARE_NEEDED:g} %\nof the gain"
     figure, parts = _selector_panels(frame, width, "k [far tokens]", share)
-    for axes, of_selector, (colour, marker, _) in parts:
-        for context, looks in _context_looks(marker).items():
-            rows = of_selector[(of_selector["far_context"] == context) & (of_selector["name"] == "reached")]
-            axes.step(rows["k"], rows["value"], where="post", color=colour, label=context, **looks)
-            style.draw_points(axes, rows["k"], rows, f"{context} interval", (colour, "none", None))
-        [never] = of_selector[of_selector["name"] == "never"].to_dict("records")
+    for axes, rows, look in parts:
+        reached, never = rows[rows["name"] == "reached"], rows[rows["name"] == "never"].iloc[0]
+        looks = {name: of_name | {"drawstyle": "steps-post"} for name, of_name in look.items()}
+        style.draw(axes, reached, looks, "selector", "k")
         text = f"more than {ks[-1]:,}: {interval_text(never, percent=True)} %"
         axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize=style.SMALL, color="0.2")
         style.log_axis(axes, ks)
@@ -244,54 +201,41 @@ def placebos_figure(
         return None
     k = choose_k(result.ks, k)
     recoveries = frame[(frame["name"] == "recovery") & (frame["k"] == k) & (frame["selector"] != BEST)]
-    styles = style.selector_styles(recoveries["selector"].unique())
+    contexts = [context for context in _FAR_CONTEXTS if context in set(recoveries["far_context"])]
+    looks = style.selector_styles(recoveries["selector"].unique())
+    places = recoveries["far_context"].map(contexts.index)
+    recoveries = recoveries.assign(place=places).sort_values("place", kind="stable")
     parts = frame[frame["blind"].notna()]
-    n_panels = 2 if len(parts) else 1
-    columns = min(style.columns_in(width, 3.2), n_panels)
-    figure = style.new_figure(width, 2.7 * (n_panels // columns) + 1.4)
-    panels = figure.subplots(n_panels // columns, columns, squeeze=False).flat
-    _plot_far_contexts(panels[0], recoveries, styles, "group" in result.targets)
+    figure, panels = style.large_panels(2 if len(parts) else 1, width, 2.8)
+    style.draw(
+        panels[0], recoveries, looks, "selector", "place", joined=False, step=min(0.07, 0.4 / len(looks))
+    )
+    labels = [_FAR_CONTEXTS[context] for context in contexts]
+    if "group" not in result.targets:
+        labels = [label.replace("same group", "same text").replace("group", "document") for label in labels]
+    panels[0].set_xticks(range(len(contexts)), labels)
+    panels[0].grid(visible=False, axis="x")
     comparable = f"the {frame['n_targets'].iloc[0]:,} over $\\tau$ that have every far context"
-    panels[0].set_title(f"(a) Recovery by far context, k = {k};\n{comparable}", loc="left")
-    handles: list[Any] = style.selector_handles(styles, joined=False)
+    panels[0].set_title(f"(a) Recovery by far context, k = {k};\n{comparable}")
+    panels[0].set_ylabel(f"recovery\n{style.OF_GAIN}")
+    style.recovery_lines(panels[0])
+    of_parts = {}
     if len(parts):
-        first = parts.iloc[0]
-        _plot_parts(
-            panels[1], parts[(parts[["selector", "blind"]] == first[["selector", "blind"]]).all(axis=1)]
-        )
-        panels[1].set_title(f"(b) Parts of {first['selector']};\nblind form: {first['blind']}", loc="left")
-        handles += [Patch(**look, **_EDGE) for look in _PARTS.values()]
-    style.add_legend(figure, handles)
+        of_parts = _plot_parts(panels[1], parts)
+        style.log_axis(panels[1], result.ks)
+    style.add_legend(figure, looks | style.IN_LEGEND | of_parts)
     return figure
 
 
-def _plot_far_contexts(
-    axes: Axes, frame: pd.DataFrame, shown: Mapping[str, style.Style], has_groups: bool
-) -> None:
-    contexts = [context for context in _FAR_CONTEXTS if context in set(frame["far_context"])]
-    shifts = style.side_by_side(len(shown), min(0.14, 0.8 / len(shown)))
-    for shift, (name, look) in zip(shifts, shown.items(), strict=True):
-        rows = frame[frame["selector"] == name].set_index("far_context").loc[contexts]
-        places = np.arange(len(contexts)) + shift
-        style.draw_points(axes, places[:1], rows[:1], name, look)
-        style.draw_points(axes, places[1:], rows[1:], name, look, placebo=True)
-    labels = [_FAR_CONTEXTS[context] for context in contexts]
-    if not has_groups:
-        labels = [label.replace("same group", "same text").replace("group", "document") for label in labels]
-    axes.set_xticks(range(len(contexts)), labels)
-    axes.grid(visible=False, axis="x")
-    style.recovery_axis(axes, "y")
-
-
-def _plot_parts(axes: Axes, parts: pd.DataFrame) -> None:
-    """Bars side by side, not stacked: selection bias may be negative, and every part has an interval of its own."""
+def _plot_parts(axes: Axes, parts: pd.DataFrame) -> dict[str, style.Look]:
+    """The parts of the recovery of the first selector that has them, against k; for the legend."""
+    first = parts.iloc[0]
+    parts = parts[(parts["selector"] == first["selector"]) & (parts["blind"] == first["blind"])]
     parts = parts[(parts["name"] != "common_context") | (parts["far_context"] == numbers.LARGEST)]
-    for shift, (name, look) in zip(style.side_by_side(3, 0.27), _PARTS.items(), strict=True):
-        rows = parts[parts["name"] == name]
-        places = np.arange(len(rows)) + shift
-        axes.bar(places, rows["value"], 0.25, **look, **_EDGE)
-        style.draw_points(axes, places, rows, f"{look['label']} interval", ("black", "none", None))
-        axes.set_xticks(range(len(rows)), [str(k) for k in rows["k"]])
-    axes.axhline(0.0, color="0.3", linewidth=0.8)
-    axes.grid(visible=False, axis="x")
-    axes.set(xlabel="k [far tokens added to the short context]", ylabel=f"recovery\n{style.OF_GAIN}")
+    names = parts["name"].map({name: label for name, (label, _, _) in _PARTS.items()})
+    looks = {label: {"color": colour, "marker": marker} for label, colour, marker in _PARTS.values()}
+    style.draw(axes, parts.assign(part=names, far_context=TRUE), looks, "part", "k")
+    axes.axhline(0.0, **style.REFERENCE)
+    axes.set_title(f"(b) Parts of {first['selector']};\nblind form: {first['blind']}")
+    axes.set(xlabel=style.OF_K, ylabel=f"recovery\n{style.OF_GAIN}")
+    return looks

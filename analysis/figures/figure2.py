@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.figures import style
 from analysis.figures.length import plot_length
@@ -26,6 +25,7 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
+    AS_TEXT,
     CONTROLS,
     DEFAULT_SELECTOR,
     NET,
@@ -35,15 +35,12 @@ from analysis.stats.measured import (
     choose_k,
     default_selector,
     level_in_words,
-    levels,
     nats,
 )
 from olmo_sparsity.util.errors import UserError
 
 POLICIES = ("h2o", "snapkv")
 """Selectors that keep what an eviction policy of a KV cache keeps."""
-
-
 Curves = dict[str, tuple[str, str]]
 """What a colour stands for: by label, the name of a Result and of a selector of it."""
 
@@ -75,13 +72,41 @@ def figure2(
 
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
-    panels = _Panels(results, selectors, bootstrap)
-    figure, axes = _new_panels(3 if length is None else 4, width)
-    panels.plot_loss(axes[0])
-    panels.plot_net_recovery(axes[1])
-    panels.plot_gain_bins(axes[2], k)
-    models = [] if length is None else plot_length(axes[3], length)
-    style.add_legend(figure, [*panels.handles(), *models])
+    at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
+    curves, in_bins, looks = _curves(at_main_level, selectors)
+    main = {label: looks[label] for label in curves}
+
+    def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
+        """The frames of all results as one; its column ``curve`` says which of ``drawn`` a row is of."""
+        frames = []
+        for name, result in at_main_level.items():
+            labels = {selector: label for label, (of, selector) in drawn.items() if of == name}
+            frame = frame_of(result, **options, **bootstrap)
+            frames.append(frame.assign(curve=frame["selector"].map(labels)))
+        return pd.concat(frames, ignore_index=True)
+
+    figure, panels = style.large_panels(3 if length is None else 4, width, 2.6)
+    for axes in panels[:2]:
+        style.log_axis(axes, sorted({k for result in results.values() for k in result.ks}))
+        axes.set_xlabel(style.OF_K)
+    style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
+    for number, (name, result) in enumerate(results.items()):
+        own = [looks[label]["color"] for label, (of, _) in curves.items() if of == name]
+        shares = numbers.shares(result, **bootstrap)
+        colour, is_last = own[0] if len(results) > 1 else "black", number == len(results) - 1
+        _plot_short_and_long(panels[0], shares, colour, number, is_last=is_last)
+    panels[0].margins(y=0.08)
+    panels[0].set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
+    recovery = rows(numbers.recovery, curves)
+    _plot_net_recovery(panels[1], recovery, main)
+    bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
+    _plot_gain_bins(panels[2], bins, of_bins, counted=len(results) == 1)
+    at_k = ", ".join(map(str, sorted({choose_k(result.ks, k) for result in results.values()})))
+    of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
+    panels[2].set_title(f"(c) Recovery by size of the gain, k = {at_k}\n{of_selectors}")
+    models = {} if length is None else plot_length(panels[3], length)
+    placebo = style.IN_LEGEND if PLACEBO in set(recovery["far_context"]) else {}
+    style.add_legend(figure, main | of_bins | placebo | models)
     if heading:
         style.add_heading(figure, describe(results))
     if path is not None:
@@ -104,22 +129,20 @@ def levels_figure(
     result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
 ) -> Figure | None:
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
-    if len(ways := levels(result)) < 2:
+    recovery = numbers.recovery(result, **bootstrap)
+    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*AS_TEXT], sort=False)))
+    if len(ways) < 2:
         return None
-    recovery = numbers.recovery(result, **bootstrap).assign(result="")
-    curves, styles = _curves_of_one("", list(recovery["selector"].unique()), selectors)
-    figure, panels = style.small_multiples(style.in_rows(len(ways), style.columns_in(width, 2.0)), width)
-    for axes, level in zip(panels, ways, strict=True):
-        at_level = recovery[(recovery[list(level)] == list(level.values())).all(axis=1)]
-        for context in (PLACEBO, TRUE):
-            rows = _rows(at_level, curves, context)
-            style.draw_curves(axes, rows, styles, placebo=context == PLACEBO)
-        style.recovery_axis(axes, "y")
-        style.k_axis(axes, result.ks)
-        axes.set_title(f"as {level_in_words(**level)}", loc="left")
-    style.outer_labels(panels, "k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
-    looks = {label: styles[label] for label in curves}
-    style.add_legend(figure, style.selector_handles(looks, placebo=PLACEBO in result.far_contexts))
+    looks = style.selector_styles(recovery["selector"].unique())
+    looks = {name: looks[name] for name in _main_selectors(list(looks), selectors)}
+    titles = [f"as {level_in_words(*level)}" for level in ways]
+    labels = ("k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
+    figure, panels = style.small_panels(titles, *labels, width=width)
+    for axes, at_level in zip(panels, ways.values(), strict=True):
+        style.draw(axes, at_level, looks, "selector", "k")
+        style.recovery_lines(axes)
+        style.log_axis(axes, result.ks)
+    style.add_legend(figure, looks | (style.IN_LEGEND if PLACEBO in result.far_contexts else {}))
     return figure
 
 
@@ -134,19 +157,20 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
     return list(wanted or [name for name in dict.fromkeys(usual) if name in measured])
 
 
-def _curves_of_one(
-    result: str, measured: Sequence[str], wanted: Sequence[str] | None
-) -> tuple[Curves, dict[str, style.Style]]:
-    """The main selectors of the one Result that is drawn, and the look of every one that was measured, by label."""
-    styles = {style.selector_label(name): look for name, look in style.selector_styles(measured).items()}
-    main = _main_selectors(measured, wanted)
-    return {style.selector_label(name): (result, name) for name in main}, styles
+def _curves(
+    results: Mapping[str, Result], wanted: Sequence[str] | None
+) -> tuple[Curves, Curves, dict[str, style.Look]]:
+    """The curves of panels (a) and (b), those of (c), and the looks of all.
 
-
-def _curves_of_several(
-    measured: Mapping[str, Sequence[str]], wanted: Sequence[str] | None
-) -> tuple[Curves, dict[str, style.Style]]:
-    """Of each Result the ``wanted`` selectors, or the one that they share (else its default), and their looks."""
+    Of one Result its main selectors; of several the ``wanted`` ones of each, or the one that they share (else the
+    default one of each).
+    """
+    measured = {name: numbers.Measured(result).names for name, result in results.items()}
+    if len(results) == 1:
+        [(result, names)] = measured.items()
+        curves = {name: (result, name) for name in _main_selectors(names, wanted)}
+        in_bins = {name: (result, name) for name in style.shown_selectors(names)}
+        return curves, in_bins, style.selector_styles(names)
     usual = (DEFAULT_SELECTOR, SIGNED_SELECTOR)
     shared = [name for name in usual if all(name in names for names in measured.values())][:1]
     chosen = [
@@ -156,162 +180,80 @@ def _curves_of_several(
     ]
     alike = len({name for _, name in chosen}) == 1
     curves = {result if alike else f"{result}, {name}": (result, name) for result, name in chosen}
-    return curves, style.model_styles({label: style.encoding_of(of[0]) for label, of in curves.items()})
+    looks = style.model_styles({label: style.encoding_of(result) for label, (result, _) in curves.items()})
+    return curves, curves, looks
 
 
-def _new_panels(count: int, width: float) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, up to two in a row; the last one fills its row."""
-    letters = "abcd"[:count]
-    columns = min(style.columns_in(width, 3.2), 2)
-    rows = [letters[first : first + columns] for first in range(0, count, columns)]
-    figure = style.new_figure(width, 2.6 * len(rows) + 0.9)
-    panels = figure.subplot_mosaic(";".join(row.ljust(columns, letters[-1]) for row in rows))
-    return figure, [panels[letter] for letter in letters]
-
-
-class _Panels:
-    """The frames, curves and styles of one figure, and what draws each panel."""
-
-    def __init__(
-        self, results: Mapping[str, Result], selectors: Sequence[str] | None, bootstrap: Mapping[str, int]
-    ):
-        self.results, self.bootstrap = results, bootstrap
-        at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
-        self.recovery = _together(numbers.recovery, at_main_level, **bootstrap)
-        self.losses = _together(numbers.losses, at_main_level, **bootstrap)
-        self.ks = sorted({k for result in results.values() for k in result.ks})
-        by_result = self.recovery.groupby("result", sort=False)["selector"]
-        measured = {str(name): list(names.unique()) for name, names in by_result}
-        self.alone = len(results) == 1
-        if self.alone:
-            [(result, names)] = measured.items()
-            self.curves, self.styles = _curves_of_one(result, names, selectors)
-            self.in_bins: Curves = {name: (result, name) for name in style.shown_selectors(names)}
-        else:
-            self.curves, self.styles = _curves_of_several(measured, selectors)
-            self.in_bins = self.curves
-
-    def handles(self) -> list[Line2D]:
-        """For the legend: what each colour stands for, and the placebo where there is one."""
-        has_placebo = any(PLACEBO in result.far_contexts for result in self.results.values())
-        looks = {label: self.styles[label] for label in {**self.curves, **self.in_bins}}
-        return style.selector_handles(looks, placebo=has_placebo)
-
-    def plot_loss(self, axes: Axes) -> None:
-        """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
-        for context in (PLACEBO, TRUE):
-            rows = _rows(self.losses, self.curves, context)
-            style.draw_curves(axes, rows, self.styles, placebo=context == PLACEBO)
-        looks = {result: self.styles[label] for label, (result, _) in self.curves.items()}
-        for number, (name, result) in enumerate(self.results.items()):
-            shares = numbers.shares(result, **self.bootstrap).set_index("name")
-            colour = "black" if self.alone else looks[name][0]
-            for which, place in (("short", 1.03), ("long", 1.05)):  # intervals may overlap
-                text = f"$L_{{{which}}}$" if number == len(self.results) - 1 else ""
-                row = shares.loc[[f"loss_{which}_over_tau_nats"]]
-                _plot_reference(axes, row, text, colour, place + 0.04 * number)
-        style.k_axis(axes, self.ks)
-        axes.margins(y=0.08)
-        axes.set_ylabel("mean loss [nats per token]")
-        axes.set_title("(a) Loss with k influential far tokens", loc="left")
-
-    def plot_net_recovery(self, axes: Axes) -> None:
-        """Panel (b): net recovery (docs/method.md, 2.3) against k; recovery where there is no placebo."""
-        net = _rows(self.recovery, self.curves, NET)
-        style.draw_curves(axes, net or _rows(self.recovery, self.curves, TRUE), self.styles)
-        axes.axhline(0.0, **style.REFERENCE)
-        style.k_axis(axes, self.ks)
-        axes.set_ylabel(f"{'net ' if net else ''}recovery\n{style.OF_GAIN}")
-        axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if net else "(b) Recovery", loc="left")
-
-    def plot_gain_bins(self, axes: Axes, k: int | None) -> None:
-        """Panel (c): recovery at one k in bins of L_short - L_long, true and placebo far context.
-
-        A point without a bar comes from too few documents for an interval.
-        """
-        frame = _together(numbers.gain_bins, self.results, k=k, **self.bootstrap)
-        place = frame.groupby(["from_nats", "to_nats"]).ngroup()
-        bins = frame.groupby(place)[["from_nats", "to_nats", "n_targets"]].first().to_numpy()
-        shifts = iter(style.side_by_side(2 * len(self.in_bins), min(0.13, 0.4 / len(self.in_bins))))
-        for label, of in self.in_bins.items():
-            for context in (TRUE, PLACEBO):
-                shift = next(shifts)
-                for rows in _rows(frame, {label: of}, context).values():
-                    places, look = place[rows.index] + shift, self.styles[label]
-                    style.draw_points(axes, places, rows, label, look, placebo=context == PLACEBO)
-        labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high, _ in bins]
-        if self.alone:
-            labels = [f"{text}\nn={n:,.0f}" for text, (_, _, n) in zip(labels, bins, strict=True)]
-        axes.set_xticks(range(len(bins)), labels)
-        axes.set_xlim(-0.5, len(bins) - 0.5)
-        axes.grid(visible=False, axis="x")
-        axes.set_xlabel(r"$L_{short} - L_{long}$ of the target [nats]")
-        style.recovery_axis(axes, "y")
-        ks = sorted({choose_k(result.ks, k) for result in self.results.values()})
-        selectors = dict.fromkeys(selector for _, selector in self.in_bins.values())
-        title = f"(c) Recovery by size of the gain, k = {', '.join(map(str, ks))}\n{', '.join(selectors)}"
-        axes.set_title(title, loc="left")
-
-
-def _together(
-    frame_of: Callable[..., pd.DataFrame], results: Mapping[str, Result], **options: Any
-) -> pd.DataFrame:
-    """Frames of all results as one, with the column ``result``."""
-    frames = [frame_of(result, **options).assign(result=name) for name, result in results.items()]
-    return pd.concat(frames, ignore_index=True)
-
-
-def _rows(frame: pd.DataFrame, curves: Curves, far_context: str) -> dict[str, pd.DataFrame]:
-    """The rows of each curve in one far context, by label; not of what has none."""
-    groups = dict(iter(frame.groupby(["result", "selector", "far_context"], sort=False)))
-    keys = {label: (*of, far_context) for label, of in curves.items()}
-    return {label: groups[key] for label, key in keys.items() if key in groups}
-
-
-def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place: float) -> None:
-    """A dotted line across the panel; its interval, at ``place``, and name are to the right of the curves."""
-    [value] = row["value"]
-    axes.axhline(value, color=colour, linewidth=1.0, linestyle=":", label=row.index[0], zorder=2.0)
+def _plot_short_and_long(
+    axes: Axes, shares: pd.DataFrame, colour: Any, number: int, *, is_last: bool
+) -> None:
+    """Dotted lines at L_short and L_long of a Result, their intervals and names to the right of the curves."""
     right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
-    axes.errorbar([place], [value], style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right)
-    axes.text(place + 0.03, value, text, va="center", **right)
+    for which, place in (("short", 1.03 + 0.04 * number), ("long", 1.05 + 0.04 * number)):  # they may overlap
+        row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
+        [value] = row["value"]
+        axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
+        axes.errorbar(place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right)
+        if is_last:
+            axes.text(place + 0.03, value, text, va="center", **right)
+
+
+def _plot_net_recovery(axes: Axes, recovery: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
+    """Panel (b): net recovery (docs/method.md, 2.3) against k; recovery where there is no placebo."""
+    has_net = (recovery["far_context"] == NET).any()
+    shown = recovery[recovery["far_context"] == (NET if has_net else TRUE)]
+    style.draw(axes, shown, looks, "curve", "k")
+    axes.axhline(0.0, **style.REFERENCE)
+    axes.set_ylabel(f"{'net ' if has_net else ''}recovery\n{style.OF_GAIN}")
+    axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if has_net else "(b) Recovery")
+
+
+def _plot_gain_bins(
+    axes: Axes, frame: pd.DataFrame, looks: Mapping[str, style.Look], *, counted: bool
+) -> None:
+    """Panel (c): recovery at one k in bins of L_short - L_long, and with ``counted`` how many targets each has.
+
+    A point without a bar comes from too few documents for an interval.
+    """
+    edges = ["from_nats", "to_nats"]
+    frame = frame[frame["far_context"] != NET].assign(place=frame.groupby(edges).ngroup())
+    style.draw(axes, frame, looks, "curve", "place", joined=False, step=min(0.13, 0.4 / len(looks)))
+    bins = frame.groupby(edges)["n_targets"].first()
+    labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high in bins.index]
+    if counted:
+        labels = [f"{text}\nn={n:,}" for text, n in zip(labels, bins, strict=True)]
+    axes.set_xticks(range(len(bins)), labels)
+    axes.set(xlim=(-0.5, len(bins) - 0.5), xlabel=r"$L_{short} - L_{long}$ of the target [nats]")
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel(f"recovery\n{style.OF_GAIN}")
+    style.recovery_lines(axes)
 
 
 def describe(results: Mapping[str, Result]) -> str:
-    """What was measured, for headings: context lengths, targets, documents, tau; of several Results the main counts."""
-    if len(results) == 1:
-        return _describe_one(*results.values())
-    parts = [
-        f"{name}: {_sizes(result)}; {len(result.over):,} of {len(result.targets):,} over "
-        f"$\\tau$ = {nats(result.settings['tau_nats'])}"
-        for name, result in results.items()
-    ]
-    return "; ".join([*parts, "bars: 95 %"])
+    """What was measured, for headings: context lengths, targets, documents, tau, and what intervals are by."""
+    of_each = {name: _describe(result) for name, result in results.items()}
+    return "; ".join(f"{name}: {text}" if name else text for name, text in of_each.items())
 
 
-def _sizes(result: Result) -> str:
-    """N, M, and what is not as usual: B, and the prefix (docs/method.md, 2.1)."""
-    settings = result.settings
-    size, prefix = settings.get("targets_per_block", 1), settings.get("prefix")
-    blocks = f", B = {size}" if size > 1 else ""
-    before = f", prefix {' '.join(map(str, prefix))}" if prefix else ""
-    return f"N = {settings['n_long']}, M = {settings['n_short']}{blocks}{before}"
-
-
-def _describe_one(result: Result) -> str:
+def _describe(result: Result) -> str:
+    """N, M and what is not as usual: B, and the prefix (docs/method.md, 2.1); then how much was measured."""
     settings, counts = result.settings, numbers.counts(result)
+    block, prefix = settings.get("targets_per_block", 1), settings.get("prefix")
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
-    trainings = f"{counts['trainings']} trainings × " if counts["trainings"] > 1 else ""
     said = [
-        f"{_sizes(result)}; {trainings}{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} "
-        rf"documents, {counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} "
-        rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)"
+        f"N = {settings['n_long']}, M = {settings['n_short']}",
+        f", B = {block}" if block > 1 else "",
+        f", prefix {' '.join(map(str, prefix))}" if prefix else "",
+        f"; {counts['trainings']} trainings × " if counts["trainings"] > 1 else "; ",
+        f"{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} documents, ",
+        rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} ",
+        rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)",
     ]
     if np.isfinite(held := share["share_of_gain"]):
-        said.append(f"{100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
+        said.append(f"; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
     if counts["targets_measured"] < counts["targets_over_tau"]:
-        said.append(f"{counts['targets_measured']:,} measured so far")
+        said.append(f"; {counts['targets_measured']:,} measured so far")
     if result.crossfit:
         untrained = settings["selected_by"].get("untrained")
-        said.append(f"cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
-    return "; ".join([*said, f"bars: 95 %, {by_clusters(counts, '_over_tau')}"])
+        said.append(f"; cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
+    return "".join([*said, f"; bars: 95 %, {by_clusters(counts, '_over_tau')}"])

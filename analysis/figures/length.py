@@ -16,90 +16,82 @@ A model has the colour and marker of its position encoding. Many models have a p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.figures import style
 
 OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
 MOST_CURVES = 4
 """With more models than these each family of encodings has a panel."""
-_FAMILIES = {
-    "contiguous": "contiguous ids", "random_start": "contiguous ids", "pose": "ids with gaps",
-    "random_float": "ids with gaps", "nope": "NoPE, ALiBi",
-    "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
-}  # fmt: skip
-_TRAINED: dict[str, Any] = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
-_TRAINED_LINES: dict[str, tuple[Any, str]] = {
+_TRAINED = {
     "trained_window_tokens": (":", "trained window"),
     "trained_reach_tokens": ("-.", "reach of trained ids"),
 }
 
 
-def plot_length(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
+def plot_length(axes: Axes, frame: pd.DataFrame) -> dict[str, style.Look]:
     """Panel (d): mean loss per bin of positions against its centre [nats per token]; for the legend."""
-    styles = style.model_styles(_encodings(frame))
-    _plot_models(axes, frame, styles)
-    lines = _plot_trained(axes, frame)
-    _position_axis(axes)
+    looks = style.model_styles(_encodings(frame))
+    lines = _plot_models(axes, frame, looks)
     axes.set(xlabel="position [tokens before it]", ylabel="held-out loss [nats per token]")
-    axes.set_title("(d) Loss by position", loc="left")
-    return [*style.line_handles(styles), *lines]
+    axes.set_title("(d) Loss by position")
+    return looks | lines
 
 
+@matplotlib.rc_context(style.STYLE)
 def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """Loss by position: one panel, or of many models a panel per family of encodings, with the first model in each.
 
     ``heading``: what was measured, above the panels.
     """
-    styles, first = style.model_styles(_encodings(frame)), frame["model"].iloc[0]
-    families = _families(frame) if len(styles) > MOST_CURVES else {"Loss by position": list(styles)}
-    with matplotlib.rc_context(style.STYLE):
-        width = style.PAGE if len(families) > 1 else 4.6
-        figure, panels = style.small_multiples(
-            style.in_rows(len(families), style.columns_in(width, 2.2)), width
-        )
-        trained: dict[Any, Line2D] = {}
-        for axes, (family, members) in zip(panels, families.items(), strict=True):
-            shown = frame[frame["model"].isin([first, *members])]
-            _plot_models(axes, shown, styles)
-            trained |= {line.get_label(): line for line in _plot_trained(axes, shown)}
-            _position_axis(axes)
-            axes.set_title(family, loc="left")
-        style.outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
-        style.add_legend(figure, [*style.line_handles(styles), *trained.values()])
-        in_all = f"in every panel: {first}" if len(families) > 1 else ""
-        style.add_heading(figure, heading, in_all, "bands: 95 %")
+    encodings = _encodings(frame)
+    looks, first = style.model_styles(encodings), frame["model"].iloc[0]
+    families: dict[str, list[str]] = {}
+    for model, encoding in encodings.items():
+        family = style.ENCODINGS[encoding][2] if encoding else "Others"
+        families.setdefault(family, []).append(model)
+    # the first model is in every panel anyway
+    families = {family: members for family, members in families.items() if members != [first]}
+    if len(looks) <= MOST_CURVES:
+        families = {"Loss by position": list(looks)}
+    width = style.PAGE if len(families) > 1 else 4.6
+    labels = ("position [tokens before it]", "held-out loss\n[nats per token]")
+    figure, panels = style.small_panels(list(families), *labels, width=width, least=2.2)
+    lines: dict[str, style.Look] = {}
+    for axes, members in zip(panels, families.values(), strict=True):
+        lines |= _plot_models(axes, frame[frame["model"].isin([first, *members])], looks)
+    style.add_legend(figure, looks | lines)
+    in_all = f"in every panel: {first}" if len(families) > 1 else ""
+    style.add_heading(figure, heading, in_all, "bands: 95 %")
     return figure
 
 
+@matplotlib.rc_context(style.STYLE)
 def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """The loss at each length, a panel per length, a row per model with its interval.
 
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
-    styles, at_lengths = style.model_styles(_encodings(frame)), frame[frame["name"] == OF_LENGTH]
-    lengths, models = sorted(at_lengths["to_tokens"].unique()), list(styles)
+    looks, at_lengths = style.model_styles(_encodings(frame)), frame[frame["name"] == OF_LENGTH]
+    lengths, models = sorted(at_lengths["to_tokens"].unique()), list(looks)
     of_first = at_lengths[(at_lengths["model"] == models[0]) & (at_lengths["to_tokens"] == lengths[0])]
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
-        panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
-        for axes, length in zip(panels, lengths, strict=True):
-            for number, model in enumerate(models):
-                rows = at_lengths[(at_lengths["model"] == model) & (at_lengths["to_tokens"] == length)]
-                style.draw_points(axes, [number] * len(rows), rows, model, styles[model], across=True)
-            axes.axvline(of_first["value"].iloc[0], color="0.35", linestyle=":", linewidth=1, zorder=1.5)
-            axes.set_title(f"at {length:,} tokens", loc="left")
-        panels[0].set_yticks(range(len(models)), models)
-        panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
-        figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
-        style.add_heading(figure, heading, f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens")
+    figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
+    panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
+    at_lengths = at_lengths.assign(place=at_lengths["model"].map(models.index))
+    for axes, length in zip(panels, lengths, strict=True):
+        rows = at_lengths[at_lengths["to_tokens"] == length]
+        style.draw(axes, rows, looks, "model", "place", joined=False, across=True, step=0)
+        axes.axvline(of_first["value"].iloc[0], linestyle=":", **style.REFERENCE)
+        axes.set_title(f"at {length:,} tokens")
+    panels[0].set_yticks(range(len(models)), models)
+    panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
+    figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
+    style.add_heading(figure, heading, f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens")
     return figure
 
 
@@ -109,36 +101,20 @@ def _encodings(frame: pd.DataFrame) -> dict[str, str | None]:
     return {row["model"]: style.encoding_of(row["model"], row.get("encoding")) for row in rows}
 
 
-def _families(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """Models by family, in their order; not a family of the first model alone, which is in every panel."""
-    families: dict[str, list[str]] = {}
-    for model, encoding in _encodings(frame).items():
-        families.setdefault(_FAMILIES.get(encoding or "", "Others"), []).append(model)
-    first = frame["model"].iloc[0]
-    return {family: members for family, members in families.items() if members != [first]}
+def _plot_models(axes: Axes, frame: pd.DataFrame, looks: Mapping[str, style.Look]) -> dict[str, style.Look]:
+    """The loss of every model in bins of positions, with its band, against their geometric centres.
 
-
-def _plot_models(axes: Axes, frame: pd.DataFrame, styles: Mapping[str, style.Style]) -> None:
-    """The loss of every model in bins of positions, with its band, against their geometric centres."""
+    Lines stand at the windows trained on, and at the reach of position ids in training; their looks are for the legend.
+    """
     for model, rows in frame[frame["name"] == OF_BIN].groupby("model", sort=False):
-        centres = np.sqrt(rows["from_tokens"] * (rows["to_tokens"] - 1.0)).to_numpy()
-        interval = rows[["value", "low", "high"]].to_numpy(dtype=float).T
-        style.draw_band(axes, centres, list(interval), str(model), styles[str(model)], alpha=0.13)
-
-
-def _position_axis(axes: Axes) -> None:
-    """Positions on a logarithmic axis, marked at powers of two as plain numbers."""
+        centres = np.sqrt(rows["from_tokens"] * (rows["to_tokens"] - 1.0))
+        style.draw_band(axes, centres, rows, str(model), looks[str(model)])
+    lines = {}
+    for column, (line, name) in _TRAINED.items():
+        for place in sorted(frame[column].dropna().unique()) if column in frame else ():
+            lines[f"{name}: {place:,.0f}"] = {**style.REFERENCE, "linestyle": line}
+            axes.axvline(place, linestyle=line, **style.REFERENCE)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.margins(y=0.08)
-
-
-def _plot_trained(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
-    """Dotted at the window trained on, dash-dotted at the reach of the position ids in training, for the legend."""
-    handles = []
-    for column, (line, name) in _TRAINED_LINES.items():
-        places = sorted(frame[column].dropna().unique()) if column in frame else []
-        for place in places:
-            axes.axvline(place, linestyle=line, **_TRAINED)
-            handles.append(Line2D([], [], linestyle=line, label=f"{name}: {place:,.0f}", **_TRAINED))
-    return handles
+    return lines

@@ -11,7 +11,6 @@ most that k tokens can find.
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -20,10 +19,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 
 from analysis.figures import style
-from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 
 MEASURES = {
@@ -34,37 +31,35 @@ MEASURES = {
 _SLANTED_FROM = 5  # lengths whose labels would touch
 _LEAST_TOP_NATS = 0.1
 MOST = "the most that k tokens can find"
-_REFERENCES: dict[str, dict[str, Any]] = {
+_REFERENCES: dict[str, style.Look] = {
     CHANCE: {"color": "0.4", "linestyle": ":"},
     MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
 }
 
 
+@matplotlib.rc_context(style.STYLE)
 def needle_figure(cells: pd.DataFrame, *, measure: str = "exact", heading: str = "") -> Figure:
     """Depth against length, a row of panels for each model and a column for each k; one scale.
 
     ``measure``: one of `MEASURES`; ``heading``: what was measured, above the panels.
     """
-    scale = 100 if measure == "exact" else 1
     of_measure = cells[(cells["name"] == measure) & cells["depth"].notna()]
     models, ks = list(of_measure["model"].unique()), sorted(of_measure["value_tokens"].unique())
     # where no model gains anything the colours still need a scale
-    top = 100.0 if measure == "exact" else max(_LEAST_TOP_NATS, float(of_measure["value"].max()))
+    scale, top = (100, 100.0) if measure == "exact" else (1, max(_LEAST_TOP_NATS, of_measure["value"].max()))
     width = max(style.PAGE, 0.9 + 1.2 * len(ks))
     height = 1.5 + max(1.1, 0.3 + 0.2 * of_measure["depth"].nunique()) * len(models)
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(width, height)
-        panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
-        for (model, k), rows in of_measure.groupby(["model", "value_tokens"]):
-            axes = panels[models.index(model), ks.index(k)]
-            grid = scale * rows.pivot(index="depth", columns="length", values="value")
-            image = _heat_map(axes, grid, top)
-            axes.set_title(f"k = {k}", loc="left")
-            axes.set(xlabel="context [tokens]", ylabel=f"{_title(cells, model)}\ndepth of the needle")
-            axes.label_outer()
-        bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
-        figure.colorbar(image, ax=panels, label=MEASURES[measure], **bar)
-        style.add_heading(figure, heading)
+    figure = style.new_figure(width, height)
+    panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
+    for (model, k), rows in of_measure.groupby(["model", "value_tokens"]):
+        axes = panels[models.index(model), ks.index(k)]
+        image = _heat_map(axes, scale * rows.pivot(index="depth", columns="length", values="value"), top)
+        axes.set(title=f"k = {k}", xlabel="context [tokens]")
+        axes.set_ylabel(f"{_title(cells, model)}\ndepth of the needle")
+        axes.label_outer()
+    bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
+    figure.colorbar(image, ax=panels, label=MEASURES[measure], **bar)
+    style.add_heading(figure, heading)
     return figure
 
 
@@ -84,55 +79,43 @@ def _heat_map(axes: Axes, grid: pd.DataFrame, top: float) -> AxesImage:
     return image
 
 
+@matplotlib.rc_context(style.STYLE)
 def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     """Exact match against length, the mean over depths: a panel for each model, a curve for each k."""
-    means = cells[(cells["name"] == "exact") & cells["depth"].isna()]
-    models, ks = list(means["model"].unique()), sorted(means["value_tokens"].unique())
-    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.8, len(ks)))
-    looks = zip(ks, map(tuple, colours), cycle("os^DvPX<>"), strict=False)
-    styles: dict[str, style.Style] = {f"k = {k}": (colour, marker, "-") for k, colour, marker in looks}
-    with matplotlib.rc_context(style.STYLE):
-        places = style.in_rows(len(models), style.columns_in(style.PAGE, 1.6))
-        figure, panels = style.small_multiples(places, title_lines=2)
-        for axes, model in zip(panels, models, strict=True):
-            rows = means[means["model"] == model].sort_values("length")
-            curves = {f"k = {k}": rows[rows["value_tokens"] == k] for k in ks}
-            style.draw_curves(axes, curves, styles, x="length")
-            for window in _windows(cells, model):
-                axes.axvline(window, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
-            style.log_axis(axes, sorted(means["length"].unique()))
-            axes.set_ylim(-0.03, 1.03)
-            axes.set_title(_title(cells, model), loc="left")
-        style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
-        style.add_legend(figure, style.line_handles(styles))
-        style.add_heading(figure, heading, "bars: 95 %; dotted: trained window")
+    means = cells[(cells["name"] == "exact") & cells["depth"].isna()].sort_values("length", kind="stable")
+    means = means.assign(curve=means["value_tokens"].map("k = {}".format))
+    looks = style.shades(f"k = {k}" for k in sorted(means["value_tokens"].unique()))
+    models = list(means["model"].unique())
+    labels = ("context [tokens]", "exact match,\nmean over depths")
+    figure, panels = style.small_panels([_title(cells, model) for model in models], *labels, least=1.6)
+    for axes, model in zip(panels, models, strict=True):
+        style.draw(axes, means[means["model"] == model], looks, "curve", "length")
+        for window in _windows(cells, model):
+            axes.axvline(window, linestyle=":", **style.REFERENCE)
+        style.log_axis(axes, sorted(means["length"].unique()))
+        axes.set_ylim(-0.03, 1.03)
+    style.add_legend(figure, looks)
+    style.add_heading(figure, heading, "bars: 95 %; dotted: trained window")
     return figure
 
 
+@matplotlib.rc_context(style.STYLE)
 def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", heading: str = "") -> Figure:
     """Recall of these tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
-    chosen = recalls[~recalls["selector"].isin(_REFERENCES)]
-    styles = style.selector_styles(chosen["selector"].unique())
-    references = {name: looks for name, looks in _REFERENCES.items() if name in {*recalls["selector"]}}
-    models = list(recalls["model"].unique())
-    with matplotlib.rc_context(style.STYLE):
-        figure, panels = style.small_multiples(style.in_rows(len(models), style.columns_in(style.PAGE, 2.0)))
-        for axes, model in zip(panels, models, strict=True):
-            of_model = recalls[recalls["model"] == model]
-            for context in (PLACEBO, TRUE):
-                rows = of_model[of_model["far_context"] == context]
-                curves = {name: rows[rows["selector"] == name] for name in styles}
-                style.draw_curves(axes, curves, styles, placebo=context == PLACEBO)
-            for name, looks in references.items():
-                reference = of_model[of_model["selector"] == name]
-                axes.plot(reference["k"], reference["value"], label=name, **looks)
-            style.k_axis(axes, sorted(of_model["k"].unique()))
-            axes.set_title(model, loc="left")
-        panels[0].set_ylim(-0.03, 1.03)
-        style.outer_labels(panels, "k [selected far tokens]", f"recall of\n{of}")
-        lines = [Line2D([], [], label=name, **looks) for name, looks in references.items()]
-        style.add_legend(figure, [*style.selector_handles(styles), *lines])
-        style.add_heading(figure, heading, "bars: 95 %")
+    names, models = recalls["selector"].unique(), recalls["model"].unique()
+    looks = style.selector_styles(name for name in names if name not in _REFERENCES)
+    references = {name: look for name, look in _REFERENCES.items() if name in names}
+    figure, panels = style.small_panels(models, "k [selected far tokens]", f"recall of\n{of}")
+    for axes, model in zip(panels, models, strict=True):
+        rows = recalls[recalls["model"] == model]
+        style.draw(axes, rows, looks, "selector", "k")
+        for name, look in references.items():
+            reference = rows[rows["selector"] == name]
+            axes.plot(reference["k"], reference["value"], label=name, **look)
+        style.log_axis(axes, sorted(recalls["k"].unique()))
+    panels[0].set_ylim(-0.03, 1.03)
+    style.add_legend(figure, looks | style.IN_LEGEND | references)
+    style.add_heading(figure, heading, "bars: 95 %")
     return figure
 
 

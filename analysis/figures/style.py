@@ -1,4 +1,4 @@
-"""What all figures share: one look for each selector and position encoding, sizes, legends, error bars, and saving.
+"""What all figures share: one look for each selector and position encoding, panels, legends, error bars, and saving.
 
 Selectors and position encodings have colours and markers of their own, the same in every figure (palettes: Okabe and
 Ito 2008 for selectors, Paul Tol's for encodings, so that no model looks like a selector). Placebos are dashed and
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
-from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,25 +24,29 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from analysis.stats.measured import BEST, CONTROLS, default_selector
+from analysis.stats.measured import BEST, CONTROLS, NET, TRUE, default_selector
 from olmo_sparsity.util.files import atomic_path
 
-Style = tuple[Any, Any, Any]
-"""Colour, marker and line style."""
-
+Look = dict[str, Any]
+"""Colour, marker and line style, as matplotlib takes them."""
 PAGE, COLUMN = 6.75, 3.25
 """Widths in inches: of a page of two columns, and of one of them."""
 SMALL = 7
 """Size of the smallest text in points."""
+OF_K = "k [far tokens added to the short context]"
 OF_GAIN = r"[fraction of $L_{short} - L_{long}$]"
 """The unit of recoveries, for labels of axes."""
 STYLE: dict[Any, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 8,
+    "axes.titlelocation": "left",
     "axes.labelsize": 7.5,
     "xtick.labelsize": SMALL,
     "ytick.labelsize": SMALL,
     "legend.fontsize": SMALL,
+    "legend.frameon": False,
+    "legend.handlelength": 3,
+    "legend.columnspacing": 1.2,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -54,14 +58,22 @@ STYLE: dict[Any, Any] = {
     "hatch.linewidth": 0.5,
     "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # text stays text in the PDF
+    "svg.hashsalt": "olmo-sparsity",  # else an SVG's ids are random
 }
+REFERENCE: Look = {"color": "0.3", "linewidth": 0.8, "zorder": 1.5}
+"""Lines that curves are compared with, such as that at zero."""
+OF_PLACEBO: Look = {
+    "linestyle": (0, (4, 2)), "linewidth": 0.9, "markersize": 3.4, "markerfacecolor": "white", "markeredgewidth": 0.8
+}  # fmt: skip
+"""What every curve of a placebo has of its own: it is thin, dashed and hollow."""
+IN_LEGEND: dict[str, Look] = {"placebo: dashed, hollow": {"color": "0.2", "marker": "o", **OF_PLACEBO}}
 _DPI = 200
 _LETTERS = 17
 """Of the smallest text in an inch."""
 _UNDATED: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """What keeps the date out of a file, so that the same numbers give the same bytes."""
 
-_SELECTORS: dict[str, Style] = {
+_SELECTORS: dict[str, tuple[Any, Any, Any]] = {
     "leave-one-out": ("#0072B2", "o", "-"),
     "leave-one-out-kl": ("#D01C8B", (4, 1, 0), "-"),
     "leave-one-out-tv": ("#7FA800", (6, 1, 0), "-"),
@@ -74,28 +86,26 @@ _SELECTORS: dict[str, Style] = {
     "nearest": ("0.62", "<", "-."),
     BEST: ("#000000", "*", (0, (7, 1, 1, 1, 1, 1))),
 }
-# of screened and unknown selectors, in the order in which they come
-_FURTHER_COLOURS = ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255")
-_FURTHER_MARKERS = (">", "P", "X", "p", "h")
-_FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
-REFERENCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "zorder": 1.5}
-"""Lines that curves are compared with, such as that at zero."""
-
-_ENCODINGS: dict[str | None, tuple[str, str]] = {
-    "contiguous": ("#332288", "o"),
-    "random_start": ("#CC6677", "v"),
-    "pose": ("#117733", "s"),
-    "random_float": ("#88CCEE", "p"),
-    "coupled": ("#997700", "P"),
-    "predicted": ("#004488", "X"),
-    "nope": ("#999933", "d"),
-    "alibi": ("#44AA99", "^"),
-    "linear": ("#6699CC", "<"),
-    "ntk": ("#AA4499", "D"),
-    "yarn": ("#661100", ">"),
+"""Colour, marker and line; of screened and unknown selectors those of `_FURTHER`, in the order in which they come."""
+_FURTHER = (
+    ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255"),
+    (">", "P", "X", "p", "h"),
+    ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1))),
+)
+ENCODINGS = {
+    "alibi": ("#44AA99", "^", "NoPE, ALiBi"),
+    "nope": ("#999933", "d", "NoPE, ALiBi"),
+    "yarn": ("#661100", ">", "RoPE with YaRN"),
+    "ntk": ("#AA4499", "D", "RoPE scaled by NTK"),
+    "linear": ("#6699CC", "<", "RoPE scaled linearly"),
+    "pose": ("#117733", "s", "ids with gaps"),
+    "random_start": ("#CC6677", "v", "contiguous ids"),
+    "random_float": ("#88CCEE", "p", "ids with gaps"),
+    "coupled": ("#997700", "P", "Others"),
+    "predicted": ("#004488", "X", "Others"),
+    "contiguous": ("#332288", "o", "contiguous ids"),
 }
-"""Colour and marker by position scheme, encoding or extension of RoPE."""
-_IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start", "random float")
+"""Colour, marker and family of each position scheme, encoding or extension of RoPE; a label names the first it has."""
 _OTHERS = tuple(
     zip(("#0077BB", "#EE7733", "#009988", "#CC3311", "#EE3377", "#777777", "#000000"), "os^DvPX", strict=True)
 )
@@ -103,14 +113,18 @@ _OTHERS = tuple(
 _LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 
 
-def selector_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Colour, marker and line style of each selector; unknown names get what is left, in their order.
+def _look(colour: Any, marker: Any, line: Any) -> Look:
+    return {"color": colour, "marker": marker, "linestyle": line}
+
+
+def selector_styles(names: Iterable[str]) -> dict[str, Look]:
+    """The look of each selector; unknown names get what is left, in their order.
 
     Screened forms (`EXACT@PROPOSER:m`) count as unknown names. No other selector shares any of the three with them,
     nor with `best`.
     """
-    further = zip(cycle(_FURTHER_COLOURS), cycle(_FURTHER_MARKERS), cycle(_FURTHER_LINES), strict=False)
-    return {name: _SELECTORS[name] if name in _SELECTORS else next(further) for name in names}
+    further = zip(*map(cycle, _FURTHER), strict=False)
+    return {name: _look(*(_SELECTORS.get(name) or next(further))) for name in names}
 
 
 def selector_label(name: str) -> str:
@@ -128,35 +142,43 @@ def encoding_of(label: str, scheme: str | None = None) -> str | None:
 
     The label decides, as position scheme alone does not tell NoPE, ALiBi and scaled RoPE from RoPE.
     """
-    for name in _IN_LABELS:
-        if name in label.lower():
-            return name.replace(" ", "_")
-    return scheme if scheme in _ENCODINGS else "contiguous" if "rope" in label.lower() else None
+    for name in ENCODINGS:
+        if name.replace("_", " ") in label.lower():
+            return name
+    return scheme if scheme in ENCODINGS else "contiguous" if "rope" in label.lower() else None
 
 
-def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
-    """Colour, marker and line style of models by label, given their encodings (`encoding_of`).
+def model_styles(encodings: Mapping[str, str | None]) -> dict[str, Look]:
+    """The look of models by label, given their encodings (`encoding_of`).
 
     Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
     """
-    styles: dict[str, Style] = {}
+    styles = {}
     for label, encoding in encodings.items():
         alike = [other for other in encodings if encodings[other] == encoding]
-        number = alike.index(label)
+        line = number = alike.index(label)
         if encoding is None:
             colour, marker = _OTHERS[number % len(_OTHERS)]
-            line = number + number // len(_OTHERS)
+            line += number // len(_OTHERS)
         else:
-            pure, marker = _ENCODINGS[encoding]
+            pure, marker, _ = ENCODINGS[encoding]
             lighter = 0.5 * number / max(len(alike) - 1, 2)
             mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(pure)) + lighter
             colour = matplotlib.colors.to_hex(tuple(mixed))
-            line = number + (encoding == "random_start")  # else it would cover plain RoPE
-        styles[label] = (colour, marker, _LINES[line % len(_LINES)])
+            line += encoding == "random_start"  # else it would cover plain RoPE
+        styles[label] = _look(colour, marker, _LINES[line % len(_LINES)])
     return styles
 
 
-# --- figures and panels ---
+def shades(names: Iterable[str]) -> dict[str, Look]:
+    """The look of names that stand for ascending numbers: ever lighter."""
+    names = list(names)
+    colours = map(tuple, matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(names))))
+    looks = zip(names, colours, cycle("os^DvPXdp"), strict=False)
+    return {name: _look(colour, marker, "-") for name, colour, marker in looks}
+
+
+# --- figures, panels and legends ---
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -166,35 +188,37 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def columns_in(width: float, least: float) -> int:
-    """How many panels of at least ``least`` inches stand beside each other."""
-    return max(1, math.floor(width / least))
-
-
-def in_rows(count: int, columns: int) -> list[tuple[int, int]]:
-    """(row, column) of ``count`` panels, up to ``columns`` a row; the last row is as full as it can be."""
-    rows = math.ceil(count / columns)
-    return [divmod(number, math.ceil(count / rows)) for number in range(count)]
-
-
-def small_multiples(
-    places: Sequence[tuple[int, int]], width: float = PAGE, title_lines: int = 1
+def large_panels(
+    count: int, width: float, row_height: float, *, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a small panel at each (row, column), all with the same axes; other places stay empty."""
-    rows, columns = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    """A figure with ``count`` panels, two in a row where it is a page wide; the last one fills its row."""
+    columns = 2 if width >= 6.4 and count > 1 else 1
+    rows = math.ceil(count / columns)
+    figure = new_figure(width, row_height * rows + 1)
+    places = np.minimum(np.arange(rows * columns).reshape(rows, columns), count - 1).tolist()
+    return figure, list(figure.subplot_mosaic(places, sharey=sharey).values())
+
+
+def small_panels(
+    titles: Sequence[str], x: str, y: str, *, width: float = PAGE, least: float = 2.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each title, ``least`` inches wide or more, its rows as full as they can be.
+
+    All have the same axes, which ``x`` and ``y`` name.
+    """
+    rows = math.ceil(len(titles) / max(1, math.floor(width / least)))
+    columns = math.ceil(len(titles) / rows)
     width = min(width, max(COLUMN, 2.6 * columns))
-    panel_height = max(1.2, 0.68 * width / columns)
-    figure = new_figure(width, (panel_height + 0.2 + 0.13 * title_lines) * rows + 0.9)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for place, axes in np.ndenumerate(grid):
-        if place not in places:
-            axes.remove()
-    return figure, [grid[place] for place in places]
-
-
-def lines_of(titles: Sequence[str]) -> int:
-    """Lines of the longest of these titles."""
-    return 1 + max(title.count("\n") for title in titles)
+    lines = 1 + max(title.count("\n") for title in titles)
+    height = max(1.2, 0.68 * width / columns) + 0.2 + 0.13 * lines
+    figure = new_figure(width, height * rows + 0.9)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axes in panels[len(titles) :]:
+        axes.remove()
+    for axes, title in zip(panels, titles, strict=False):
+        axes.set_title(title)
+    outer_labels(figure.axes, x, y)
+    return figure, figure.axes
 
 
 def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
@@ -210,104 +234,61 @@ def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
 
 def add_heading(figure: Figure, *texts: str) -> None:
     """Small letters above all panels, from the left edge; of ``texts`` those that are not empty."""
-    letters = int(_LETTERS * figure.get_figwidth())
-    text = "; ".join(filter(None, texts)).replace(" %", "~%").replace(" = ", "~=~")
-    lines = wrap(text, letters, break_long_words=False, break_on_hyphens=False)
-    heading = "\n".join(lines).replace("~", " ")
-    figure.suptitle(heading, fontsize=SMALL, color="0.25", x=0.01, ha="left")
+    heading = "; ".join(filter(None, texts))
+    figure.suptitle(heading, fontsize=SMALL, color="0.25", x=0.01, ha="left", wrap=True)
 
 
-def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """One legend below all panels, with as many columns as its longest name allows."""
-    longest = max(len(handle.get_label()) for handle in handles) + 7  # the line before a name
+def add_legend(figure: Figure, looks: Mapping[str, Look], *others: Artist) -> None:
+    """One legend below all panels: a line for each name, and the ``others``; as many columns as the longest allows."""
+    handles = [*(Line2D([], [], label=selector_label(name), **look) for name, look in looks.items()), *others]
+    longest = max(len(str(handle.get_label())) for handle in handles) + 7  # the line before a name
     columns = max(1, int(_LETTERS * figure.get_figwidth()) // longest)
-    looks: dict[str, Any] = {"frameon": False, "handlelength": 3, "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), **looks)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def line_handles(styles: Mapping[str, Style]) -> list[Line2D]:
-    """A line for each name, for legends."""
-    return [
-        Line2D([], [], label=name, color=colour, marker=marker, linestyle=line)
-        for name, (colour, marker, line) in styles.items()
-    ]
+# --- values with their intervals ---
 
 
-def selector_handles(
-    styles: Mapping[str, Style], *, placebo: bool = True, joined: bool = True
-) -> list[Line2D]:
-    """A line for each selector, and one for the placebo; of points that are not ``joined``, their markers."""
-    handles = line_handles({selector_label(name): look for name, look in styles.items()})
-    if placebo:
-        label = "placebo: dashed, hollow" if joined else "placebo: hollow"
-        handles.append(Line2D([], [], label=label, color="0.2", **placebo_looks("o")))
-    for handle in () if joined else handles:
-        handle.set_linestyle("none")
-    return handles
-
-
-# --- curves ---
-
-
-def placebo_looks(marker: Any) -> dict[str, Any]:
-    """How every curve of a placebo is drawn: thin, dashed, hollow."""
-    looks: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": marker, "markersize": 3.4}
-    return {**looks, "markerfacecolor": "white", "markeredgewidth": 0.8}
-
-
-def draw_curves(
+def draw(
     axes: Axes,
-    curves: Mapping[str, pd.DataFrame],
-    styles: Mapping[str, Style],
+    frame: pd.DataFrame,
+    looks: Mapping[str, Look],
+    by: str,
+    x: str,
     *,
-    x: str = "k",
-    placebo: bool = False,
+    joined: bool = True,
+    across: bool = False,
+    step: float = 0.03,
 ) -> None:
-    """A curve for each frame of ``x``, value, low and high, by label; those of a placebo are labelled so.
+    """The values of a frame against its column ``x``, with intervals as bars, for each name in the column ``by``.
 
-    Intervals are bars, set a little apart so that none hides another.
+    Dashed and hollow of a placebo, whose label says so. Marks of one place stand ``step`` apart, so that no bar hides
+    another: as octaves where lines join them, else as they are. ``across``: values are along the x axis.
     """
-    for shift, (label, frame) in zip(side_by_side(len(curves), 0.06), curves.items(), strict=True):
-        places = frame[x].to_numpy() * 2**shift
-        colour, marker, line = styles[label]
-        looks = placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
-        name = f"{label} placebo" if placebo else label
-        axes.plot(places, frame["value"], color=colour, label=name, zorder=2.5 if placebo else 3.0, **looks)
-        bars: dict[str, Any] = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
-        axes.errorbar(places, frame["value"], bar_lengths(frame), fmt="none", ecolor=colour, **bars)
+    of_placebo = ~frame["far_context"].isin([TRUE, NET, np.nan]) if "far_context" in frame else False
+    marks = [
+        (name, placebo, rows)
+        for name, placebo in product(looks, (False, True))
+        if len(rows := frame[(frame[by] == name) & (of_placebo == placebo)])
+    ]
+    for shift, (name, placebo, rows) in zip(side_by_side(len(marks), step), marks, strict=True):
+        look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
+        bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
+        bars["xerr" if across else "yerr"] = bar_lengths(rows)
+        places = rows[x] * 2**shift if joined else rows[x] + shift
+        along_x, along_y = (rows["value"], places) if across else (places, rows["value"])
+        label = f"{name} placebo" if placebo else name
+        line, *_ = axes.errorbar(along_x, along_y, label=label, zorder=2.5 if placebo else 3, **bars, **look)
+        line.set_label(label)
 
 
 def draw_band(
-    axes: Axes,
-    x: Sequence[float] | np.ndarray,
-    interval: Sequence[Any],
-    label: str,
-    style: Style,
-    alpha: float,
+    axes: Axes, x: Any, rows: pd.DataFrame, label: str, look: Look, *, alpha: float = 0.12, scale: float = 1.0
 ) -> None:
-    """A curve in a band of its colour; ``interval``: values, lower and upper bounds, each of the length of ``x``."""
-    (value, low, high), (colour, marker, line) = interval, style
-    axes.plot(x, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
-    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
-
-
-def draw_points(
-    axes: Axes,
-    places: Sequence[float] | np.ndarray | pd.Series,
-    frame: pd.DataFrame,
-    label: str,
-    style: Style,
-    *,
-    placebo: bool = False,
-    across: bool = False,
-) -> None:
-    """The values of a frame as points with bars at ``places``, hollow of a ``placebo``; ``across``: along x."""
-    colour, marker, _ = style
-    x, y = (frame["value"], places) if across else (places, frame["value"])
-    looks: dict[str, Any] = {"linestyle": "none", "marker": marker, "color": colour, "capsize": 1.5}
-    looks |= {"markerfacecolor": "white" if placebo else colour, "elinewidth": 0.8}
-    looks |= {"xerr" if across else "yerr": bar_lengths(frame)}
-    axes.errorbar(x, y, label=f"{label} placebo" if placebo else label, **looks)
+    """The values of some rows, times ``scale``, as a curve in a band of its colour."""
+    value, low, high = (scale * rows[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
+    axes.plot(x, value, label=label, zorder=3, **look)
+    axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
 def side_by_side(count: int, step: float) -> np.ndarray:
@@ -322,18 +303,11 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     return np.maximum([value - low, high - value], 0.0)
 
 
-def recovery_axis(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Recovery along one axis: its label, and lines at 0 and at 1, which is all of the gain."""
-    draw = axes.axvline if axis == "x" else axes.axhline
-    draw(0.0, **REFERENCE)
-    draw(1.0, linestyle=":", **REFERENCE)
-    axes.set(**{f"{axis}label": f"recovery\n{OF_GAIN}"})
-
-
-def k_axis(axes: Axes, ks: Sequence[int]) -> None:
-    """The x axis of curves against k: logarithmic, marked where something was measured."""
-    log_axis(axes, ks)
-    axes.set_xlabel("k [far tokens added to the short context]")
+def recovery_lines(axes: Axes, *, across: bool = False) -> None:
+    """Lines at a recovery of 0, and of 1, which is all of the gain."""
+    draw_line = axes.axvline if across else axes.axhline
+    draw_line(0.0, **REFERENCE)
+    draw_line(1.0, linestyle=":", **REFERENCE)
 
 
 def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
@@ -351,8 +325,7 @@ def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
     """
     whole = Path(*path)
     whole = whole if whole.suffix else whole.with_suffix(".png")
-    rc: dict[Any, Any] = {**STYLE, "svg.hashsalt": "olmo-sparsity"}  # else an SVG's ids are random
-    with atomic_path(whole) as temporary, matplotlib.rc_context(rc):
+    with atomic_path(whole) as temporary, matplotlib.rc_context(STYLE):
         figure.savefig(temporary, format=whole.suffix[1:], dpi=_DPI, metadata=_UNDATED.get(whole.suffix))
         if whole.suffix == ".png":
             with Image.open(temporary) as image:

@@ -12,10 +12,9 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,13 @@ def level_in_words(level: str, unit: str, sinks: int) -> str:
     return ", ".join(filter(None, [level, units.get(unit, unit), f"{sinks} sinks" if sinks else ""]))
 
 
-def main_level(result: Result) -> dict[str, Any]:
-    """`AS_TEXT` where the result has it, else its first."""
+def at_level(result: Result, level: Mapping[str, Any] | None = None) -> Result:
+    """The result with the choices of one level alone, and of their columns those that were measured at it.
+
+    ``level``: by default `AS_TEXT` where the result has it, else its first.
+    """
     there = levels(result)
-    return AS_TEXT if AS_TEXT in there else there[0]
-
-
-def at_level(result: Result, level: dict[str, Any]) -> Result:
-    """The result with the choices of one level alone, and of their columns those that were measured at it."""
+    level = level or (AS_TEXT if AS_TEXT in there else there[0])
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
     joined = len(result.trainings) > 1
     trainings = [at_level(training, level) for training in result.trainings] if joined else []
@@ -75,7 +73,7 @@ def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
 class Measured:
     """The targets over tau whose choices are finished, and what is computed from their losses at one level.
 
-    The level is `main_level`. ``losses`` has L_k, (m, K) nats, by selector and far
+    The level is that of `at_level`. ``losses`` has L_k, (m, K) nats, by selector and far
     context; NaN where a target has no such far context. `BEST` is there where two or more selectors are no controls:
     the lowest L_k, taken for each target, k and far context by itself. It says that k tokens exist which recover so
     much, not how to find them without the answer; the placebo's best is what the same search finds in text that has
@@ -87,8 +85,8 @@ class Measured:
 
     def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
         refuse_without_gain(result)
-        self.level = main_level(result)
-        self.result, self.options = at_level(result, self.level), bootstrap
+        self.result, self.options = at_level(result), bootstrap
+        [self.level] = levels(self.result)
         self.ks, self.k = result.ks, choose_k(result.ks, k)
         chosen_by = self.result.choices["selector"].unique()
         self.selectors = [selector for selector in result.selectors if selector in chosen_by]
@@ -141,7 +139,7 @@ class Measured:
         return self.bootstrap.ratio(self.column(above), self.column(below))
 
     def interval(self, draws: np.ndarray) -> dict[str, float]:
-        """Value, low and high of draws (1 + R,)."""
+        """Value, low and high of draws, (1 + R,)."""
         return asdict(self.bootstrap.interval(draws))
 
     def ratio(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> dict[str, float]:
@@ -169,22 +167,28 @@ class Measured:
             draws[NET] = draws[TRUE] - np.maximum(draws[PLACEBO], 0.0)
         return draws
 
+    def at_k(self, draws: np.ndarray, k: int) -> dict[str, float]:
+        """Value, low and high of draws at every k, (1 + R, K), at one of them."""
+        return self.interval(draws[:, self.ks.index(k)])
+
+    def rows(self, draws: np.ndarray, **keys: Any) -> Iterator[Row]:
+        """``keys``, k, value, low and high of draws at every k, (1 + R, K)."""
+        for k in self.ks:
+            yield {**keys, "k": k, **self.at_k(draws, k)}
+
     def recovery_rows(
-        self, keys: Row, selectors: Iterable[str], ks: Iterable[int], members: np.ndarray | float = 1.0
+        self, selectors: Iterable[str], ks: Iterable[int], members: np.ndarray | float = 1.0, **keys: Any
     ) -> Iterator[Row]:
         """``keys``, selector, far_context, k, value, low and high; no bound of `NET` exceeds that of the recovery."""
         for selector in selectors:
             recoveries = self.recoveries(selector, members)
-            for k, (context, draws) in product(ks, recoveries.items()):
-                column = self.ks.index(k)
-                interval = self.interval(draws[:, column])
-                if context == NET:
-                    of_true = self.interval(recoveries[TRUE][:, column])
-                    for bound in ("low", "high"):
-                        interval[bound] = float(
-                            np.minimum(interval[bound], of_true[bound])
-                        )  # NaN where one is
-                yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
+            for k in ks:
+                of_contexts = {context: self.at_k(draws, k) for context, draws in recoveries.items()}
+                for bound in ("low", "high") if NET in of_contexts else ():  # NaN where one is
+                    of_both = of_contexts[NET][bound], of_contexts[TRUE][bound]
+                    of_contexts[NET][bound] = float(np.minimum(*of_both))
+                for context, interval in of_contexts.items():
+                    yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
 
 def bootstrap_of(result: Result, **options: Any) -> ClusterBootstrap:

@@ -112,7 +112,7 @@ def counts(result: Result) -> dict[str, int]:
 @frame_of(*SELECTION, "k")
 def recovery(measured: Measured) -> Iterator[Row]:
     """Recovery of every selector; far_context "true", "placebo" and "net"."""
-    yield from measured.recovery_rows({}, measured.names, measured.ks)
+    yield from measured.recovery_rows(measured.names, measured.ks)
 
 
 @frame_of(*SELECTION, "k")
@@ -120,9 +120,7 @@ def losses(measured: Measured) -> Iterator[Row]:
     """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
     for selector, context in product(measured.names, measured.far_contexts):
         draws = measured.draws(measured.losses[selector, context])
-        for k, of_k in zip(measured.ks, draws.T, strict=True):
-            keys = {"selector": selector, "far_context": context, "k": k}
-            yield keys | measured.interval(of_k)
+        yield from measured.rows(draws, selector=selector, far_context=context)
 
 
 def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -139,17 +137,17 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     if len(result.choices):
         finished = np.zeros(len(targets))
         finished[result.over[result.over_of_choice]] = 1.0
-    ratios = {
-        "loss_short_nats": (short, one),
-        "loss_long_nats": (long, one),
-        "gain_nats": (gain, one),
-        "absolute_gain_nats": (np.abs(gain), one),
-        "share_over_tau": (over, one),
-        "share_below_minus_tau": (selecting_gain_nats(result) < -result.settings["tau_nats"], one),
-        "share_of_gain": (gain * over, gain),
-        "loss_short_over_tau_nats": (short * finished, finished),
-        "loss_long_over_tau_nats": (long * finished, finished),
-    }
+    ratios = [
+        ("loss_short_nats", short, one),
+        ("loss_long_nats", long, one),
+        ("gain_nats", gain, one),
+        ("absolute_gain_nats", np.abs(gain), one),
+        ("share_over_tau", over, one),
+        ("share_below_minus_tau", selecting_gain_nats(result) < -result.settings["tau_nats"], one),
+        ("share_of_gain", gain * over, gain),
+        ("loss_short_over_tau_nats", short * finished, finished),
+        ("loss_long_over_tau_nats", long * finished, finished),
+    ]
     return _of_targets(result, ratios, **bootstrap)
 
 
@@ -160,25 +158,24 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
     over, gain = over_tau_column(result), result.gain_nats
-    ratios = {
-        "selecting_gain_nats": (over * selecting_gain_nats(result), over),
-        "gain_nats": (over * gain, over),
-        "share_still_over_tau": (over * (gain > result.settings["tau_nats"]), over),
-    }
-    return _of_targets(result, ratios if result.crossfit else {}, **bootstrap)
+    ratios = [
+        ("selecting_gain_nats", over * selecting_gain_nats(result), over),
+        ("gain_nats", over * gain, over),
+        ("share_still_over_tau", over * (gain > result.settings["tau_nats"]), over),
+    ]
+    return _of_targets(result, ratios if result.crossfit else [], **bootstrap)
 
 
 @frame_of("first", "second", "far_context", "k")
 def differences(measured: Measured) -> Iterator[Row]:
     """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
-    first, column = default_selector(measured.names), measured.ks.index(measured.k)
-    of_first = measured.recoveries(first)
-    others = [name for name in measured.names if name != first and NET in of_first]
-    for second, of_second in ((name, measured.recoveries(name)) for name in others):
-        for context in (NET, TRUE):
-            draws = of_first[context][:, column] - of_second[context][:, column]
-            keys = {"first": first, "second": second, "far_context": context, "k": measured.k}
-            yield keys | measured.interval(draws)
+    first = default_selector(measured.names)
+    of_first, where = measured.recoveries(first), {"first": first, "k": measured.k}
+    for second in measured.names if NET in of_first else ():
+        of_second = measured.recoveries(second)
+        for context in (NET, TRUE) if second != first else ():
+            difference = measured.at_k(of_first[context] - of_second[context], measured.k)
+            yield {**where, "second": second, "far_context": context, **difference}
 
 
 @frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
@@ -193,7 +190,7 @@ def gain_bins(measured: Measured) -> Iterator[Row]:
         inside = (gain > low) & (gain <= high)
         keys: Row = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
         keys["n_documents"] = len(np.unique(measured.document[inside]))
-        yield from measured.recovery_rows(keys, measured.names, [measured.k], inside)
+        yield from measured.recovery_rows(measured.names, [measured.k], inside, **keys)
 
 
 def gain_edges(tau_nats: float) -> list[float]:
@@ -216,7 +213,7 @@ def near_copies(measured: Measured) -> Iterator[Row]:
     yield {"name": "share_over_tau", "n_targets": int((copies * over).sum())} | of_tail
     others = 1 - copies[measured.over]
     keys = {"name": "recovery", "n_targets": int(others.sum())}
-    yield from measured.recovery_rows(keys, measured.selectors, [measured.k], others)
+    yield from measured.recovery_rows(measured.selectors, [measured.k], others, **keys)
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
@@ -245,8 +242,8 @@ def kinds(measured: Measured) -> Iterator[Row]:
         yield {**keys, "name": "share_over_tau", **measured.ratio_of_all(members * over, over)}
         gain = members * measured.result.gain_nats
         yield {**keys, "name": "gain_nats", **measured.ratio_of_all(gain, members)}
-        keys["name"] = "recovery"
-        yield from measured.recovery_rows(keys, measured.names, [measured.k], members[measured.over])
+        inside = members[measured.over]
+        yield from measured.recovery_rows(measured.names, [measured.k], inside, name="recovery", **keys)
 
 
 def distance_edges(n_long: int, n_short: int) -> list[int]:
@@ -346,24 +343,21 @@ def placebos(measured: Measured) -> Iterator[Row]:
         return
 
     recoveries = {name: measured.recoveries(name, comparable, contexts) for name in measured.names}
-    parts: list[tuple[str, str, str | None, str, np.ndarray]] = [
-        ("recovery", selector, None, context, recoveries[selector][context])
+    parts: dict[tuple[str, str, str | None, str], np.ndarray] = {
+        ("recovery", selector, None, context): recoveries[selector][context]
         for selector, context in product(recoveries, contexts)
-    ]
+    }
     for signed, form in product(selectors, BLIND_FORMS):
         blind = f"{signed}-{form}"
         if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
-            bias = recoveries[signed][PLACEBO] - common[PLACEBO]
+            parts["selection_bias", signed, blind, PLACEBO] = recoveries[signed][PLACEBO] - common[PLACEBO]
             common[LARGEST] = np.maximum(np.max(list(common.values()), axis=0), 0.0)
-            specific = recoveries[blind][TRUE] - common[LARGEST]
-            parts.append(("selection_bias", signed, blind, PLACEBO, bias))
-            parts += [("common_context", signed, blind, context, draws) for context, draws in common.items()]
-            parts.append(("specific", signed, blind, TRUE, specific))
-    for *of_part, draws in parts:
+            parts |= {("common_context", signed, blind, context): common[context] for context in common}
+            parts["specific", signed, blind, TRUE] = recoveries[blind][TRUE] - common[LARGEST]
+    for of_part, draws in parts.items():
         keys = dict(zip(("name", "selector", "blind", "far_context"), of_part, strict=True))
-        for k, of_k in zip(measured.ks, draws.T, strict=True):
-            yield {**keys, "k": k, "n_targets": int(comparable.sum()), **measured.interval(of_k)}
+        yield from measured.rows(draws, **keys, n_targets=int(comparable.sum()))
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
@@ -437,30 +431,26 @@ def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     L_long).
     """
     targets, over = result.targets, over_tau_column(result)
-    of_all, one = bootstrap_of(result, **bootstrap), np.ones(len(targets))
-    rows: list[Row] = []
+    one, ratios = np.ones(len(targets)), []
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        rows.append({"name": "gap_cost_nats"} | asdict(of_all.ratio_interval(cost, one)))
-        rows.append({"name": "gap_cost_over_tau_nats"} | asdict(of_all.ratio_interval(cost * over, over)))
-    for length in CONTEXT_LENGTHS:
-        if (name := f"loss_of_{length}_nats") in targets:
-            enough = (targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS).to_numpy()
-            keys = {"name": "share_enough", "length": length}
-            rows.append(keys | asdict(of_all.ratio_interval(enough, one)))
-    return _frame(rows, "name", "length")
+        ratios = [("gap_cost_nats", cost, one), ("gap_cost_over_tau_nats", cost * over, over)]
+    without, lengths = len(ratios), [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
+    for length in lengths:
+        enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
+        ratios.append(("share_enough", enough.to_numpy(), one))
+    frame = _of_targets(result, ratios, **bootstrap)
+    frame.insert(1, "length", [*[np.nan] * without, *lengths])
+    return frame
 
 
-Ratios = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Numerator and denominator of each number, (n,) both, by its name."""
-
-
-def _of_targets(result: Result, ratios: Ratios, **bootstrap: int) -> pd.DataFrame:
-    """name, value, low and high of sums over all targets divided by others."""
+def _of_targets(
+    result: Result, ratios: Iterable[tuple[str, np.ndarray, np.ndarray]], **bootstrap: int
+) -> pd.DataFrame:
+    """name, value, low and high of sums over all targets divided by others, (n,) both."""
     of_all = bootstrap_of(result, **bootstrap)
-    return _frame(
-        ({"name": name} | asdict(of_all.ratio_interval(*pair)) for name, pair in ratios.items()), "name"
-    )
+    rows = ({"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios)
+    return _frame(rows, "name")
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], *names: str) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -26,13 +26,10 @@ from analysis.stats.show import interval_text, show
 from olmo_sparsity.util.errors import UserError
 
 OF_TARGETS = ("shares", "persistence", "contexts")
-OF_CHOICES = (
-    *("recovery", "losses", "differences", "tokens_needed", "gain_bins", "kinds", "distances", "picks"),
-    *("near_copies", "placebos", "faithfulness"),
-)
-"""The frames of `analysis.stats.numbers`: the same at every level, and those of each."""
-OF_DEFAULT = ("gain_bins", "near_copies", "kinds", "tokens_needed", "distances", "picks")
-"""Those of which one selector is shown."""
+OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "picks", "near_copies")
+FRAMES = (*OF_TARGETS, "recovery", "losses", "differences", *OF_DEFAULT, "placebos", "faithfulness")
+"""The frames of `analysis.stats.numbers`: those that are the same at every level, those of which one selector is shown,
+and all."""
 IN_NATS = ("losses", "faithfulness")
 
 
@@ -85,14 +82,11 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
 
     ``k``: of what is shown at one k. Raises `UserError` where recovery is undefined.
     """
-    return "\n\n".join([findings(result), *_tables(result, choose_k(result.ks, k), bootstrap)])
-
-
-def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
     refuse_without_gain(result)
-    default = default_selector(result.choices["selector"])
-    for name in (*OF_TARGETS, *OF_CHOICES):
-        frame = _frame(name, result, k, bootstrap)
+    k, default = choose_k(result.ks, k), default_selector(result.choices["selector"])
+    tables = [findings(result)]
+    for name in FRAMES:
+        frame, across = _frame(name, result, k, bootstrap), "far_context"
         if levels(result) == [AS_TEXT]:
             frame = frame.drop(columns=list(AS_TEXT), errors="ignore")
         if name in OF_DEFAULT:
@@ -101,27 +95,30 @@ def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
         if name == "kinds":
             frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]
-            yield _table(
-                frame.drop(columns=list(numbers.OF_CHOICE)), "kinds, with net recovery", across="name"
-            )
-        elif len(frame):
-            yield _table(frame, name, percent=name not in IN_NATS)
+            frame, across = frame.drop(columns=list(numbers.OF_CHOICE)), "name"
+            name = "kinds, with net recovery"
+        if len(frame):
+            tables.append(_table(frame, name, across))
     for training in result.trainings if len(result.trainings) > 1 else ():
         frame = numbers.recovery(training, **bootstrap)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
-        yield _table(frame, f"recovery, training seed {training.settings['training_seed']} by itself")
+        seed = training.settings["training_seed"]
+        tables.append(_table(frame, f"recovery, training seed {seed} by itself", "far_context"))
+    return "\n\n".join(tables)
 
 
-def _table(frame: pd.DataFrame, title: str, *, across: str = "far_context", percent: bool = True) -> str:
-    unit = "%" if percent else "nats"
-    return show(frame, across=across if across in frame else None, percent=percent, title=f"{title} [{unit}]")
+def _table(frame: pd.DataFrame, name: str, across: str) -> str:
+    in_nats = name in IN_NATS
+    title = f"{name} [{'nats' if in_nats else '%'}]"
+    return show(frame, across=across if across in frame else None, percent=not in_nats, title=title)
 
 
 def _frame(name: str, result: Result, k: int | None, bootstrap: Mapping[str, int]) -> pd.DataFrame:
-    """A frame, at every level that the result has."""
+    """A frame of `analysis.stats.numbers`, at every level that the result has."""
+    frame_of = getattr(numbers, name)
     if name in OF_TARGETS:
-        return getattr(numbers, name)(result, **bootstrap)
-    return numbers.of_each_level(getattr(numbers, name), result, k=k, **bootstrap)
+        return frame_of(result, **bootstrap)
+    return numbers.of_each_level(frame_of, result, k=k, **bootstrap)
 
 
 def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
@@ -133,7 +130,7 @@ def every_number(results: Mapping[str, Result], k: int | None = None, **bootstra
     frames = [
         _frame(name, result, k, bootstrap).assign(result=label, frame=name)
         for label, result in results.items()
-        for name in (*OF_TARGETS, *OF_CHOICES)
+        for name in FRAMES
     ]
     whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    return whole[["result", "frame", *(name for name in whole if name not in ("result", "frame"))]]
+    return whole[["result", "frame", *whole.columns.drop(["result", "frame"])]]

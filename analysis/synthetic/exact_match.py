@@ -261,16 +261,16 @@ def labels(groups: Sequence[Settings]) -> list[str]:
     ``groups``: settings and k_train of each.
     """
     kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
-    names = [kind[-1] for kind in kinds]
+    names = [scheme for _, _, scheme in kinds]
     for kind in set(kinds):
         alike = [place for place, other in enumerate(kinds) if other == kind]
         facts = pd.DataFrame([_facts(groups[place]) for place in alike]).fillna("")
         told: list[str] = []
-        count = 1
+        combinations = 1
         for fact in sorted(facts, key="weights".__eq__):  # they come last, as they follow from the rest
-            combinations = len(facts[[*told, fact]].drop_duplicates())
-            if combinations > count:  # what tells no more apart than those before it is left out
-                told, count = [*told, fact], combinations
+            with_fact = len(facts[[*told, fact]].drop_duplicates())
+            if with_fact > combinations:  # what tells no more apart than those before it is left out
+                told, combinations = [*told, fact], with_fact
         for place, values in zip(alike, facts[told].to_numpy().tolist(), strict=True):
             names[place] = ", ".join(filter(None, [names[place], *values]))
     return names
@@ -279,10 +279,9 @@ def labels(groups: Sequence[Settings]) -> list[str]:
 def _facts(settings: Settings) -> dict[str, str]:
     """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
     parameters, trained = json.loads(settings["parameters"]), json.loads(settings["trained"])
-    others = {f"trained {name}": trained[name] for name in trained if trained[name] != parameters.get(name)}
-    model = {name: settings[name] for name in ("rotate", "family", "skip_probability")}
-    values = model | parameters | others | json.loads(settings["options"])
-    values["weights"] = f"{settings['weights']:,}"
+    values = {name: settings[name] for name in ("rotate", "family", "skip_probability")} | parameters
+    values |= {f"trained {name}": value for name, value in trained.items() if value != parameters.get(name)}
+    values |= {**json.loads(settings["options"]), "weights": f"{settings['weights']:,}"}
     words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
     return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
 

@@ -19,13 +19,12 @@ precision, heads and weight decay, is not compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,40 +51,34 @@ TASKS = {
     "variable_assignment": ("Variable assignment", "chain length [assignments]"),
 }
 """Title of each task, and what its length counts, with the unit."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 SPAN: dict[str, Any] = {"color": "0.5", "alpha": 0.13, "linewidth": 0, "label": "trained lengths"}
-_UNTRAINED: dict[str, Any] = {"color": "0.3", "linestyle": (0, (4, 1.5)), "label": r"$k > K_{train}$"}
+_UNTRAINED: dict[str, Any] = {"linestyle": (0, (4, 1.5))}
 _CHANCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "linestyle": ":", "label": "chance"}
 
 
+@matplotlib.rc_context(style.STYLE)
 def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
     """Accuracy against length [% of samples] of one planted task, a panel per group, a curve per tested k.
 
     The larger a k, the lighter; dashed where it is larger than those of training. ``points``: of `pool`.
     """
-    ks = sorted(points["k"].unique())
-    looks = dict(zip(ks, shades(len(ks)), strict=True))
+    looks = style.shades(f"k = {k}" for k in sorted(points["k"].unique()))
     groups = dict(iter(points.groupby(GROUP, sort=False)))
     named = points["model"].nunique() > 1
     titles = [k_title(k_train, model if named else "") for _, k_train, model in groups]
-    with matplotlib.rc_context(style.STYLE):
-        places = style.in_rows(len(groups), style.columns_in(style.PAGE, 2.0))
-        figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
-        for axes, group, title in zip(panels, groups.values(), titles, strict=True):
-            first = group.iloc[0]
-            axes.axvspan(first["shortest"], first["longest"], **SPAN)
-            axes.axhline(100 * first["chance"], zorder=1.5, **_CHANCE)  # NaN, hence none, where it is unknown
-            for k, curve in group.groupby("k"):
-                line = _UNTRAINED["linestyle"] if k > first["k_train"] else "-"
-                draw_exact(axes, curve["length"], curve, f"k = {k}", (*looks[k], line), alpha=0.08)
-            axes.set_title(title, loc="left")
-        length_axis(panels[0], points["length"], most=5)
-        style.outer_labels(panels, TASKS[points["task"].iloc[0]][1], "accuracy [% of samples]")
-        handles = style.line_handles({f"k = {k}": (*look, "-") for k, look in looks.items()})
-        if (points["k"] > points["k_train"]).any():
-            handles.append(Line2D([], [], **_UNTRAINED))
-        style.add_legend(figure, [*handles, Patch(**SPAN), Line2D([], [], **_CHANCE)])
-        style.add_heading(figure, describe(points))
+    figure, panels = style.small_panels(titles, TASKS[points["task"].iloc[0]][1], "accuracy [% of samples]")
+    for axes, group in zip(panels, groups.values(), strict=True):
+        first = group.iloc[0]
+        axes.axvspan(first["shortest"], first["longest"], **SPAN)
+        axes.axhline(100 * first["chance"], zorder=1.5, **_CHANCE)  # NaN, hence none, where it is unknown
+        for k, curve in group.groupby("k"):
+            look = looks[f"k = {k}"] | (_UNTRAINED if k > first["k_train"] else {})
+            style.draw_band(axes, curve["length"], curve, f"k = {k}", look, alpha=0.08, scale=100)
+    length_axis(panels[0], points["length"], most=5)
+    if (points["k"] > points["k_train"]).any():
+        looks[r"$k > K_{train}$"] = {"color": "0.3", **_UNTRAINED}
+    style.add_legend(figure, looks, Patch(**SPAN), Line2D([], [], **_CHANCE))
+    style.add_heading(figure, describe(points))
     return figure
 
 
@@ -94,6 +87,7 @@ def k_title(k_train: int, *further: str) -> str:
     return "\n".join([rf"$K_{{train}}$ = {k_train}", *(line for text in further for line in wrap(text, 34))])
 
 
+@matplotlib.rc_context(style.STYLE)
 def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
     """Exact match against length [% of samples], a panel per task, a curve per position scheme.
 
@@ -102,21 +96,15 @@ def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
     schemes = dict(zip(points["model"], points["scheme"], strict=True))
     looks = style.model_styles({name: style.encoding_of(name, scheme) for name, scheme in schemes.items()})
     tasks = dict(iter(points.groupby("task", sort=False)))
-    places = style.in_rows(len(tasks), 2)
-    rows, columns = (1 + max(axis) for axis in zip(*places, strict=True))
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(style.PAGE if columns > 1 else style.COLUMN, 2.2 * rows + 1)
-        grid = figure.add_gridspec(rows, columns)
-        for place, (task, of_task) in zip(places, tasks.items(), strict=True):
-            axes = figure.add_subplot(grid[place])
-            _mark_lengths(axes, of_task)
-            for name, curve in of_task.groupby("model", sort=False):
-                draw_exact(axes, curve["length"], curve, name, looks[name], alpha=0.12)
-            axes.set_title(TASKS[task][0], loc="left")
-            axes.set(xlabel=TASKS[task][1], ylabel="exact match [% of samples]")
-            axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
-        style.add_legend(figure, [*style.line_handles(looks), Patch(**SPAN)])
-        style.add_heading(figure, describe(points))
+    figure, panels = style.large_panels(len(tasks), style.PAGE if len(tasks) > 1 else style.COLUMN, 2.2)
+    for axes, (task, of_task) in zip(panels, tasks.items(), strict=True):
+        _mark_lengths(axes, of_task)
+        for name, curve in of_task.groupby("model", sort=False):
+            style.draw_band(axes, curve["length"], curve, name, looks[name], scale=100)
+        axes.set(title=TASKS[task][0], xlabel=TASKS[task][1], ylabel="exact match [% of samples]")
+        axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
+    style.add_legend(figure, looks, Patch(**SPAN))
+    style.add_heading(figure, describe(points))
     return figure
 
 
@@ -125,31 +113,18 @@ def _mark_lengths(axes: Axes, points: pd.DataFrame) -> None:
     for trained in points[["shortest", "longest"]].drop_duplicates().to_numpy():
         axes.axvspan(*trained, **SPAN)
     longest = points["longest"].max()
+    place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+    place |= {"ha": "right", "va": "top", "fontsize": style.SMALL}
     for times in (1, *MULTIPLES):
         if times * longest <= points["length"].max():
-            axes.axvline(times * longest, color="0.45", linestyle=":", linewidth=1, zorder=1.5)
-            text = f"1× = {longest}" if times == 1 else f"{times}×"
-            place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-            place |= {"ha": "right", "va": "top", "fontsize": style.SMALL}
-            axes.annotate(text, (times * longest, 1), (-2, -1), **place)
+            axes.axvline(times * longest, linestyle=":", **style.REFERENCE)
+            axes.annotate(
+                f"1× = {longest}" if times == 1 else f"{times}×", (times * longest, 1), (-2, -1), **place
+            )
     length_axis(axes, points["length"], most=6)
 
 
 # --- what studies draw with, too ---
-
-
-def draw_exact(
-    axes: Axes, x: Sequence[float], points: pd.DataFrame, label: str, look: style.Style, alpha: float
-) -> None:
-    """The exact share at some points of `Group.points` with its interval [%]."""
-    interval = [100 * points[name].to_numpy() for name in ("value", "low", "high")]
-    style.draw_band(axes, np.asarray(x), interval, label, look, alpha)
-
-
-def shades(count: int) -> list[tuple[Any, str]]:
-    """Colour and marker of numbers in their order, ever lighter."""
-    colours = map(tuple, matplotlib.colormaps["viridis"](np.linspace(0, 0.86, count)))
-    return [(colour, MARKERS[place % len(MARKERS)]) for place, colour in enumerate(colours)]
 
 
 def length_axis(axes: Axes, measured: pd.Series, *, most: int) -> None:

@@ -40,7 +40,7 @@ def errors_figure(points):
                 axes.set_title("\n".join(wrap(scheme, 17)), loc="left", fontsize=style.SMALL)
             style.outer_labels(panels, unit.partition(" [")[0], f"{title}:\nwrong [%]")
         bars = [Patch(**looks, **EDGES) for looks in LOOKS.values()]
-        style.add_legend(figure, [*bars, Patch(**SPAN)])
+        style.add_legend(figure, {}, *bars, Patch(**SPAN))
         style.add_heading(figure, describe(points).removesuffix("; bands: 95 %"))
     return figure
 

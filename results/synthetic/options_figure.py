@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.figures import style
 from analysis.synthetic.exact_match import GROUP, describe, load, pool
-from analysis.synthetic.figure1 import MULTIPLES, TASKS, draw_exact, shades
+from analysis.synthetic.figure1 import MULTIPLES, TASKS
 
 HERE = Path(__file__).parent
 FIGURES = {"needs": ("positions.coupled_share", "positions.id_noise"), "windows": ("model.rope_window",)}
@@ -47,24 +47,23 @@ def option_figure(points, names):
     groups = points.groupby(GROUP).ngroups
     marked = [times * longest for times in (1, *MULTIPLES)]
     lengths = [length for length in marked if (points["length"] == length).sum() == groups]
-    looks = {length: (*look, "-") for length, look in zip(lengths, shades(len(lengths)), strict=True)}
     unit = TASKS[points["task"].iloc[0]][1].partition("[")[2].rstrip("]")
+    looks = style.shades(f"{length} {unit}, {length / longest:g}×" for length in lengths)
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE if len(names) > 1 else style.COLUMN, 3.2)
         panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, (name, of_option) in zip(panels, by_option(points, names).items(), strict=True):
             values = [value for value, _ in of_option]
-            for length, look in looks.items():
+            for length, (label, look) in zip(lengths, looks.items(), strict=True):
                 curve = pd.concat([group[group["length"] == length] for _, group in of_option])
-                draw_exact(axes, range(len(values)), curve, f"{length}", look, alpha=0.12)
+                style.draw_band(axes, range(len(values)), curve, label, look, scale=100)
             axes.set_xticks(
                 range(len(values)), ["none" if value is None else f"{value:g}" for value in values]
             )
             axes.set_xlabel(NAMES[name])
         panels[0].set_ylabel("exact match [% of samples]")
         panels[0].set_ylim(-3, 103)
-        named = {f"{length} {unit}, {length / longest:g}×": look for length, look in looks.items()}
-        style.add_legend(figure, style.line_handles(named))
+        style.add_legend(figure, looks)
         style.add_heading(figure, describe(points))
     return figure
 

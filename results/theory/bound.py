@@ -174,33 +174,30 @@ def bound_figure(points):
     fits = fit_bounds(errors).set_index([*TESTED, "bound"])
     tests = dict(iter(errors.groupby(TESTED, sort=False)))
     names = dict.fromkeys(curve_name(row) for _, row in errors.sort_values("longest").iterrows())
-    looks = {name: (*look[:2], "-") for name, look in style.model_styles(names).items()}
+    looks = {name: look | {"linestyle": "-"} for name, look in style.model_styles(names).items()}
     titles = [title_of(test, named=errors["model"].nunique() > 1) for test in tests.values()]
     with matplotlib.rc_context(style.STYLE):
-        places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
-        figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
-        for axes, (test, of_test), title in zip(panels, tests.items(), titles, strict=True):
+        error = "expected error" if errors["is_expected"].all() else "error"
+        figure, panels = style.small_panels(titles, "length L′ [multiples of L]", f"{error} [multiples of δ]")
+        for axes, (test, of_test) in zip(panels, tests.items(), strict=True):
             axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
             axes.axvline(fits.loc[(*test, "improved"), "fitted_to"], zorder=1.5, **FITTED)
             for _, curve in of_test.groupby(["longest", "locality"]):
                 name = curve_name(curve.iloc[0])
                 draw_errors(axes, curve, name, looks[name])
                 constant = fits.loc[test, "constant"]
-                draw_bound(axes, curve, constant["theorem_4_3"], theorem_bound, looks[name][0], THEOREM)
+                draw_bound(axes, curve, constant["theorem_4_3"], theorem_bound, looks[name]["color"], THEOREM)
                 draw_bound(axes, curve, constant["improved"], improved_bound, "black", IMPROVED)
-            axes.set_title(title, loc="left")
         longest = errors["multiple"].max()
         panels[0].set_yscale("log")
         panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         style.log_axis(panels[0], [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= longest])
         panels[0].set_xlim(0.5, 1.1 * longest)  # shorter samples say nothing about length generalization
-        error = "expected error" if errors["is_expected"].all() else "error"
-        style.outer_labels(panels, "length L′ [multiples of L]", f"{error} [multiples of δ]")
-        handles = style.line_handles(looks)
+        handles = []
         if (errors["error"] == 0).any():
             handles.append(Line2D([], [], color="0.3", label="none wrong: upper limit", **LIMIT))
         handles += [Line2D([], [], color="0.3", **THEOREM), Line2D([], [], color="black", **IMPROVED)]
-        style.add_legend(figure, [*handles, Line2D([], [], **FITTED)])
+        style.add_legend(figure, looks, *handles, Line2D([], [], **FITTED))
         style.add_heading(figure, describe(points))
     return figure
 
@@ -220,12 +217,12 @@ def title_of(errors, *, named):
 
 def draw_errors(axes, curve, label, look):
     """The error of one model as multiples of delta, at multiples of L, with its interval."""
-    x, delta = curve["multiple"].to_numpy(), curve["delta"]
-    value, low, high = ((curve[name] / delta).to_numpy() for name in ("error", "error_low", "error_high"))
-    wrong, positive_low = (np.where(values > 0, values, np.nan) for values in (value, low))
-    style.draw_band(axes, x, (wrong, positive_low, high), label, look, alpha=0.15)
-    none = value == 0
-    axes.plot(x[none], high[none], color=look[0], label=f"{label}, none wrong", zorder=3.2, **LIMIT)
+    x, names = curve["multiple"].to_numpy(), {"error": "value", "error_low": "low", "error_high": "high"}
+    interval = curve[[*names]].div(curve["delta"], axis=0).rename(columns=names)
+    positive = interval.where(interval > 0)
+    style.draw_band(axes, x, positive.assign(high=interval["high"]), label, look, alpha=0.15)
+    none, high = (interval["value"] == 0).to_numpy(), interval["high"].to_numpy()
+    axes.plot(x[none], high[none], color=look["color"], label=f"{label}, none wrong", zorder=3.2, **LIMIT)
 
 
 def draw_bound(axes, curve, constant, bound, colour, looks):

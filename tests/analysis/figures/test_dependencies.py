@@ -32,26 +32,21 @@ class TestKinds:
     def figure(self, result):
         return kinds_figure(result, **FEW)
 
-    def test_bars_are_the_values_and_their_intervals(self, result, figure):
+    def test_points_are_the_values_and_their_intervals(self, result, figure):
         frame = numbers.kinds(result, **FEW)
         for panel, label, keys in (
-            (0, "share", {"name": "share"}),
-            (0, "share_over_tau", {"name": "share_over_tau"}),
-            (1, "gain_nats", {"name": "gain_nats"}),
+            (0, "of all targets", {"name": "share"}),
+            (0, r"of those over $\tau$", {"name": "share_over_tau"}),
+            (1, "of all targets", {"name": "gain_nats"}),
+            (2, "random", {"selector": "random", "far_context": "true"}),
+            (2, "random placebo", {"selector": "random", "far_context": "placebo"}),
             (3, "leave-one-out", {"selector": "leave-one-out", "far_context": "net"}),
         ):
             rows = rows_of(frame, **keys)
-            [drawn] = [
-                one for one in figure.axes[panel].containers if one.get_label() == label and len(one) == 3
-                and hasattr(one[0], "get_width")
-            ]  # fmt: skip
-            np.testing.assert_allclose([patch.get_width() for patch in drawn], rows["value"])
-            ends = bars(figure.axes[panel], f"{label} interval")[:, :, 0]
+            np.testing.assert_array_equal(line(figure.axes[panel], label)[0], rows["value"])
+            ends = bars(figure.axes[panel], label)[:, :, 0]
             whole = np.isfinite(rows["low"]).to_numpy()
             np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
-        for context, label in (("true", "random"), ("placebo", "random placebo")):
-            rows = rows_of(frame, selector="random", far_context=context)
-            np.testing.assert_array_equal(points(figure.axes[2], label)[0].get_xdata(), rows["value"])
 
     def test_labels(self, result, figure):
         assert_readable(figure)
@@ -59,7 +54,7 @@ class TestKinds:
         label = figure.axes[0].get_yticklabels()[0].get_text()
         assert label.startswith(first["kind"].replace("_", " "))
         assert f"{first['n_targets_over_tau']} of n = {first['n_targets']} over" in label
-        assert {"leave-one-out", "random", "placebo: hollow", "of all targets"} <= set(legend(figure))
+        assert {"leave-one-out", "random", "placebo: dashed, hollow", "of all targets"} <= set(legend(figure))
         assert "[nats per token]" in figure.axes[1].get_xlabel()
 
     def test_kinds_of_few_documents_are_called_rough(self):
@@ -76,12 +71,10 @@ def test_distances_are_shares_over_the_uniform_share(result):
     assert len(figure.axes) == 3
     for axes, selector in zip(figure.axes, result.selectors, strict=True):
         assert axes.get_title("left") == selector
-        for context in ("true", "placebo"):
+        for context, label in (("true", selector), ("placebo", f"{selector} placebo")):
             rows = rows_of(frame, selector=selector, far_context=context)
-            np.testing.assert_allclose(
-                points(axes, context)[0].get_ydata().astype(float), rows["value"] / rows["uniform"]
-            )
-            x = points(axes, context)[0].get_xdata()
+            x, y = line(axes, label)
+            np.testing.assert_allclose(y, rows["value"] / rows["uniform"])
             assert (x > rows["from_tokens"]).all() and (x < rows["to_tokens"]).all()
     assert figure.axes[0].get_xlabel() == "distance [tokens]"
     assert "1: uniform over the far context" in legend(figure)
@@ -92,8 +85,8 @@ def test_tokens_needed_are_steps_and_the_rest_is_said(result):
     assert_readable(figure)
     frame = numbers.tokens_needed(result, **FEW)
     for axes, selector in zip(figure.axes, dict.fromkeys(frame["selector"]), strict=True):
-        for context in ("true", "placebo"):
-            _, y = line(axes, context)
+        for context, label in (("true", selector), ("placebo", f"{selector} placebo")):
+            _, y = line(axes, label)
             np.testing.assert_array_equal(
                 y, rows_of(frame, name="reached", selector=selector, far_context=context)["value"]
             )
@@ -130,10 +123,13 @@ def test_parts_of_a_recovery():
     assert hollow.get_ydata().tolist() == k_4[["shuffled", "same-group", "placebo"]].tolist()
     labels = [text.get_text().replace("\n", " ") for text in contexts.get_xticklabels()]
     assert labels == ["own text", "own text, shuffled", "same text, elsewhere", "another document"]
-    bias = rows_of(frame, name="selection_bias")["value"]
-    [drawn] = [one for one in parts.containers if one.get_label() == "selection bias (winner's curse)"]
-    np.testing.assert_allclose([patch.get_height() for patch in drawn], bias)
-    common = rows_of(frame, name="common_context", far_context=numbers.LARGEST)["value"]
-    [drawn] = [one for one in parts.containers if one.get_label() == "common context"]
-    np.testing.assert_allclose([patch.get_height() for patch in drawn], common)
-    assert {"leave-one-out", "specific", "placebo: hollow"} <= set(legend(figure))
+    of_first = {"selector": "leave-one-out", "blind": "leave-one-out-kl"}
+    for label, keys in (
+        ("selection bias (winner's curse)", {"name": "selection_bias"}),
+        ("common context", {"name": "common_context", "far_context": numbers.LARGEST}),
+        ("specific", {"name": "specific"}),
+    ):
+        rows = rows_of(frame, **keys, **of_first)
+        np.testing.assert_array_equal(line(parts, label)[1], rows["value"])
+        np.testing.assert_allclose(bars(parts, label)[:, :, 1], rows[["low", "high"]], atol=1e-12)
+    assert {"leave-one-out", "specific", "placebo: dashed, hollow"} <= set(legend(figure))

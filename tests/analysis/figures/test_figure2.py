@@ -42,7 +42,7 @@ def test_loss_and_net_recovery_are_those_of_the_frames(result, figure):
         np.testing.assert_array_equal(net, values_of(recovery, selector, "net"))
     over = result.targets.iloc[result.over]
     for name in ("short", "long"):
-        _, y = line(figure.axes[0], f"loss_{name}_over_tau_nats")
+        _, y = line(figure.axes[0], f"$L_{{{name}}}$")
         np.testing.assert_allclose(y, over[f"loss_{name}_nats"].mean())
 
 

@@ -1,5 +1,6 @@
 """Styles, layout and files of figures: each name has its look, files are whole and the same each time."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,8 +20,8 @@ def test_no_two_selectors_share_a_look():
     names = ["leave-one-out", "greedy", "mine", "leave-one-out@attention:32", "random", "best"]
     styles = style.selector_styles(names)
     assert list(styles) == names
-    for part in range(3):
-        assert part == 2 or len({styles[name][part] for name in names}) == len(names)
+    for part in ("color", "marker"):
+        assert len({styles[name][part] for name in names}) == len(names)
     assert styles["greedy"] == style.selector_styles(["greedy"])["greedy"]
 
 
@@ -30,19 +31,24 @@ def test_models_of_one_encoding_share_colour_family_and_differ_by_line():
     }
     assert list(encodings.values()) == ["contiguous", "contiguous", "alibi", None, None]
     styles = style.model_styles(encodings)
-    assert styles["RoPE"][1] == styles["RoPE again"][1] and styles["RoPE"][2] != styles["RoPE again"][2]
-    assert len({look[0] for look in styles.values()}) == 5
+    first, again = styles["RoPE"], styles["RoPE again"]
+    assert first["marker"] == again["marker"] and first["linestyle"] != again["linestyle"]
+    assert len({look["color"] for look in styles.values()}) == 5
 
 
 def test_curves_have_the_values_of_their_frame_a_little_apart():
-    frame = pd.DataFrame({"k": [1, 2, 4], "value": [0.1, 0.2, 0.3], "low": 0.0, "high": [0.5, 0.5, np.nan]})
+    rows = [("a", 1, 0.1), ("a", 2, 0.2), ("a", 4, 0.3), ("b", 1, 0.4), ("b", 2, 0.5), ("b", 4, 0.6)]
+    frame = pd.DataFrame(rows, columns=["selector", "k", "value"]).assign(
+        low=0.0, high=[0.5, 0.5, np.nan] * 2
+    )
     axes = small_figure().axes[0]
-    look = ("red", "o", "-")
-    style.draw_curves(axes, {"a": frame, "b": frame}, {"a": look, "b": look}, placebo=True)
-    for label, sign in (("a placebo", -1), ("b placebo", 1)):
+    look = {"color": "red", "marker": "o", "linestyle": "-"}
+    both = pd.concat([frame.assign(far_context=context) for context in ("true", "placebo")])
+    style.draw(axes, both, {"a": look, "b": look}, "selector", "k")
+    for number, label in enumerate(("a", "a placebo", "b", "b placebo")):
         x, y = line(axes, label)
-        np.testing.assert_allclose(x, np.array([1, 2, 4]) * 2 ** (0.03 * sign))
-        assert y.tolist() == [0.1, 0.2, 0.3]
+        np.testing.assert_allclose(x, np.array([1, 2, 4]) * 2 ** (0.03 * (number - 1.5)))
+        assert y.tolist() == frame["value"][frame["selector"] == label[0]].tolist()
 
 
 def test_bars_are_never_negative_and_absent_without_an_interval():
@@ -51,15 +57,23 @@ def test_bars_are_never_negative_and_absent_without_an_interval():
 
 
 def test_rows_are_as_full_as_they_can_be():
-    assert style.in_rows(5, 4) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-    figure, panels = style.small_multiples(style.in_rows(5, 4))
-    assert len(panels) == len(figure.axes) == 5
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_panels("abcde", "k", "recovery", least=1.6)
+    assert panels == figure.axes and [axes.get_title("left") for axes in panels] == list("abcde")
+    places = [axes.get_subplotspec() for axes in panels]
+    columns = [(place.rowspan.start, place.colspan.start) for place in places]
+    assert columns == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert [axes.get_xlabel() for axes in panels] == ["", "", "k", "k", "k"]
 
 
 def test_a_heading_breaks_where_the_figure_ends():
     figure = small_figure()
     style.add_heading(figure, "", "a first part that is long", "a second one, and a third")
-    assert figure.get_suptitle().split("\n") == ["a first part that is long; a", "second one, and a third"]
+    assert figure.get_suptitle() == "a first part that is long; a second one, and a third"
+    figure.draw_without_rendering()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 > 0 and box.x1 < figure.bbox.x1 and box.y1 <= figure.bbox.y1
+    assert box.y0 > figure.axes[0].get_tightbbox().y1
 
 
 class TestFiles:
