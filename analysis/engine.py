@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,19 +172,8 @@ def measure(
             **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)
-        scorers = {}
-        for role, name in {"selected_by": select_with, "proposed_by": propose_with}.items():
-            if name is not None:
-                other = opened(name)
-                _check_tokenizer(other, loaded, source)
-                settings[role] = {named: other.describe()[named] for named in _IDENTITY}
-                settings[role]["untrained"] = other.untrained
-                scorers[role] = scorer_of(other)
-        if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
-            raise UserError(
-                f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes "
-                "models trained from two seeds"
-            )
+        others = {"selected_by": select_with, "proposed_by": propose_with}
+        scorers = _scorers_of_others(others, opened, scorer_of, loaded, source, settings)
         engine = Engine(
             settings,
             source,
@@ -196,6 +185,34 @@ def measure(
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
+
+
+def _scorers_of_others(
+    others: Mapping[str, Any],
+    opened: Callable[[Any], LoadedModel],
+    scorer_of: Callable[[LoadedModel], Scorer],
+    loaded: LoadedModel,
+    source: Texts,
+    settings: dict[str, Any],
+) -> dict[str, Scorer]:
+    """Scorers of the models that select and propose for the ``loaded`` one, by role; ``settings`` then name them.
+
+    Raises `UserError` where one reads other tokens, or has the weights that it selects for.
+    """
+    scorers = {}
+    for role, name in others.items():
+        if name is not None:
+            other = opened(name)
+            _check_tokenizer(other, loaded, source)
+            settings[role] = {named: other.describe()[named] for named in _IDENTITY}
+            settings[role]["untrained"] = other.untrained
+            scorers[role] = scorer_of(other)
+    if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
+        raise UserError(
+            f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes "
+            "models trained from two seeds"
+        )
+    return scorers
 
 
 def targets_per_batch(targets_per_block: int) -> int:

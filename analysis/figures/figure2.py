@@ -90,13 +90,8 @@ def figure2(
         style.log_axis(axes, sorted({k for result in results.values() for k in result.ks}))
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
-    for number, (name, result) in enumerate(results.items()):
-        own = [looks[label]["color"] for label, (of, _) in curves.items() if of == name]
-        shares = numbers.shares(result, **bootstrap)
-        colour, is_last = own[0] if len(results) > 1 else "black", number == len(results) - 1
-        _plot_short_and_long(panels[0], shares, colour, number, is_last=is_last)
-    panels[0].margins(y=0.08)
-    panels[0].set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
+    colours = {name: looks[label]["color"] for label, (name, _) in reversed(curves.items())}
+    _plot_all_short_and_long(panels[0], results, colours, **bootstrap)
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)
     bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
@@ -182,6 +177,17 @@ def _curves(
     curves = {result if alike else f"{result}, {name}": (result, name) for result, name in chosen}
     looks = style.model_styles({label: style.encoding_of(result) for label, (result, _) in curves.items()})
     return curves, curves, looks
+
+
+def _plot_all_short_and_long(
+    axes: Axes, results: Mapping[str, Result], colours: Mapping[str, str], **bootstrap: int
+) -> None:
+    """L_short and L_long of every result in panel (a), in its first curve's colour; of one alone in black."""
+    for number, (name, result) in enumerate(results.items()):
+        colour, is_last = colours[name] if len(results) > 1 else "black", number == len(results) - 1
+        _plot_short_and_long(axes, numbers.shares(result, **bootstrap), colour, number, is_last=is_last)
+    axes.margins(y=0.08)
+    axes.set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
 
 
 def _plot_short_and_long(

@@ -127,15 +127,12 @@ class Probe(ABC):
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
         models = models if isinstance(models, list) else [models]
-        labels = list(labels or _default_labels(models))
-        if len(labels) != len(models):
-            raise UserError(
-                f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels"
-            )
+        labels = _labels_of(models, labels)
         source, described = self._read(models, labels, texts, split, opening)
         sample = self.draw_sample(source)
         settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split, **self.settings()}
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
+        limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
         records: dict[str, list[dict[str, Any]]] = {}
         for number, (model, about) in enumerate(zip(models, described, strict=True)):
             key = hashlib.sha256(json.dumps([settings, about], sort_keys=True).encode()).hexdigest()[:16]
@@ -144,12 +141,7 @@ class Probe(ABC):
                 log.info("%s was measured before the interruption", about["model"])
                 of_model = read_json(part, f"remove {part}")
             else:
-                with _opened(model, opening) as loaded:
-                    token_losses = _token_losses(
-                        loaded, sample.tokens.shape[1], tokens_per_batch, memory_limit_gb
-                    )
-                    frames = self.measure_model(token_losses, sample, labels[number], progress)
-                of_model = {name: frame.to_dict("records") for name, frame in frames.items()}
+                of_model = self._records_of(model, opening, limits, sample, labels[number], progress)
                 if part is not None:
                     write_json(part, of_model)
             head = {"number": number, "label": labels[number]}
@@ -166,6 +158,21 @@ class Probe(ABC):
             result.save(out)
             remove(parts)
         return result
+
+    def _records_of(
+        self,
+        model: Any,
+        opening: dict[str, Any],
+        limits: dict[str, Any],
+        sample: Sample,
+        label: str,
+        progress: bool,
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The frames of one model, as JSON holds them."""
+        with _opened(model, opening) as loaded:
+            token_losses = _token_losses(loaded, sample.tokens.shape[1], **limits)
+            frames = self.measure_model(token_losses, sample, label, progress)
+        return {name: frame.to_dict("records") for name, frame in frames.items()}
 
     def _read(
         self, models: list[Any], labels: list[str], texts: Any, split: str, opening: dict[str, Any]
@@ -208,6 +215,14 @@ def _opened(model: Any, opening: dict[str, Any]) -> Iterator[LoadedModel]:
         yield loaded
     finally:
         loaded.give_back()
+
+
+def _labels_of(models: Sequence[Any], labels: Sequence[str] | None) -> list[str]:
+    """A label for each model. Raises `UserError` where they are not as many."""
+    labels = list(labels or _default_labels(models))
+    if len(labels) != len(models):
+        raise UserError(f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels")
+    return labels
 
 
 def _default_labels(models: Sequence[Any]) -> list[str]:
