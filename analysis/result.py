@@ -15,6 +15,7 @@ Shapes: n sampled targets, m of them over tau, K values of k, k_max the largest,
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +31,8 @@ import pyarrow.parquet as pq
 
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, write_json
+
+log = logging.getLogger(__name__)
 
 KIND, VERSION = "olmo-sparsity result", 1
 RESULT_NAME = "result.json"
@@ -302,6 +305,8 @@ def load_study(folder: str | Path) -> dict[str, Result]:
     paths = {name: folder / f"{name}.parquet" for name in FRAMES}
     frames = {name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()}
     by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
+    if any("losses_not_over_tau" in saved["settings"] for saved in head["cells"].values()):
+        log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)
     study = {}
     for cell, saved in head["cells"].items():
         of_cell = dict(frames)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load
+from analysis import load, load_study
 from olmo_sparsity.util.files import sha256_file
 
 ROOT = Path(__file__).parents[1]
@@ -31,3 +31,9 @@ def test_the_result_is_what_they_give(tmp_path, run_here):
     if "give the text of the result" in found.stderr:
         pytest.skip(f"other package versions than in constraints.txt, under {sys.executable}")
     assert found.returncode == 0 and "verified" in found.stdout, found.stderr
+
+
+def test_reading_losses_that_are_sums_says_so(caplog):
+    """Whoever draws their histogram, or takes another tau, would get a wrong number."""
+    load_study(ROOT / "results" / "encodings")
+    assert "no histogram and no other tau" in caplog.text
