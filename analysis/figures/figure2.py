@@ -25,13 +25,14 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
-    AS_TEXT,
     CONTROLS,
     DEFAULT_SELECTOR,
+    LEVEL,
     NET,
     PLACEBO,
     SIGNED_SELECTOR,
     TRUE,
+    at_level,
     choose_k,
     default_selector,
     level_in_words,
@@ -72,7 +73,7 @@ def figure2(
 
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
-    at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
+    at_main_level = {name: at_level(result) for name, result in results.items()}
     curves, in_bins, looks = _curves(at_main_level, selectors)
     main = {label: looks[label] for label in curves}
 
@@ -125,7 +126,7 @@ def levels_figure(
 ) -> Figure | None:
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
-    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*AS_TEXT], sort=False)))
+    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*LEVEL], sort=False)))
     if len(ways) < 2:
         return None
     looks = style.selector_styles(recovery["selector"].unique())
