@@ -56,7 +56,6 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.2,
     "lines.markersize": 3.6,
     "hatch.linewidth": 0.5,
-    "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # text stays text in the PDF
     "svg.hashsalt": "olmo-sparsity",  # else an SVG's ids are random
 }
@@ -217,19 +216,12 @@ def small_panels(
         axes.remove()
     for axes, title in zip(panels, titles, strict=False):
         axes.set_title(title)
-    outer_labels(figure.axes, x, y)
-    return figure, figure.axes
-
-
-def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
-    """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
-    lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}  # type: ignore[union-attr]
-    for axes in panels:  # row by row
-        axes.set(xlabel=x, ylabel=y)
-        axes.label_outer()
-    for axes in lowest.values():  # also above a place without a panel
+    for axes in figure.axes[::columns]:
+        axes.set_ylabel(y)
+    for axes in figure.axes[-columns:]:  # the lowest of each column, also above a place without a panel
         axes.set_xlabel(x)
         axes.tick_params(labelbottom=True)
+    return figure, figure.axes
 
 
 def add_heading(figure: Figure, *texts: str) -> None:

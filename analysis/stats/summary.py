@@ -59,13 +59,11 @@ def findings(result: Result) -> str:
     except UserError as error:
         return "\n".join([*said, str(error)])
     k = choose_k(result.ks)
-    for level, of_level in recovery[recovery["k"] == k].groupby([*LEVEL], sort=False):
+    recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
+    for level, of_level in recovery.groupby([*LEVEL], sort=False):
         selector = default_selector(of_level["selector"])
         rows = of_level[of_level["selector"] == selector].to_dict("records")
-        names = ["recovery" if row["far_context"] == TRUE else row["far_context"] for row in rows]
-        texts = [
-            f"{name} {interval_text(row, percent=True)} %" for name, row in zip(names, rows, strict=True)
-        ]
+        texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
         said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
     said += [
