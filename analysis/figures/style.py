@@ -263,7 +263,8 @@ def draw(
         for name, placebo in product(looks, (False, True))
         if len(rows := frame[(frame[by] == name) & (of_placebo == placebo)])
     ]
-    for shift, (name, placebo, rows) in zip(side_by_side(len(marks), step), marks, strict=True):
+    for number, (name, placebo, rows) in enumerate(marks):
+        shift = step * (number - (len(marks) - 1) / 2)
         look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
         bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
         bars["xerr" if across else "yerr"] = bar_lengths(rows)
@@ -283,11 +284,6 @@ def draw_band(
     axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
-def side_by_side(count: int, step: float) -> np.ndarray:
-    """How far ``count`` marks of one place are moved from it, (count,), so that they stand ``step`` apart."""
-    return step * (np.arange(count) - (count - 1) / 2)
-
-
 def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     """Lengths of the error bars below and above the values, (2, n); NaN, hence no bar, where there is no interval."""
     value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
@@ -295,11 +291,10 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     return np.maximum([value - low, high - value], 0.0)
 
 
-def recovery_lines(axes: Axes, *, across: bool = False) -> None:
+def recovery_lines(axes: Axes) -> None:
     """Lines at a recovery of 0, and of 1, which is all of the gain."""
-    draw_line = axes.axvline if across else axes.axhline
-    draw_line(0.0, **REFERENCE)
-    draw_line(1.0, linestyle=":", **REFERENCE)
+    axes.axhline(0.0, **REFERENCE)
+    axes.axhline(1.0, linestyle=":", **REFERENCE)
 
 
 def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
