@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from analysis.engine import measure
     from analysis.result import Result, load, load_study, save_study
-    from analysis.xray import InfluenceMap, influence_map, influential_tokens
+    from analysis.xray import InfluenceMap, influence_map
 
 __all__ = [
     "InfluenceMap",
     "Result",
     "influence_map",
-    "influential_tokens",
     "load",
     "load_study",
     "measure",
@@ -31,7 +30,7 @@ __all__ = [
 _HOMES = {
     "measure": "analysis.engine",
     **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.result"),
-    **dict.fromkeys(("InfluenceMap", "influence_map", "influential_tokens"), "analysis.xray"),
+    **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),
 }
 
 

@@ -155,18 +155,18 @@ def _joined_by_label(
     """The results by label, those of one label joined; without labels all of them, under the name ""."""
     from analysis.result import Result, load_study
 
-    studies = [load_study(folder) for folder in folders]
-    there = [cell for study in studies for cell in study if cell]
+    results = [item for folder in folders for item in load_study(folder).items()]
+    there = [cell for cell, _ in results if cell]
     if there and not (cells and set(cells) <= set(there)):
         raise UserError(f"name cells with --cells, of {', '.join(there)}")
-    found = [study[cell] for study in studies for cell in study if cell in ("", *(cells or ()))]
-    if labels is not None and len(labels) != len(found):
-        raise UserError(f"{len(labels)} labels are given for {len(found)} results; give one for each")
-    names = labels or ("",) * len(found)
-    return {
-        label: Result.join([result for name, result in zip(names, found, strict=True) if name == label])
-        for label in dict.fromkeys(names)
-    }
+    chosen = [result for cell, result in results if not cell or cell in (cells or ())]
+    names = labels or ("",) * len(chosen)
+    if len(names) != len(chosen):
+        raise UserError(f"{len(names)} labels are given for {len(chosen)} results; give one for each")
+    by_label: dict[str, list[Result]] = {}
+    for label, result in zip(names, chosen, strict=True):
+        by_label.setdefault(label, []).append(result)
+    return {label: Result.join(trainings) for label, trainings in by_label.items()}
 
 
 def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:

@@ -34,14 +34,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Sequence
 from functools import cache
 
 KINDS = ("repeat", "name", "number", "punctuation", "function word", "content word")
 """In the order in which they are tried."""
-KINDS_BY_THEMSELVES = KINDS[2:]
-"""Those that a token has whatever stands elsewhere, see `kinds_of_tokens`."""
 REPEATED_UNITS = 3
 """Length of a verbatim repeat, the target's own unit included."""
 
@@ -116,26 +112,6 @@ def classify(far: str, short: str, target_piece: str, after: str) -> str:
     if _is_name(_without_possessive(text[start:end]), far, short, opens=_opens_sentence(text, start)):
         return "name"
     return _kind_by_itself(text[start:end])
-
-
-def kinds_of_tokens(pieces: Sequence[str]) -> list[str]:
-    """The kind by itself of every token of a text, given as pieces: as `classify` has it, but for repeat and name,
-    which are kinds of a target and its far context."""
-    text = "".join(pieces)
-    units = _units(text)
-    ends = [end for _, end in units]
-    kinds, start = [], 0
-    for piece in pieces:
-        first = _first_visible(piece, text[start + len(piece) : start + len(piece) + 1])
-        if not piece:
-            kinds.append("content word")
-        elif first is None:
-            kinds.append("punctuation")
-        else:
-            begin, end = units[bisect_right(ends, start + first)]
-            kinds.append(_kind_by_itself(text[begin:end]))
-        start += len(piece)
-    return kinds
 
 
 def _first_visible(piece: str, after: str) -> int | None:

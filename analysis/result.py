@@ -42,7 +42,7 @@ SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 
 _FRAMES_OF_NUMBERS = (
     *("recovery", "losses", "shares", "persistence", "differences", "gain_bins", "near_copies", "kinds"),
-    *("distances", "picks", "tokens_needed", "placebos", "faithfulness", "contexts", "counts"),
+    *("distances", "tokens_needed", "placebos", "faithfulness", "contexts", "counts"),
 )
 _LATER = {
     **dict.fromkeys(_FRAMES_OF_NUMBERS, "analysis.stats.numbers"),

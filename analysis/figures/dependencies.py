@@ -22,7 +22,7 @@ from analysis.figures.figure2 import describe, figure2, levels_figure, selectors
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
-from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, choose_k
+from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k
 from analysis.stats.show import interval_text
 
 # from the target's own text to the most distant one
@@ -85,7 +85,7 @@ def kinds_figure(
     Recoveries are of the default selector and the controls. A kind with too few documents or groups for honest
     intervals is called rough.
     """
-    frame = numbers.kinds(result, k, **bootstrap)
+    frame = numbers.kinds(at_level(result), k, **bootstrap)
     kinds = frame.drop_duplicates("kind").to_dict("records")
     frame["place"] = (frame["kind"] != frame["kind"].shift()).cumsum() - 1
     frame["of"] = frame["name"].map({"share": _ALL, "gain_nats": _ALL, "share_over_tau": _OVER_TAU})
@@ -146,7 +146,7 @@ def distances_figure(
 
     The line at 1 is what tokens drawn uniformly from the far context would have; above it the axis is logarithmic.
     """
-    frame = numbers.distances(result, k, **bootstrap)
+    frame = numbers.distances(at_level(result), k, **bootstrap)
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].div(frame["uniform"], axis=0)
     frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
     edges = sorted({*frame["from_tokens"], *frame["to_tokens"]})
@@ -172,7 +172,7 @@ def tokens_needed_figure(result: Result, *, width: float = style.PAGE, **bootstr
 
     Targets for which no measured k was enough are censored; their share stands above the curves.
     """
-    frame, ks = numbers.tokens_needed(result, **bootstrap), result.ks
+    frame, ks = numbers.tokens_needed(at_level(result), **bootstrap), result.ks
     share = f"targets with {100 * numbers.SHARE_NEEDED:g} %\nof the gain"
     figure, parts = _selector_panels(frame, width, "k [far tokens]", share)
     for axes, rows, look in parts:
@@ -196,7 +196,7 @@ def placebos_figure(
 ) -> Figure | None:
     """(a) recovery of every selector in every far context at one k, (b) the parts of it (docs/method.md, 2.3), of the
     first signed selector whose target-blind form was measured. None where only one placebo was measured."""
-    frame = numbers.placebos(result, **bootstrap)
+    frame = numbers.placebos(at_level(result), **bootstrap)
     if frame.empty:
         return None
     k = choose_k(result.ks, k)

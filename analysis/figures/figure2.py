@@ -25,13 +25,14 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
-    AS_TEXT,
     CONTROLS,
     DEFAULT_SELECTOR,
+    LEVEL,
     NET,
     PLACEBO,
     SIGNED_SELECTOR,
     TRUE,
+    at_level,
     choose_k,
     default_selector,
     level_in_words,
@@ -72,7 +73,7 @@ def figure2(
 
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
-    at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
+    at_main_level = {name: at_level(result) for name, result in results.items()}
     curves, in_bins, looks = _curves(at_main_level, selectors)
     main = {label: looks[label] for label in curves}
 
@@ -91,7 +92,7 @@ def figure2(
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
     colours = {name: looks[label]["color"] for label, (name, _) in reversed(curves.items())}
-    _plot_all_short_and_long(panels[0], results, colours, **bootstrap)
+    _plot_short_and_long(panels[0], results, colours, **bootstrap)
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)
     bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
@@ -125,7 +126,7 @@ def levels_figure(
 ) -> Figure | None:
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
-    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*AS_TEXT], sort=False)))
+    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*LEVEL], sort=False)))
     if len(ways) < 2:
         return None
     looks = style.selector_styles(recovery["selector"].unique())
@@ -133,8 +134,8 @@ def levels_figure(
     titles = [f"as {level_in_words(*level)}" for level in ways]
     labels = ("k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
-    for axes, at_level in zip(panels, ways.values(), strict=True):
-        style.draw(axes, at_level, looks, "selector", "k")
+    for axes, of_way in zip(panels, ways.values(), strict=True):
+        style.draw(axes, of_way, looks, "selector", "k")
         style.recovery_lines(axes)
         style.log_axis(axes, result.ks)
     style.add_legend(figure, looks | (style.IN_LEGEND if PLACEBO in result.far_contexts else {}))
@@ -179,29 +180,28 @@ def _curves(
     return curves, curves, looks
 
 
-def _plot_all_short_and_long(
+def _plot_short_and_long(
     axes: Axes, results: Mapping[str, Result], colours: Mapping[str, str], **bootstrap: int
 ) -> None:
-    """L_short and L_long of every result in panel (a), in its first curve's colour; of one alone in black."""
+    """Dotted lines at L_short and L_long in panel (a), in the colour of a Result's first curve; of one alone in black.
+
+    Intervals stand to the right of the curves, a Result beside the other, and names behind the last.
+    """
+    right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
     for number, (name, result) in enumerate(results.items()):
-        colour, is_last = colours[name] if len(results) > 1 else "black", number == len(results) - 1
-        _plot_short_and_long(axes, numbers.shares(result, **bootstrap), colour, number, is_last=is_last)
+        shares = numbers.shares(result, **bootstrap)
+        colour = colours[name] if len(results) > 1 else "black"
+        for which, first in (("short", 1.03), ("long", 1.05)):  # they may overlap
+            row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
+            [value], place = row["value"], first + 0.04 * number
+            axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
+            axes.errorbar(
+                place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
+            )
+            if number == len(results) - 1:
+                axes.text(place + 0.03, value, text, va="center", **right)
     axes.margins(y=0.08)
     axes.set(ylabel="mean loss [nats per token]", title="(a) Loss with k influential far tokens")
-
-
-def _plot_short_and_long(
-    axes: Axes, shares: pd.DataFrame, colour: Any, number: int, *, is_last: bool
-) -> None:
-    """Dotted lines at L_short and L_long of a Result, their intervals and names to the right of the curves."""
-    right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
-    for which, place in (("short", 1.03 + 0.04 * number), ("long", 1.05 + 0.04 * number)):  # they may overlap
-        row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
-        [value] = row["value"]
-        axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
-        axes.errorbar(place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right)
-        if is_last:
-            axes.text(place + 0.03, value, text, va="center", **right)
 
 
 def _plot_net_recovery(axes: Axes, recovery: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:

@@ -56,7 +56,6 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.2,
     "lines.markersize": 3.6,
     "hatch.linewidth": 0.5,
-    "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # text stays text in the PDF
     "svg.hashsalt": "olmo-sparsity",  # else an SVG's ids are random
 }
@@ -217,19 +216,12 @@ def small_panels(
         axes.remove()
     for axes, title in zip(panels, titles, strict=False):
         axes.set_title(title)
-    outer_labels(figure.axes, x, y)
-    return figure, figure.axes
-
-
-def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
-    """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
-    lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}  # type: ignore[union-attr]
-    for axes in panels:  # row by row
-        axes.set(xlabel=x, ylabel=y)
-        axes.label_outer()
-    for axes in lowest.values():  # also above a place without a panel
+    for axes in figure.axes[::columns]:
+        axes.set_ylabel(y)
+    for axes in figure.axes[-columns:]:  # the lowest of each column, also above a place without a panel
         axes.set_xlabel(x)
         axes.tick_params(labelbottom=True)
+    return figure, figure.axes
 
 
 def add_heading(figure: Figure, *texts: str) -> None:
@@ -271,7 +263,8 @@ def draw(
         for name, placebo in product(looks, (False, True))
         if len(rows := frame[(frame[by] == name) & (of_placebo == placebo)])
     ]
-    for shift, (name, placebo, rows) in zip(side_by_side(len(marks), step), marks, strict=True):
+    for number, (name, placebo, rows) in enumerate(marks):
+        shift = step * (number - (len(marks) - 1) / 2)
         look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
         bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
         bars["xerr" if across else "yerr"] = bar_lengths(rows)
@@ -291,11 +284,6 @@ def draw_band(
     axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
-def side_by_side(count: int, step: float) -> np.ndarray:
-    """How far ``count`` marks of one place are moved from it, (count,), so that they stand ``step`` apart."""
-    return step * (np.arange(count) - (count - 1) / 2)
-
-
 def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     """Lengths of the error bars below and above the values, (2, n); NaN, hence no bar, where there is no interval."""
     value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
@@ -303,11 +291,10 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     return np.maximum([value - low, high - value], 0.0)
 
 
-def recovery_lines(axes: Axes, *, across: bool = False) -> None:
+def recovery_lines(axes: Axes) -> None:
     """Lines at a recovery of 0, and of 1, which is all of the gain."""
-    draw_line = axes.axvline if across else axes.axhline
-    draw_line(0.0, **REFERENCE)
-    draw_line(1.0, linestyle=":", **REFERENCE)
+    axes.axhline(0.0, **REFERENCE)
+    axes.axhline(1.0, linestyle=":", **REFERENCE)
 
 
 def log_axis(axes: Axes, ticks: Sequence[float]) -> None:

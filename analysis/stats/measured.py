@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.result import SELECTION, Result
+from analysis.result import Result
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.errors import UserError
 
@@ -35,13 +35,14 @@ DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
 """The level that is shown where nothing else is said, and a result has it."""
+LEVEL = tuple(AS_TEXT)
 Row = dict[str, Any]
 """Of a frame of numbers, by column."""
 
 
 def levels(result: Result) -> list[dict[str, Any]]:
     """Level, unit and sinks of the choices, each once, in the order in which they were measured."""
-    return result.choices[SELECTION[2:]].drop_duplicates().to_dict("records")
+    return result.choices[list(LEVEL)].drop_duplicates().to_dict("records")
 
 
 def level_in_words(level: str, unit: str, sinks: int) -> str:
@@ -53,21 +54,18 @@ def level_in_words(level: str, unit: str, sinks: int) -> str:
 def at_level(result: Result, level: Mapping[str, Any] | None = None) -> Result:
     """The result with the choices of one level alone, and of their columns those that were measured at it.
 
-    ``level``: by default `AS_TEXT` where the result has it, else its first.
+    ``level``: by default `AS_TEXT` where the result has it, else its first; then raises `UserError` where recovery is
+    undefined.
     """
-    there = levels(result)
-    level = level or (AS_TEXT if AS_TEXT in there else there[0])
+    if level is None:
+        refuse_without_gain(result)
+        there = levels(result)
+        level = AS_TEXT if AS_TEXT in there else there[0]
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
     joined = len(result.trainings) > 1
     trainings = [at_level(training, level) for training in result.trainings] if joined else []
     choices = result.choices[chosen].dropna(axis="columns", how="all")
     return replace(result, choices=choices, trainings=trainings)
-
-
-def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
-    """Every level, and the result at it. Raises `UserError` where recovery is undefined."""
-    refuse_without_gain(result)
-    return ((level, at_level(result, level)) for level in levels(result))
 
 
 class Measured:
@@ -83,8 +81,13 @@ class Measured:
     where recovery is undefined.
     """
 
-    def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
+    @classmethod
+    def of_levels(cls, result: Result, k: int | None = None, **bootstrap: int) -> list[Measured]:
+        """One for every level."""
         refuse_without_gain(result)
+        return [cls(at_level(result, level), k, **bootstrap) for level in levels(result)]
+
+    def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
         self.result, self.options = at_level(result), bootstrap
         [self.level] = levels(self.result)
         self.ks, self.k = result.ks, choose_k(result.ks, k)

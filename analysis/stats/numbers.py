@@ -10,29 +10,30 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
     net             recovery(k) - max(0, placebo(k))                                           [ours]
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
-only is of ``k``, by default 4 or the closest that was measured. `recovery` and `losses` have every level (level, unit
-and sinks of the choices); the others are of one, as text where it was measured, and `of_each_level` has them of each.
-All raise `UserError` where recovery is undefined: no target over tau, or gains that sum to nothing.
+only is of ``k``, by default 4 or the closest that was measured. The columns level, unit and sinks say how chosen tokens
+were given back: a result has rows of every way (`analysis.stats.measured.at_level` picks one). All but `shares`,
+`persistence` and `contexts` raise `UserError` where recovery is undefined: no target over tau, or gains that sum to
+nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import wraps
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
-from analysis.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
-from analysis.result import SELECTION, Result
+from analysis.kinds import KINDS
+from analysis.result import Result
 from analysis.stats.bootstrap import count_clusters
 from analysis.stats.measured import (
     BEST,
+    LEVEL,
     NET,
     PLACEBO,
     TRUE,
@@ -40,7 +41,6 @@ from analysis.stats.measured import (
     Row,
     bootstrap_of,
     default_selector,
-    each_level,
     over_tau_column,
     selecting_gain_nats,
 )
@@ -48,8 +48,6 @@ from analysis.stats.show import INTERVAL
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
-FAR = "all far tokens"
-"""Stands beside the selectors in what they choose."""
 DISTANCE_BINS = 8
 """At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""
 SHARE_NEEDED = 0.9
@@ -70,29 +68,23 @@ Frame = Callable[..., pd.DataFrame]
 
 
 def frame_of(*names: str) -> Callable[[Callable[[Measured], Iterable[Row]]], Frame]:
-    """Make a function that yields rows one that gives the frame of a Result, with columns ``names`` and the interval.
+    """Make a function that yields the rows of one level one that gives the frame of a Result, with all its levels.
 
-    What it is given is at one level; where ``names`` has the level, at each in turn. Its docstring gets the columns.
+    Columns are those of the level, ``names`` and those of the interval; the docstring says so.
     """
+    columns = [*LEVEL, *names, *INTERVAL]
 
     def decorate(rows_of: Callable[[Measured], Iterable[Row]]) -> Frame:
         @wraps(rows_of)
         def numbers(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
-            if "level" not in names:
-                return _frame(rows_of(Measured(result, k, **bootstrap)), *names)
-            of_levels = [(level, rows_of(Measured(one, k, **bootstrap))) for level, one in each_level(result)]
-            return _frame((level | row for level, rows in of_levels for row in rows), *names)
+            of_levels = Measured.of_levels(result, k, **bootstrap)
+            rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
+            return pd.DataFrame(rows, columns=columns)
 
-        numbers.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join([*names, *INTERVAL])}."
+        numbers.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
         return numbers
 
     return decorate
-
-
-def of_each_level(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
-    """``numbers`` at each level, in the columns level, unit and sinks: how chosen tokens were given back."""
-    frames = [numbers(one, **options).assign(**level) for level, one in each_level(result)]
-    return pd.concat(frames, ignore_index=True)
 
 
 def counts(result: Result) -> dict[str, int]:
@@ -109,13 +101,13 @@ def counts(result: Result) -> dict[str, int]:
     return sizes | {"trainings": len(result.trainings)}
 
 
-@frame_of(*SELECTION, "k")
+@frame_of(*OF_CHOICE)
 def recovery(measured: Measured) -> Iterator[Row]:
     """Recovery of every selector; far_context "true", "placebo" and "net"."""
     yield from measured.recovery_rows(measured.names, measured.ks)
 
 
-@frame_of(*SELECTION, "k")
+@frame_of(*OF_CHOICE)
 def losses(measured: Measured) -> Iterator[Row]:
     """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
     for selector, context in product(measured.names, measured.far_contexts):
@@ -272,36 +264,6 @@ def distances(measured: Measured) -> Iterator[Row]:
             yield keys | measured.ratio(inside, k)
 
 
-@frame_of(*OF_CHOICE, "kind")
-def picks(measured: Measured) -> Iterator[Row]:
-    """What kind of tokens the first k are, and all far tokens (selector `FAR`), of the targets whose text is there.
-
-    No rows without texts. What stands out from all far tokens in the placebo too is a taste of the selector, not a need
-    of the target.
-    """
-    result, k, n_far = measured.result, measured.k, measured.result.n_far
-    texts = [training.texts for training in result.trainings]
-    if any(frame is None or frame.empty for frame in texts):
-        return
-    pieces = pd.concat(texts).drop_duplicates("block").set_index("block")
-    block = result.targets["target_id"].to_numpy()[measured.over] // result.settings["targets_per_block"]
-    has_text = np.isin(block, pieces.index)
-    for context in measured.far_contexts:
-        strings = pieces["pieces" if context == TRUE else "placebo_pieces"]
-        of_block = strings.map(lambda pieces: kinds_of_tokens(pieces)[:n_far])
-        far = np.array(of_block.loc[block[has_text]].to_list()).reshape(-1, n_far)
-        for selector in (FAR, *measured.selectors):
-            of_tokens = far
-            if selector != FAR:
-                first = measured.of_choices("selected", selector, context)[has_text, :k].astype(int)
-                of_tokens = np.take_along_axis(far, first, axis=1)
-            for kind in KINDS_BY_THEMSELVES:
-                share = np.zeros(len(block))
-                share[has_text] = (of_tokens == kind).mean(axis=1)
-                keys = {"selector": selector, "far_context": context, "k": k, "kind": kind}
-                yield keys | measured.ratio(share, has_text)
-
-
 @frame_of("name", *OF_CHOICE, "n_targets")
 def tokens_needed(measured: Measured) -> Iterator[Row]:
     """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
@@ -449,9 +411,5 @@ def _of_targets(
 ) -> pd.DataFrame:
     """name, value, low and high of sums over all targets divided by others, (n,) both."""
     of_all = bootstrap_of(result, **bootstrap)
-    rows = ({"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios)
-    return _frame(rows, "name")
-
-
-def _frame(rows: Iterable[Mapping[str, Any]], *names: str) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=[*names, *INTERVAL])
+    rows = [{"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios]
+    return pd.DataFrame(rows, columns=["name", *INTERVAL])

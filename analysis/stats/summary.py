@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -12,11 +11,11 @@ from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
     AS_TEXT,
+    LEVEL,
     NET,
     TRUE,
     choose_k,
     default_selector,
-    each_level,
     level_in_words,
     levels,
     nats,
@@ -26,10 +25,9 @@ from analysis.stats.show import interval_text, show
 from olmo_sparsity.util.errors import UserError
 
 OF_TARGETS = ("shares", "persistence", "contexts")
-OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "picks", "near_copies")
+OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "near_copies")
 FRAMES = (*OF_TARGETS, "recovery", "losses", "differences", *OF_DEFAULT, "placebos", "faithfulness")
-"""The frames of `analysis.stats.numbers`: those that are the same at every level, those of which one selector is shown,
-and all."""
+"""The frames of `analysis.stats.numbers`: those that need no choices, those of which one selector is shown, and all."""
 IN_NATS = ("losses", "faithfulness")
 
 
@@ -57,24 +55,22 @@ def findings(result: Result) -> str:
     if size["targets_measured"] < size["targets_over_tau"]:
         said.append(f"unfinished: {size['targets_measured']:,} measured so far")
     try:
-        said += [_recovery_in_words(*level) for level in each_level(result)]
+        recovery = numbers.recovery(result)
     except UserError as error:
         return "\n".join([*said, str(error)])
+    k = choose_k(result.ks)
+    recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
+    for level, of_level in recovery.groupby([*LEVEL], sort=False):
+        selector = default_selector(of_level["selector"])
+        rows = of_level[of_level["selector"] == selector].to_dict("records")
+        texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
+        given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
+        said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
     said += [
         f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
         'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
     ]
     return "\n".join(said)
-
-
-def _recovery_in_words(level: Mapping[str, Any], result: Result) -> str:
-    frame, k = numbers.recovery(result), choose_k(result.ks)
-    selector = default_selector(frame["selector"])
-    rows = frame[(frame["selector"] == selector) & (frame["k"] == k)].to_dict("records")
-    names = ["recovery" if row["far_context"] == TRUE else row["far_context"] for row in rows]
-    texts = [f"{name} {interval_text(row, percent=True)} %" for name, row in zip(names, rows, strict=True)]
-    given_back = "" if level == AS_TEXT else f", as {level_in_words(**level)}"
-    return f"{selector}, k = {k}{given_back}: {', '.join(texts)}"
 
 
 def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
@@ -84,13 +80,13 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
     """
     refuse_without_gain(result)
     k, default = choose_k(result.ks, k), default_selector(result.choices["selector"])
+    hidden = [*LEVEL] if levels(result) == [AS_TEXT] else []
     tables = [findings(result)]
     for name in FRAMES:
-        frame, across = _frame(name, result, k, bootstrap), "far_context"
-        if levels(result) == [AS_TEXT]:
-            frame = frame.drop(columns=list(AS_TEXT), errors="ignore")
+        frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")
+        across = "far_context"
         if name in OF_DEFAULT:
-            frame = frame[frame["selector"].isna() | frame["selector"].isin([default, numbers.FAR])]
+            frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
         if name in ("faithfulness", "placebos"):
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
         if name == "kinds":
@@ -100,7 +96,7 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
         if len(frame):
             tables.append(_table(frame, name, across))
     for training in result.trainings if len(result.trainings) > 1 else ():
-        frame = numbers.recovery(training, **bootstrap)
+        frame = numbers.recovery(training, **bootstrap).drop(columns=hidden)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
         seed = training.settings["training_seed"]
         tables.append(_table(frame, f"recovery, training seed {seed} by itself", "far_context"))
@@ -114,18 +110,15 @@ def _table(frame: pd.DataFrame, name: str, across: str) -> str:
 
 
 def _frame(name: str, result: Result, k: int | None, bootstrap: Mapping[str, int]) -> pd.DataFrame:
-    """A frame of `analysis.stats.numbers`, at every level that the result has."""
-    frame_of = getattr(numbers, name)
-    if name in OF_TARGETS:
-        return frame_of(result, **bootstrap)
-    return numbers.of_each_level(frame_of, result, k=k, **bootstrap)
+    at_k = {} if name in OF_TARGETS else {"k": k}
+    frame: pd.DataFrame = getattr(numbers, name)(result, **at_k, **bootstrap)
+    return frame
 
 
 def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """All frames of `analysis.stats.numbers` of some results, by label, as one tidy frame.
 
-    Its columns ``result`` and ``frame`` say which; level, unit and sinks are those of the choices. A column that a
-    frame does not have is empty.
+    Its columns ``result`` and ``frame`` say which. A column that a frame does not have is empty.
     """
     frames = [
         _frame(name, result, k, bootstrap).assign(result=label, frame=name)

@@ -132,8 +132,6 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
         value, low, high        `exact_interval`
         of_seeds                the share of each seed that is exact
         wrong_token, wrong_id, wrong_stop      share whose first error it is, mean over seeds
-        error, error_low, error_high           `expected_error`; without probabilities the share that is not exact
-        is_expected             which of the two
         chance                  accuracy of guessing, where all labels are equally likely whatever k; NaN elsewhere
         shortest, longest       training sample, in the task's unit
         parameters, trained, scheme, …         the settings of `COLUMNS`
@@ -183,24 +181,20 @@ def _chance(settings: Settings) -> float:
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
     """The numbers of one k and length from the rows of its seeds."""
     samples, exact = rows["samples"].to_numpy(), rows["exact"].to_numpy()
-    share, expected = exact_interval(exact, samples), expected_error(rows)
-    error = expected or Interval(1 - share.value, 1 - share.high, 1 - share.low)
     return {
         "k": int(rows["k"].iloc[0]),
         "length": int(rows["length"].iloc[0]),
         "seeds": len(rows),
         "samples": int(samples.sum()),
         "steps": rows["step"].tolist(),
-        **vars(share),
+        **vars(exact_interval(exact, samples)),
         "of_seeds": (exact / samples).tolist(),
         **{name: float(np.mean(rows[name] / samples)) for name in _WRONG},
-        **{"error": error.value, "error_low": error.low, "error_high": error.high},
-        "is_expected": expected is not None,
     }
 
 
 def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
-    """Mean over seeds of the share that is exact, and its 95 % interval [ours]: `_over_seeds`, Wilson's for one seed.
+    """Mean over seeds of the share that is exact, and its 95 % interval [ours]: `over_seeds`, Wilson's for one seed.
 
     Where no sample of any seed is exact, or all are: Wilson's interval of the pooled counts. That seeds may share their
     test samples is not accounted for.
@@ -211,27 +205,10 @@ def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
     """
     shares = exact / samples
     pooled = wilson(int(exact.sum()), int(samples.sum()))
-    return pooled if shares.mean() in (0.0, 1.0) else _over_seeds(shares, pooled)
+    return pooled if shares.mean() in (0.0, 1.0) else over_seeds(shares, pooled)
 
 
-def expected_error(rows: pd.DataFrame) -> Interval | None:
-    """1 - probability of the true response, mean over seeds, and its 95 % interval [ours]; None where one has none.
-
-    `_over_seeds`; for one seed the normal interval of the mean of its samples. Where no sample differs from 0, or from
-    1, that has no width: Wilson's interval of the pooled samples then.
-    """
-    samples = rows["samples"].to_numpy(float)
-    errors, deviations = 1 - rows["mean_probability"].to_numpy(), rows["std_probability"].to_numpy()
-    if np.isnan(errors).any() or np.isnan(deviations).any():
-        return None
-    value = float(errors.mean())
-    if value in (0.0, 1.0):
-        return wilson(round(value * samples.sum()), int(samples.sum()))
-    half = student_t(np.inf) * np.sqrt((deviations**2 / samples).sum()) / len(rows)
-    return _over_seeds(errors, Interval(value, value - half, value + half))
-
-
-def _over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
+def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
     """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours].
 
     Never narrower than the interval of the samples alone: few seeds may agree by chance.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from analysis.xray.map import InfluenceMap, influence_map
 if TYPE_CHECKING:
     from analysis.result import Result
 
-__all__ = ["InfluenceMap", "influence_map", "influential_tokens", "xray"]
+__all__ = ["InfluenceMap", "influence_map", "xray"]
 
 
 def xray(result: Result, text_number: int | None = None, *, selector: str | None = None) -> InfluenceMap:
@@ -53,15 +53,3 @@ def xray(result: Result, text_number: int | None = None, *, selector: str | None
     about |= {"text": f"text {text['text']}", "selector": selector}
     about["commit"] = result.provenance.get("commit", "")
     return InfluenceMap(tokens.assign(influence=influence), about)
-
-
-def influential_tokens(model: Any, text: str, *, k: int = 8, **options: Any) -> Result:
-    """Which k far tokens give a model back what far context gives it, for sampled tokens of one text that gain.
-
-    `measure` on a single text, whose placebos come from far away in it: nearer in subject than another text, so that
-    net recovery comes out lower. One text is one unit: there are no intervals. ``options`` are those of `measure`; in
-    Jupyter the result shows the text.
-    """
-    from analysis.engine import measure
-
-    return measure(model, [text], ks=range(1, k + 1), **{"targets": 200, **options})

@@ -31,8 +31,9 @@ def map_figure(xray: InfluenceMap) -> Figure:
     axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(5, 1))
     extent = (0, len(matrix) * step, len(matrix) * step, 0)
     norm = SymLogNorm(LINEAR_NATS, vmin=-top, vmax=top, base=10)
-    looks: dict[str, Any] = {"cmap": "PuOr_r", "interpolation": "nearest", "aspect": "auto"}
-    image = axes.imshow(matrix, norm=norm, extent=extent, **looks)
+    image = axes.imshow(
+        matrix, norm=norm, extent=extent, cmap="PuOr_r", interpolation="nearest", aspect="auto"
+    )
     axes.set(facecolor="0.93", xlim=(0, len(xray)), ylim=(len(xray), 0))
     axes.set_xlabel("token that is left out [place in the text]")
     axes.set_ylabel("token that is predicted [place in the text]")
@@ -41,7 +42,12 @@ def map_figure(xray: InfluenceMap) -> Figure:
     bar: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "format": "{x:g}"}
     figure.colorbar(image, ax=[axes, beside], label=f"influence [nats]{cell}", **bar)
     _name_strongest(axes, xray, 5)
-    _draw_gains(beside, xray)
+    tau, gains = xray.about["tau_nats"], np.nan_to_num(xray.gain_nats)
+    beside.stairs(gains, range(len(xray) + 1), orientation="horizontal", fill=True, color="#0072B2", lw=0)
+    beside.axvline(tau, color="0.2", linewidth=0.8, linestyle=":")
+    beside.set_title(f"dotted: tau, {nats(tau)}", fontsize=style.SMALL)
+    beside.set_xlabel("gain [nats]")
+    beside.grid(False, axis="y")
     measured = f"N = {xray.about['n_long']}, M = {xray.about['n_short']}"
     selector = xray.about.get("selector", "leave-one-out")
     style.add_heading(figure, f"{len(xray):,} tokens; {measured}; {selector}; gray: not measured")
@@ -58,17 +64,6 @@ def _pooled(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     cells = padded.reshape(side, step, side, step).swapaxes(1, 2).reshape(side, side, step * step)
     largest = np.argmax(np.nan_to_num(np.abs(cells), nan=-1.0), axis=2)[..., None]
     return np.take_along_axis(cells, largest, axis=2)[..., 0], step
-
-
-def _draw_gains(axes: Axes, xray: InfluenceMap) -> None:
-    """A line for the gain of each token, and one at tau."""
-    looks: dict[str, Any] = {"orientation": "horizontal", "fill": True, "color": "#0072B2", "linewidth": 0}
-    axes.stairs(np.nan_to_num(xray.gain_nats), np.arange(len(xray) + 1), **looks)
-    tau = xray.about["tau_nats"]
-    axes.axvline(tau, color="0.2", linewidth=0.8, linestyle=":")
-    axes.set_title(f"dotted: tau, {nats(tau)}", fontsize=style.SMALL, loc="left")
-    axes.set_xlabel("gain [nats]")
-    axes.grid(False, axis="y")
 
 
 def _name_strongest(axes: Axes, xray: InfluenceMap, count: int) -> None:

@@ -38,7 +38,9 @@ def errors_figure(points):
             for axes, scheme in zip(panels, schemes, strict=True):
                 draw_errors(axes, points[(points["task"] == task) & (points["model"] == scheme)])
                 axes.set_title("\n".join(wrap(scheme, 17)), loc="left", fontsize=style.SMALL)
-            style.outer_labels(panels, unit.partition(" [")[0], f"{title}:\nwrong [%]")
+                axes.set_xlabel(unit.partition(" [")[0])
+                axes.tick_params(labelleft=axes is panels[0])
+            panels[0].set_ylabel(f"{title}:\nwrong [%]")
         bars = [Patch(**looks, **EDGES) for looks in LOOKS.values()]
         style.add_legend(figure, {}, *bars, Patch(**SPAN))
         style.add_heading(figure, describe(points).removesuffix("; bands: 95 %"))

@@ -12,8 +12,8 @@ bounds grow like L'^2 and differ by the factor L^3, so that models of different 
 with more planted tokens than were trained on have no bound.
 
 ROWS is an exact_match.parquet or a folder of runs, FOLDER one of its rows' folders. Prints the numbers, writes them as
-"bounds" and "trained" into the figure1.json of OUT, and draws figure1-TASK-bound.png for each planted task: error
-against length, both axes logarithmic, a panel per K_train, a curve per L with its interval.
+"bounds", "trained" and "errors" into the figure1.json of OUT, and draws figure1-TASK-bound.png for each planted task:
+error against length, both axes logarithmic, a panel per K_train, a curve per L with its interval.
 
 Drawn as multiples: the length of L, the error of delta. So the improved bound is one line for every L, and that of
 Theorem 4.3 a line for each. Both end where they reach the error of guessing. Up to the dotted line of a panel are the
@@ -34,7 +34,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.figures import style
-from analysis.synthetic.exact_match import GROUP, describe, labels, load, pool
+from analysis.stats.bootstrap import Interval, student_t, wilson
+from analysis.synthetic.exact_match import (
+    GROUP,
+    SETTINGS,
+    describe,
+    exact_interval,
+    labels,
+    load,
+    over_seeds,
+    pool,
+)
 from analysis.synthetic.figure1 import k_title, write_tables
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
@@ -63,8 +73,41 @@ def improved_bound(lengths, trained_length, delta):
 BOUNDS = {"theorem_4_3": theorem_bound, "improved": improved_bound}
 
 
+def expected_error(rows):
+    """1 - probability of the true response, mean over seeds, and its 95 % interval [ours]; None where one has none.
+
+    `over_seeds`; for one seed the normal interval of the mean of its samples. Where no sample differs from 0, or from
+    1, that has no width: Wilson's interval of the pooled samples then.
+    """
+    samples = rows["samples"].to_numpy(float)
+    errors, deviations = 1 - rows["mean_probability"].to_numpy(), rows["std_probability"].to_numpy()
+    if np.isnan(errors).any() or np.isnan(deviations).any():
+        return None
+    value = float(errors.mean())
+    if value in (0.0, 1.0):
+        return wilson(round(value * samples.sum()), int(samples.sum()))
+    half = student_t(np.inf) * np.sqrt((deviations**2 / samples).sum()) / len(rows)
+    return over_seeds(errors, Interval(value, value - half, value + half))
+
+
+def with_errors(rows):
+    """The points of these rows (`pool`) with the columns error, error_low, error_high and is_expected.
+
+    The error is `expected_error`; without probabilities, the share that is not exact.
+    """
+    keys, errors = [*SETTINGS, "k", "length"], []
+    for key, of_point in rows.sort_values("seed").groupby(keys, dropna=False):
+        error = expected = expected_error(of_point)
+        if expected is None:
+            share = exact_interval(of_point["exact"].to_numpy(), of_point["samples"].to_numpy())
+            error = Interval(1 - share.value, 1 - share.high, 1 - share.low)
+        bounds = {"error": error.value, "error_low": error.low, "error_high": error.high}
+        errors.append({**dict(zip(keys, key, strict=True)), **bounds, "is_expected": expected is not None})
+    return pool(rows).merge(pd.DataFrame(errors), on=keys, validate="1:1")
+
+
 def errors_frame(points):
-    """Of the points of planted tasks (`pool`) the curves of the largest k that was trained and tested.
+    """Of the points of planted tasks (`with_errors`) the curves of the largest k that was trained and tested.
 
     ``model`` is without what belongs to the length, so that models with one task, K_train, k and name differ in L and
     L_local alone. Further columns: locality, delta, delta_is_upper_limit (whether no sample was wrong), guessing (the
@@ -169,7 +212,7 @@ def _fit(name, fitted, tested):
 
 
 def bound_figure(points):
-    """The figure of one task, from its points of `pool`."""
+    """The figure of one task, from its points of `with_errors`."""
     errors = errors_frame(points)
     fits = fit_bounds(errors).set_index([*TESTED, "bound"])
     tests = dict(iter(errors.groupby(TESTED, sort=False)))
@@ -244,10 +287,12 @@ def main():
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("folders", metavar="FOLDER", nargs="*")
     given = parser.parse_args()
-    points = pool(load([given.rows], given.folders))
+    points = with_errors(load([given.rows], given.folders))
     planted = points[points["k_train"] > 0]
     errors = errors_frame(planted)
+    of_error = ["seeds", "samples", "error", "error_low", "error_high", "is_expected"]
     tables = {"bounds": fit_bounds(errors), "trained": trained_frame(errors)}
+    tables["errors"] = errors[[*TESTED, "longest", "locality", "length", *of_error]]
     path = given.out / "figure1.json"
     write_tables(path, tables, read_json(path, "remove it") if path.is_file() else {})
     for task, of_task in planted.groupby("task", sort=False):

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from analysis.contexts import TextDecoder
-from analysis.kinds import FUNCTION_WORDS, KINDS, KINDS_BY_THEMSELVES, classify, kinds_of_tokens
+from analysis.kinds import FUNCTION_WORDS, KINDS, classify
 from olmo_sparsity.data.tokenizers import train_bpe
 from tests.support import tokenizers
 
@@ -192,8 +192,3 @@ def test_tokenizers_agree_with_the_kinds_by_hand(train):
         # A part of a character is a content word, whatever the character is.
         kind = expected[len(visible(short))] if pieces[i] else "content word"
         assert classify(far, short, pieces[i], after) == kind, (short, pieces[i])
-    by_themselves = [
-        classify("", "".join(pieces[:i]), pieces[i], "".join(pieces[i + 1 :])) for i in range(len(pieces))
-    ]
-    assert kinds_of_tokens(pieces) == by_themselves
-    assert set(by_themselves) == set(KINDS_BY_THEMSELVES)

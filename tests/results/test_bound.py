@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import t
 
+from analysis.stats.bootstrap import wilson
 from analysis.synthetic.exact_match import NAME, save
 from olmo_sparsity.util.errors import UserError
-from tests.analysis.synthetic.made_up import pooled, row, rows
+from tests.analysis.synthetic.made_up import row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
 from tests.analysis.synthetic.test_figure1 import is_inside
 from tests.support.drawn import curve
@@ -19,15 +22,20 @@ from tests.support.drawn import curve
 BOUND = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "results" / "theory" / "bound.py")))
 
 
+def points_of(*frames):
+    """Points of rows, with their errors."""
+    return BOUND.with_errors(pd.concat(frames, ignore_index=True))
+
+
 def start_of(*own, **changes):
     """What the bounds of one model start from."""
-    [start] = BOUND.trained_frame(BOUND.errors_frame(pooled(rows(list(own), **changes)))).itertuples()
+    [start] = BOUND.trained_frame(BOUND.errors_frame(points_of(rows(list(own), **changes)))).itertuples()
     return start
 
 
 def fits_of(frames):
     """The fit of each bound, of models that share a constant."""
-    return BOUND.fit_bounds(BOUND.errors_frame(pooled(*frames))).itertuples()
+    return BOUND.fit_bounds(BOUND.errors_frame(points_of(*frames))).itertuples()
 
 
 def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
@@ -84,7 +92,7 @@ def test_the_expected_error_comes_first_where_rows_have_it():
     own = [row(50, 200, 4, p=0.99), row(100, 200, 4, p=0.9), row(200, 200, 4, p=0.8)]
     start = start_of(*own)
     assert start.delta == pytest.approx(0.01) and not start.delta_is_upper_limit
-    far, half = BOUND.errors_frame(pooled(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
+    far, half = BOUND.errors_frame(points_of(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
     assert (far["error"], far["error_low"]) == pytest.approx((0.1, 0.1 - half), abs=1e-5)
 
 
@@ -97,7 +105,7 @@ def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_one
     assert theorem.constant == pytest.approx(0.3 / 50**3)
     # of L = 100 it is 8 times too high, and of L = 50 exact
     assert theorem.slack == pytest.approx(8**0.5) and theorem.held == 4
-    trained = BOUND.trained_frame(BOUND.errors_frame(pooled(*starts())))
+    trained = BOUND.trained_frame(BOUND.errors_frame(points_of(*starts())))
     assert [*trained["longest"]] == [50, 100] and [*trained["delta"]] == pytest.approx([0.004, 0.001])
 
 
@@ -126,7 +134,7 @@ def test_of_an_odd_number_of_lengths_the_middle_one_is_fitted():
 def test_only_models_that_differ_in_length_and_locality_share_a_constant():
     own = [row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)]
     others = [rows(own, scheme="contiguous"), rows(own, task_changes={"tokens": 9})]
-    errors = BOUND.errors_frame(pooled(*starts(), *others))
+    errors = BOUND.errors_frame(points_of(*starts(), *others))
     together = errors.groupby("model")["longest"].nunique()
     assert {*together.items()} == {("RoPE", 1), ("RoPE + PoSE", 2), ("RoPE + PoSE, tokens 9", 1)}
     tuples = []
@@ -157,7 +165,7 @@ def test_errors_limits_and_bounds_are_multiples():
         own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
         task = {"train_length": [20, longest], "test_length": [20, 500]}
         frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
-    figure = BOUND.bound_figure(pooled(*frames))
+    figure = BOUND.bound_figure(points_of(*frames))
     (axes,) = figure.axes
     assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
     assert axes.get_title("left") == "$K_{train}$ = 4\nk = 4, δ: 0.02, 0.005"
@@ -190,3 +198,28 @@ def test_the_command_puts_the_bounds_beside_what_figure1_wrote(tmp_path, monkeyp
     _, improved = written["bounds"]
     assert improved["constant"] == pytest.approx(0.25 / 0.08) and improved["slack"] is None
     assert written["trained"][0]["delta"] == pytest.approx(0.02)
+
+
+# --- the expected error ---
+
+
+def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval():
+    frame = rows([row(20, 50, p=mean) for mean in (0.9, 0.7, 0.5)])
+    found = BOUND.expected_error(frame)
+    assert found.value == pytest.approx(0.3)
+    half = t.ppf(0.975, 2) * 0.2 / 3**0.5
+    assert (found.low, found.high) == pytest.approx((max(0, 0.3 - half), 0.3 + half))
+    one = BOUND.expected_error(frame[:1])
+    assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
+    assert BOUND.expected_error(rows([row(20, 50), row(20, 50, p=0.5)])) is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_an_expected_error_of_zero_has_the_bound_of_no_wrong_sample(seeds):
+    certain = {**row(20, 200, p=1.0), "std_probability": 0.0}
+    assert BOUND.expected_error(rows([certain] * seeds)) == wilson(0, 200 * seeds)
+
+
+def test_expected_errors_stay_between_0_and_1():
+    sure, lost = (BOUND.expected_error(rows([row(20, 4, p=p)])) for p in (0.99, 0.01))
+    assert sure.low == 0 and lost.high == 1

@@ -16,14 +16,16 @@ from analysis.result import SELECTION, Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector
-from analysis.stats.numbers import FAR, LARGEST, distance_edges, gain_edges
+from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
 from analysis.stats.summary import every_number, findings, summary
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
 
 KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
-OF_ONE_LEVEL = ("differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness")
+OF_CHOICES = (
+    "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness"
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -187,20 +189,13 @@ def of_levels(result: Result) -> dict[str, Result]:
     }
 
 
-@pytest.mark.parametrize("name", [*("recovery", "losses"), *OF_ONE_LEVEL])
+@pytest.mark.parametrize("name", OF_CHOICES)
 def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Result], name: str) -> None:
-    frame_of = getattr(numbers, name)
-    every = numbers.of_each_level(frame_of, of_levels["both"], resamples=50)
-    for level in ("text", "cache"):
-        alone = frame_of(of_levels[level], resamples=50)
-        own = every[every["level"] == level].reset_index(drop=True)
-        pd.testing.assert_frame_equal(own[list(alone)], alone)
-        assert set(own["sinks"]) == {4 * (level == "cache")}
-    if name in OF_ONE_LEVEL:  # as text where it was measured
-        alone, shown = (frame_of(of_levels[level], resamples=50) for level in ("text", "both"))
-        pd.testing.assert_frame_equal(alone, shown)
-    else:
-        pd.testing.assert_frame_equal(frame_of(of_levels["both"], resamples=50), every)
+    text, cache, both = (
+        getattr(numbers, name)(of_levels[level], resamples=50) for level in ("text", "cache", "both")
+    )
+    pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
+    assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
 
 
 def test_levels_by_hand_and_in_words(of_levels: dict[str, Result]) -> None:
@@ -427,28 +422,6 @@ def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
         [1 / 3, 1]
     )
     assert value(frame, name="never") == 0
-
-
-def test_kinds_of_the_chosen_tokens_by_hand() -> None:
-    """Text of targets 1 and 7 of those over tau; their words go on in the short context."""
-    words = ["the", " 7", ",", " mill", " of", " ho", "use", " ."]
-    other = [" and", " or", " two", " three", ".", " dog"]
-    texts = pd.DataFrame({"block": [1, 7], "pieces": [[*words, "x"], [*words[::-1], "y"]]})
-    texts["placebo_pieces"] = [other, other]
-    frame = numbers.picks(replace(by_hand(), texts=texts, trainings=[]), 3)
-
-    def of(selector: str, far_context: str) -> dict[str, float]:
-        rows = frame[(frame["selector"] == selector) & (frame["far_context"] == far_context)]
-        return dict(zip(rows["kind"], rows["value"], strict=True))
-
-    # target 1 has " ho", " of" and " mill", target 7, whose words stand the other way round, ",", " ." and "use"
-    true = {"number": 0, "punctuation": 1 / 3, "function word": 1 / 6, "content word": 1 / 2}
-    assert of("leave-one-out", "true") == pytest.approx(true)
-    placebo = {"number": 1 / 3, "punctuation": 0, "function word": 2 / 3, "content word": 0}
-    assert of("leave-one-out", "placebo") == pytest.approx(placebo)
-    far = {"number": 1 / 3, "punctuation": 1 / 6, "function word": 1 / 3, "content word": 1 / 6}
-    assert of(FAR, "placebo") == pytest.approx(far)
-    assert numbers.picks(by_hand()).empty
 
 
 def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
@@ -680,9 +653,8 @@ def test_a_level_without_further_columns_has_the_other_measures(with_further: Re
     cache = with_further.choices.drop(columns=further).assign(level="cache")
     choices = pd.concat([with_further.choices, cache], ignore_index=True)
     both = replace(with_further, choices=choices, trainings=[])
-    frame = numbers.of_each_level(numbers.faithfulness, both, resamples=50)
-    alone = numbers.faithfulness(with_further, resamples=50)
-    pd.testing.assert_frame_equal(frame[frame["level"] == "text"][list(alone)].reset_index(drop=True), alone)
+    frame, alone = (numbers.faithfulness(each, resamples=50) for each in (both, with_further))
+    pd.testing.assert_frame_equal(frame[frame["level"] == "text"], alone)
     names = set(frame["name"][frame["level"] == "cache"])
     assert names == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
 
@@ -747,17 +719,3 @@ def test_trainings_are_counted(trainings: list[Result]) -> None:
     assert (size["targets"], size["trainings"]) == (1200, 3)
     assert size["documents"] == trainings[0].targets["text"].nunique()
     assert "3 trainings together" in findings(joined) and "by training and document" in findings(joined)
-
-
-def test_texts_of_all_trainings_count() -> None:
-    """A block may have targets over tau, and so text, in one training only."""
-    words = [" and"] * 112 + [" dog"] * 40
-    parts = []
-    for number, result in enumerate([made_result(training=1), made_result(training=2)]):
-        blocks = (result.targets["target_id"].iloc[result.over] // 4).unique()
-        texts = pd.DataFrame({"block": blocks[number::2]})
-        texts["pieces"], texts["placebo_pieces"] = [words] * len(texts), [words[:112]] * len(texts)
-        parts.append(replace(result, texts=texts, trainings=[]))
-    frame = numbers.picks(Result.join(parts), resamples=50)
-    with_kind = frame[frame["kind"] == "function word"]
-    assert (with_kind["value"] == 1).all() and len(with_kind) == 2 * (len(CURVES) + 1)

@@ -11,7 +11,6 @@ from analysis.synthetic.exact_match import (
     GROUP,
     NAME,
     exact_interval,
-    expected_error,
     load,
     save,
     wilson,
@@ -110,8 +109,7 @@ class TestPooling:
         assert (first.seeds, first.samples, first.of_seeds) == (2, 140, [0.9, 0.75])
         assert (second.value, second.seeds, second.samples) == (0.6, 1, 50)
         assert (second.low, second.high) == pytest.approx(wilson_by_hand(30, 50))
-        assert third.value == 0.7 and not third.is_expected
-        assert (third.error, third.error_low, third.error_high) == (1 - 0.7, 1 - third.high, 1 - third.low)
+        assert third.value == 0.7
 
     def test_shares_of_error_sorts_are_means_over_seeds(self):
         [point] = pooled(
@@ -236,22 +234,3 @@ class TestIntervals:
             found = exact_interval(exact, np.full(seeds, 200))
             held += found.low <= truth <= found.high
         assert held / trials >= 0.93
-
-    def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval(self):
-        frame = rows([row(20, 50, p=mean) for mean in (0.9, 0.7, 0.5)])
-        found = expected_error(frame)
-        assert found.value == pytest.approx(0.3)
-        half = t.ppf(0.975, 2) * 0.2 / 3**0.5
-        assert (found.low, found.high) == pytest.approx((max(0, 0.3 - half), 0.3 + half))
-        one = expected_error(frame[:1])
-        assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
-        assert expected_error(rows([row(20, 50), row(20, 50, p=0.5)])) is None
-
-    @pytest.mark.parametrize("seeds", [1, 3])
-    def test_an_expected_error_of_zero_has_the_bound_of_no_wrong_sample(self, seeds):
-        certain = {**row(20, 200, p=1.0), "std_probability": 0.0}
-        assert expected_error(rows([certain] * seeds)) == wilson(0, 200 * seeds)
-
-    def test_expected_errors_stay_between_0_and_1(self):
-        sure, lost = (expected_error(rows([row(20, 4, p=p)])) for p in (0.99, 0.01))
-        assert sure.low == 0 and lost.high == 1
