@@ -1,12 +1,8 @@
-"""Needles by depth and length as heat maps, and the selectors' recall of them, from tidy frames.
+"""Needles by depth and length as heat maps, and against the length, from a tidy frame.
 
 Cells have a row per model, name, value_tokens (k of the needle), length (of the context, in tokens) and depth (NaN:
 mean over depths), with value, low and high. Names: "exact" (exact match, a fraction of the needles), "gain_nats" (loss
 without the needle minus with it, per token). Optional: trained_window_tokens of the model.
-
-Recalls have a row per model, selector, far_context ("true", "placebo") and k (selected far tokens), with value, low and
-high: of the tokens that a prediction needs the share that is selected. Selector `CHANCE` is a random choice, `MOST` the
-most that k tokens can find.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.figures import style
-from analysis.stats.numbers import CHANCE
 
 MEASURES = {
     "exact": "exact match [% of needles]",
@@ -30,11 +25,6 @@ MEASURES = {
 """What a heat map can show, and what its colours mean."""
 _SLANTED_FROM = 5  # lengths whose labels would touch
 _LEAST_TOP_NATS = 0.1
-MOST = "the most that k tokens can find"
-_REFERENCES: dict[str, style.Look] = {
-    CHANCE: {"color": "0.4", "linestyle": ":"},
-    MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
-}
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -96,26 +86,6 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
         axes.set_ylim(-0.03, 1.03)
     style.add_legend(figure, looks)
     style.add_heading(figure, heading, "bars: 95 %; dotted: trained window")
-    return figure
-
-
-@matplotlib.rc_context(style.STYLE)
-def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", heading: str = "") -> Figure:
-    """Recall of these tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
-    names, models = recalls["selector"].unique(), recalls["model"].unique()
-    looks = style.selector_styles(name for name in names if name not in _REFERENCES)
-    references = {name: look for name, look in _REFERENCES.items() if name in names}
-    figure, panels = style.small_panels(models, "k [selected far tokens]", f"recall of\n{of}")
-    for axes, model in zip(panels, models, strict=True):
-        rows = recalls[recalls["model"] == model]
-        style.draw(axes, rows, looks, "selector", "k")
-        for name, look in references.items():
-            reference = rows[rows["selector"] == name]
-            axes.plot(reference["k"], reference["value"], label=name, **look)
-        style.log_axis(axes, sorted(recalls["k"].unique()))
-    panels[0].set_ylim(-0.03, 1.03)
-    style.add_legend(figure, looks | style.IN_LEGEND | references)
-    style.add_heading(figure, heading, "bars: 95 %")
     return figure
 
 

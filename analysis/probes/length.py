@@ -36,16 +36,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.probes.probe import (
-    Frames,
     Probe,
     ProbeResult,
-    Sample,
     check_reach,
     draws_of_means,
     intervals_frame,
     run_probe,
 )
-from analysis.segments import sample_segments
+from analysis.segments import Segments, sample_segments
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
@@ -145,15 +143,19 @@ class LengthProbe(Probe):
                 f"the lengths must be ascending and at least 2, not {self.lengths}; mend --lengths"
             )
 
-    def check(self, loaded: LoadedModel) -> None:
+    def settings(self, sample: Segments) -> dict[str, Any]:
         """See `Probe`, as for all methods below."""
+        return super().settings(sample) | {"windows_measured": len(sample)}
+
+    def check(self, loaded: LoadedModel) -> None:
         check_reach(loaded, self.lengths[-1])
 
-    def draw_sample(self, source: Texts) -> Sample:
-        segments = sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
-        return Sample(segments, segments.read(source), {"windows_measured": len(segments)})
+    def draw_sample(self, source: Texts) -> Segments:
+        return sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
 
-    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
+    def measure_model(
+        self, token_losses: TokenLosses, sample: Segments, label: str, progress: bool
+    ) -> pd.DataFrame:
         tokens, edges = sample.tokens, position_edges(self.lengths)
         losses = np.empty((len(tokens), len(edges) - 1))
         with show_progress(f"loss by position, {label}", len(tokens), "windows", enabled=progress) as advance:
@@ -162,15 +164,14 @@ class LengthProbe(Probe):
                 by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
                 losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
                 advance(len(rows))
-        return {"rows": rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))}
+        return rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))
 
-    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        numbers = self.numbers_of(frames["rows"], labels)
-        alone = self.numbers_of(frames["rows"], [str(number) for number in range(len(labels))])
+    def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
+        alone = self.numbers_of(rows, [str(number) for number in range(len(labels))])
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
         number = alone["model"].astype(int)
         trainings = alone.assign(model=np.array(labels, dtype=object)[number], number=number)
-        return {"numbers": numbers, "trainings": trainings}
+        return {"numbers": self.numbers_of(rows, labels), "trainings": trainings}
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
@@ -180,12 +181,12 @@ class LengthProbe(Probe):
         for model in dict.fromkeys(labels):
             of_bins = draws[model][OF_BIN]
             at_lengths = of_bins.loc[:, of_bins.columns.isin(self.lengths, level="to_tokens")]
-            named = {
-                OF_BIN: of_bins,
-                DIFFERENCE: of_bins - draws[labels[0]][OF_BIN],
-                OF_LENGTH: at_lengths,
-                RISE: at_lengths.sub(at_lengths.iloc[:, 0], axis=0),
-            }
+            named = [
+                (OF_BIN, of_bins),
+                (DIFFERENCE, of_bins - draws[labels[0]][OF_BIN]),
+                (OF_LENGTH, at_lengths),
+                (RISE, at_lengths.sub(at_lengths.iloc[:, 0], axis=0)),
+            ]
             numbers.append(intervals_frame(model, bootstrap, named))
         return pd.concat(numbers, ignore_index=True)
 
@@ -204,7 +205,7 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
 
 
 def rows_by_text(
-    name: str, sample: Sample, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
+    name: str, sample: Segments, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (spans,)."""
     start, end = np.array(spans).T

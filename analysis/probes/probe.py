@@ -3,7 +3,7 @@
 A probe is a subclass of `Probe`, whose fields are its settings and the options of its command, and what it gives one of
 `ProbeResult`. Models with the same label are trainings of one, from other seeds.
 
-Shapes: n stretches of text, L tokens of each, C models with all trainings, R resamples.
+Shapes: C models with all trainings, R resamples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
-from analysis.segments import Segments
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clusters, count_clusters
 from olmo_sparsity.util.arguments import (
     Parser,
@@ -42,32 +41,18 @@ if TYPE_CHECKING:
     from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
+    from analysis.segments import Segments
 
 log = logging.getLogger(__name__)
 
-Frames = dict[str, pd.DataFrame]
+TRAINED = {
+    "training_length": "trained_window_tokens",
+    "position_target": "trained_reach_tokens",
+    "position_scheme": "encoding",
+}
+"""What is known of a model's training, and the columns that it stands in where figures are drawn."""
 
 # --- a probe ---
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The stretches of text that every model reads."""
-
-    segments: Segments
-    """Where they stand."""
-    tokens: np.ndarray
-    """(n, L) token ids."""
-    counts: dict[str, Any]
-    """How much there is to measure, for the settings of the result."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def places(self) -> dict[str, np.ndarray]:
-        """Text and, where there are groups, group of each stretch, as columns of a frame, (n,)."""
-        group = self.segments.group
-        return {"text": self.segments.text} | ({} if group is None else {"group": group})
 
 
 @dataclass(kw_only=True)
@@ -85,20 +70,24 @@ class Probe(ABC):
         """Raise `UserError` for a model that cannot be measured."""
 
     @abstractmethod
-    def draw_sample(self, source: Texts) -> Sample:
+    def draw_sample(self, source: Texts) -> Segments:
         """What all models read. Raises `UserError` where the texts do not have it."""
 
     @abstractmethod
-    def measure_model(self, token_losses: TokenLosses, sample: Any, label: str, progress: bool) -> Frames:
-        """Frames of one model, by name: "rows", and what else there is."""
+    def measure_model(
+        self, token_losses: TokenLosses, sample: Any, label: str, progress: bool
+    ) -> pd.DataFrame:
+        """Rows of one model."""
 
     @abstractmethod
-    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        """Further fields of the result, from the frames of all models with their ``number`` in ``labels``."""
+    def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
+        """Further fields of the result, from the rows of all models with their ``number`` in ``labels``."""
 
-    def settings(self) -> dict[str, Any]:
-        """The fields as JSON holds them."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+    def settings(self, sample: Any) -> dict[str, Any]:
+        """The fields as JSON holds them, and how much there is to measure."""
+        options = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        too_short = {"texts_too_short": sample.texts_too_short}
+        return options | too_short | count_clusters(sample.text, sample.group)
 
     def measure(
         self,
@@ -127,75 +116,59 @@ class Probe(ABC):
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
         models = models if isinstance(models, list) else [models]
-        labels = _labels_of(models, labels)
+        labels = list(labels or default_labels(models))
+        if len(labels) != len(models):
+            raise UserError(
+                f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels"
+            )
         source, described = self._read(models, labels, texts, split, opening)
         sample = self.draw_sample(source)
-        settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split, **self.settings()}
+        about = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
+        settings = about | self.settings(sample)
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
-        limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
-        records: dict[str, list[dict[str, Any]]] = {}
-        for number, (model, about) in enumerate(zip(models, described, strict=True)):
-            key = hashlib.sha256(json.dumps([settings, about], sort_keys=True).encode()).hexdigest()[:16]
-            part = None if parts is None else parts / f"{key}.json"
+        of_models = []
+        for number, (model, label) in enumerate(zip(models, labels, strict=True)):
+            measured_so = json.dumps([settings, described[number]], sort_keys=True)
+            key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
+            part = None if parts is None else parts / f"{key}.parquet"
             if part is not None and part.is_file():
-                log.info("%s was measured before the interruption", about["model"])
-                of_model = read_json(part, f"remove {part}")
+                log.info("%s was measured before the interruption", described[number]["model"])
+                rows = pd.read_parquet(part)
             else:
-                of_model = self._records_of(model, opening, limits, sample, labels[number], progress)
+                with _opened(model, opening) as loaded:
+                    limits = (tokens_per_batch, memory_limit_gb)
+                    token_losses = _token_losses(loaded, sample.tokens.shape[1], *limits)
+                    rows = self.measure_model(token_losses, sample, label, progress)
                 if part is not None:
-                    write_json(part, of_model)
-            head = {"number": number, "label": labels[number]}
-            for name, rows in of_model.items():
-                records.setdefault(name, []).extend(head | row for row in rows)
-        of_models = {name: pd.DataFrame(rows) for name, rows in records.items()}
-        segments = sample.segments
-        settings |= {"texts_too_short": segments.texts_too_short, **sample.counts}
-        settings |= count_clusters(segments.text, segments.group)
-        about = {"models": described, "provenance": provenance()}
-        numbers = self.numbers(of_models, labels)
-        result = self.RESULT(settings=settings, rows=of_models["rows"], **numbers, **about)
+                    _write_rows(part, rows)
+            of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
+        rows = pd.concat(of_models, ignore_index=True)
+        numbers = self.numbers(rows, labels)
+        result = self.RESULT(
+            settings=settings, models=described, rows=rows, provenance=provenance(), **numbers
+        )
         if out is not None and parts is not None:
             result.save(out)
             remove(parts)
         return result
 
-    def _records_of(
-        self,
-        model: Any,
-        opening: dict[str, Any],
-        limits: dict[str, Any],
-        sample: Sample,
-        label: str,
-        progress: bool,
-    ) -> dict[str, list[dict[str, Any]]]:
-        """The frames of one model, as JSON holds them."""
-        with _opened(model, opening) as loaded:
-            token_losses = _token_losses(loaded, sample.tokens.shape[1], **limits)
-            frames = self.measure_model(token_losses, sample, label, progress)
-        return {name: frame.to_dict("records") for name, frame in frames.items()}
-
     def _read(
-        self, models: list[Any], labels: list[str], texts: Any, split: str, opening: dict[str, Any]
+        self, models: Sequence[Any], labels: Sequence[str], texts: Any, split: str, opening: dict[str, Any]
     ) -> tuple[Texts, list[dict[str, Any]]]:
-        """The texts as token ids, and of each model label, what identifies it, and the lengths that it was trained on.
-
-        Every model is opened once, before the first is measured, so that nobody waits to learn that the last is
-        refused: by `check`, for other tokens of the texts, or for being given twice, which would count it twice.
-        """
+        """The texts, as tokens, and what identifies each model; every model is opened once for it."""
         from analysis.contexts import open_texts
 
-        sources: list[Texts] = []
+        source: Any = None
         described: list[dict[str, Any]] = []
         for model, label in zip(models, labels, strict=True):
             with _opened(model, opening) as loaded:
                 its_texts = open_texts(texts, loaded.encode, split=split)
                 loaded.check_texts(its_texts)
                 self.check(loaded)
-                trained = ("training_length", "position_scheme", "position_target")
                 about = {"label": label, **loaded.describe()}
-                about |= {name: loaded.trained.get(name) for name in trained}
-            sources.append(its_texts)
-            if not _same_tokens(sources[0], its_texts):
+                about |= {name: loaded.trained.get(name) for name in TRAINED}
+            source = its_texts if source is None else source
+            if not _same_tokens(source, its_texts):
                 raise UserError(
                     f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are not "
                     "of the same tokens; measure it by itself"
@@ -203,7 +176,7 @@ class Probe(ABC):
             if about in described:
                 raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
             described.append(about)
-        return sources[0], described
+        return source, described
 
 
 @contextmanager
@@ -217,23 +190,16 @@ def _opened(model: Any, opening: dict[str, Any]) -> Iterator[LoadedModel]:
         loaded.give_back()
 
 
-def _labels_of(models: Sequence[Any], labels: Sequence[str] | None) -> list[str]:
-    """A label for each model. Raises `UserError` where they are not as many."""
-    labels = list(labels or _default_labels(models))
-    if len(labels) != len(models):
-        raise UserError(f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels")
-    return labels
-
-
-def _default_labels(models: Sequence[Any]) -> list[str]:
+def default_labels(models: Sequence[Any]) -> list[str]:
+    """As many last parts of the paths of models as tell them apart, or numbers of those that have none."""
     if not all(isinstance(model, str | Path) for model in models):
         return [f"model {number}" for number in range(1, len(models) + 1)]
     paths = [Path(model).resolve().parts for model in models]
-    for count in range(1, max(map(len, paths), default=0) + 1):  # as many last parts as tell all apart
+    for count in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(names):
-            return names
-    return []
+            break
+    return names
 
 
 def _same_tokens(first: Texts, second: Texts) -> bool:
@@ -313,28 +279,20 @@ def draws_of_means(
 
 
 def intervals_frame(
-    model: str,
-    bootstrap: ClusterBootstrap,
-    draws: dict[str, pd.DataFrame],
-    trials: dict[str, pd.Series] | None = None,
+    model: str, bootstrap: ClusterBootstrap, named: Sequence[tuple[Any, ...]]
 ) -> pd.DataFrame:
-    """Model, name, what the columns of ``draws`` say, value, low and high of each; of shares also ``trials``."""
+    """Model, name, what the columns of draws say, value, low and high of each.
+
+    ``named``: (name, draws as `draws_of_means` gives them), and of a share behind them its trials, by those columns.
+    """
     rows = []
-    for name, frame in draws.items():
-        for key, column in frame.items():
-            drawn, of = column.to_numpy(), (trials or {}).get(name)
-            interval = bootstrap.interval(drawn) if of is None else bootstrap.share(drawn, of[key])
-            place = dict(zip(frame.columns.names, key, strict=True))
+    for name, draws, *trials in named:
+        for key, column in draws.items():
+            drawn = column.to_numpy()
+            interval = bootstrap.share(drawn, trials[0][key]) if trials else bootstrap.interval(drawn)
+            place = dict(zip(draws.columns.names, key, strict=True))
             rows.append({"model": model, "name": name, **place, **vars(interval)})
     return pd.DataFrame(rows)
-
-
-def names_of_trainings(labels: Sequence[str]) -> list[str]:
-    """A name for each of C models: its label, numbered where it has several trainings."""
-    return [
-        f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
-        for number, label in enumerate(labels)
-    ]
 
 
 # --- what was measured ---
@@ -360,8 +318,7 @@ class ProbeResult:
     def save(self, folder: str | Path) -> Path:
         """Write the JSON file and the Parquet file; returns the path of the first."""
         path = Path(folder) / f"{self.NAME}.json"
-        with atomic_path(path.with_suffix(".parquet")) as temporary:
-            self.rows.to_parquet(temporary, compression="zstd", index=False)
+        _write_rows(path.with_suffix(".parquet"), self.rows)
         content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
         for name, value in content.items():
             if isinstance(value, pd.DataFrame):
@@ -371,11 +328,15 @@ class ProbeResult:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote into this folder, or this JSON file. Raises `UserError` for any other file."""
+        """What `save` wrote into this folder, or this JSON file. Raises `UserError` for any other file.
+
+        What an older version wrote beside the fields of this one is left out.
+        """
         path = file_in(path, f"{cls.NAME}.json")
         content = read_json(path, "measure again, or give the folder of a result")
-        if (content.pop("kind", None), content.pop("version", None)) != (cls.KIND, 1):
+        if (content.get("kind"), content.get("version")) != (cls.KIND, 1):
             raise UserError(f"{path} is no file of {cls.KIND} that this version reads; measure again")
+        content = {each.name: content[each.name] for each in fields(cls) if each.name != "rows"}
         for name, value in content.items():
             if name != "models" and isinstance(value, list):
                 frame = pd.DataFrame(value)
@@ -406,13 +367,17 @@ class ProbeResult:
         Raises `UserError` for a label that there is not.
         """
         trained = pd.DataFrame(self.models).drop_duplicates("label").set_index("label")
-        trained = trained[["training_length", "position_target", "position_scheme"]]
-        trained.columns = ["trained_window_tokens", "trained_reach_tokens", "encoding"]
+        trained = trained[[*TRAINED]].rename(columns=TRAINED)
         if unknown := [label for label in labels or () if label not in trained.index]:
             raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(trained.index)}")
-        tokens = ["trained_window_tokens", "trained_reach_tokens"]
+        tokens = [column for column in TRAINED.values() if column.endswith("_tokens")]
         frame = frame.join(trained.astype(dict.fromkeys(tokens, float)), on="model")
         return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
+
+
+def _write_rows(path: Path, rows: pd.DataFrame) -> None:
+    with atomic_path(path) as temporary:
+        rows.to_parquet(temporary, compression="zstd", index=False)
 
 
 # --- the command ---
@@ -427,30 +392,25 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     parser = Parser(prog=f"olmo-sparsity {name}", description=description)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL}; none: print and draw again")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=f"folder of {name}.json")
-    parser.add_argument(
-        "--labels",
-        type=texts,
-        help="a name for each model, with commas; trainings of one share one (default: from their paths); without any: "
-        "those to draw, in this order",
-    )
-    parser.add_argument(
-        "--figures", type=out_folder, metavar="DIR", help="where to draw (default: beside the numbers)"
-    )
+    labels = "a name for each model, with commas; trainings of one share one (default: from their paths); without any: "
+    parser.add_argument("--labels", type=texts, help=f"{labels}those to draw, in this order")
+    figures = "where to draw (default: beside the numbers)"
+    parser.add_argument("--figures", type=out_folder, metavar="DIR", help=figures)
     add_arguments(parser.add_argument_group("what is measured"), probe)
     add_text_options(parser)
     add_model_options(parser)
     given = parser.parse_args()
     show_log("analysis")
-    folder = given.figures or given.out
+    files, drawn = [], given.labels
     if given.models:
         apart = {"models", "text", "corpus", "figures", *(each.name for each in fields(probe))}
         options = {option: value for option, value in vars(given).items() if option not in apart}
-        chosen = settings_from(probe, given)
-        measured = chosen.measure(given.models, texts_of(given, given.models[0]), **options)
-        files = [given.out / f"{name}.json", given.out / f"{name}.parquet", *measured.draw(folder)]
+        source = texts_of(given, given.models[0])
+        result = settings_from(probe, given).measure(given.models, source, **options)
+        files, drawn = [given.out / f"{name}.json", given.out / f"{name}.parquet"], None
     else:
-        measured = probe.RESULT.load(given.out)
-        files = measured.draw(folder, given.labels)
-    print(measured)
+        result = probe.RESULT.load(given.out)
+    files += result.draw(given.figures or given.out, drawn)
+    print(result)
     if files:
         print(f"\nwrote {', '.join(map(str, files))}")
