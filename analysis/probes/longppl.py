@@ -33,13 +33,13 @@ import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.probes.probe import Probe, ProbeResult, bootstrap_of, run_probe
+from analysis.probes.probe import Bar, Probe, ProbeResult, bootstrap_of, run_probe
 from analysis.segments import Segments, sample_segments
+from analysis.stats.bootstrap import Interval
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
-from olmo_sparsity.util.progress import progress as show_progress
 
 if TYPE_CHECKING:
     from analysis.contexts import Texts
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LongPPL(ProbeResult):
-    """LongPPL of models; ``rows`` has sums over the targets of each segment, see `segment_sums`."""
+    """LongPPL of models; ``rows`` has sums over the targets of each segment, under ``key`` of key tokens."""
 
     NAME, KIND = "longppl", "olmo-sparsity LongPPL"
 
@@ -112,27 +112,38 @@ class LongPPLProbe(Probe):
     def draw_sample(self, source: Texts) -> Segments:
         return sample_segments(source, self.segments, length=self.n_long, seed=self.seed)
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Segments, label: str, progress: bool
-    ) -> pd.DataFrame:
-        total = 2 * self.settings(sample)["targets"]
-        with show_progress(f"long and short losses, {label}", total, "losses", enabled=progress) as advance:
-            losses = target_losses(token_losses, sample.tokens, self.n_short, self.sliding_window, advance)
-        return pd.DataFrame(sample.places() | segment_sums(*losses, self.alpha_nats, self.beta_nats))
+    def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
+        with bar(2 * self.settings(sample)["targets"], "losses") as advance:
+            long, short = target_losses(
+                token_losses, sample.tokens, self.n_short, self.sliding_window, advance
+            )
+        key = (short - long > self.alpha_nats) & (long < self.beta_nats)
+        of_targets = {"one": np.ones_like(long), "long": long, "short": short, "lsd": short - long}
+        of_targets |= {"key": key, "long of key": long * key}
+        sums = {name: column.sum(axis=1, dtype=np.float64) for name, column in of_targets.items()}
+        return pd.DataFrame(sample.places() | sums)
 
     def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
         numbers = []
         for number, label in enumerate(labels):
             name = f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
-            of_model = longppl_numbers(
-                rows[rows["number"] == number], resamples=self.resamples, seed=self.seed
-            )
-            of_model.insert(0, "model", name)
-            numbers.append(of_model)
-        return {"numbers": pd.concat(numbers, ignore_index=True)}
+            of_model = self._numbers_of(rows[rows["number"] == number])
+            numbers += [{"model": name, "name": of, **vars(value)} for of, value in of_model.items()]
+        return {"numbers": pd.DataFrame(numbers)}
 
-
-# --- losses ---
+    def _numbers_of(self, rows: pd.DataFrame) -> dict[str, Interval]:
+        bootstrap = bootstrap_of(rows, resamples=self.resamples, seed=self.seed)
+        one, long, short, lsd, key, long_of_key = (
+            rows[name].to_numpy() for name in ("one", "long", "short", "lsd", "key", "long of key")
+        )
+        return {
+            "ppl": bootstrap.interval(np.exp(bootstrap.ratio(long, one))),
+            "key_tokens": bootstrap.interval(bootstrap.sums(key)),
+            "share": bootstrap.share(bootstrap.ratio(key, one), one.sum()),
+            "longppl": bootstrap.interval(np.exp(bootstrap.ratio(long_of_key, key))),
+            "ppl_short": bootstrap.interval(np.exp(bootstrap.ratio(short, one))),
+            "mean_lsd_nats": bootstrap.ratio_interval(lsd, one),
+        }
 
 
 def target_losses(
@@ -160,48 +171,6 @@ def target_losses(
         short[targets] = token_losses.last_losses(with_context[rows, place], 1, first_ids)[:, 0]
         advance(len(targets))
     return long, short.reshape(count, scored)
-
-
-# --- numbers ---
-
-
-def key_tokens(long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats: float) -> np.ndarray:
-    """Whether each token is a key token, of the shape of its losses in nats (Fang et al. 2024)."""
-    return (short - long > alpha_nats) & (long < beta_nats)
-
-
-def segment_sums(
-    long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats: float
-) -> dict[str, np.ndarray]:
-    """What the numbers are made of: sums over the targets of each segment, by name, (n,); of `target_losses`."""
-    key = key_tokens(long, short, alpha_nats, beta_nats)
-    columns = {
-        "one": np.ones_like(long),
-        "long": long,
-        "short": short,
-        "lsd": short - long,
-        "key": key,
-        "long of key": long * key,
-    }
-    return {name: column.sum(axis=1, dtype=np.float64) for name, column in columns.items()}
-
-
-def longppl_numbers(rows: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:
-    """The numbers of one model from its ``rows``, `segment_sums` beside text and maybe group."""
-    bootstrap = bootstrap_of(rows, resamples=resamples, seed=seed)
-
-    def mean(above: str, below: str = "one") -> np.ndarray:
-        return bootstrap.ratio(rows[above].to_numpy(), rows[below].to_numpy())
-
-    intervals = {
-        "ppl": bootstrap.interval(np.exp(mean("long"))),
-        "key_tokens": bootstrap.interval(bootstrap.sums(rows["key"].to_numpy())),
-        "share": bootstrap.share(mean("key"), rows["one"].sum()),
-        "longppl": bootstrap.interval(np.exp(mean("long of key", "key"))),
-        "ppl_short": bootstrap.interval(np.exp(mean("short"))),
-        "mean_lsd_nats": bootstrap.ratio_interval(rows["lsd"].to_numpy(), rows["one"].to_numpy()),
-    }
-    return pd.DataFrame([{"name": name, **vars(interval)} for name, interval in intervals.items()])
 
 
 def main() -> None:

@@ -25,28 +25,19 @@ per token.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.probes.probe import (
-    Probe,
-    ProbeResult,
-    check_reach,
-    draws_of_means,
-    intervals_frame,
-    run_probe,
-)
+from analysis.probes import probe
+from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
 from analysis.segments import Segments, sample_segments
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.streams import Stream
 
 if TYPE_CHECKING:
@@ -61,8 +52,7 @@ UNSEEN_ONE_IN = 8
 _ABSENT = -1.0  # a depth in the keys of means, where NaN would not equal itself
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """What kind of context is measured."""
 
     value_tokens: int
@@ -71,11 +61,6 @@ class Cell:
     """L."""
     depth: float | None
     """0 … 1; None: the needle is absent."""
-
-    def start(self, key_tokens: int) -> int:
-        """p: column of the needle's first token, behind a key of q tokens."""
-        assert self.depth is not None
-        return round(self.depth * (self.length - 2 * key_tokens - self.value_tokens))
 
 
 @dataclass(frozen=True)
@@ -93,8 +78,8 @@ class Samples(Segments):
         q, value = self.key.shape[1], self.value[:, : cell.value_tokens]
         if cell.depth is None:
             return np.concatenate([self.tokens[:, : cell.length - q], self.key, value], axis=1)
-        place = cell.start(q)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
+        place = round(cell.depth * text.shape[1])
         return np.concatenate([text[:, :place], self.key, value, text[:, place:], self.key, value], axis=1)
 
 
@@ -195,9 +180,11 @@ class NeedleProbe(Probe):
         return super().settings(sample) | counts
 
     def check(self, loaded: LoadedModel) -> None:
-        if not self.unseen_keys:
-            _refuse_seen_keys(loaded)
-        check_reach(loaded, self.lengths[-1], max(self.ks) - 1)
+        if loaded.trained.get("share_of_needles") and not self.unseen_keys:
+            raise UserError(
+                f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
+            )
+        probe.check_reach(loaded, self.lengths[-1], max(self.ks) - 1)
 
     def draw_sample(self, source: Texts) -> Samples:
         """Stretches and needles, a pure function of the settings and the texts."""
@@ -229,25 +216,25 @@ class NeedleProbe(Probe):
         depths = (*self.depths, None)
         return [Cell(k, length, depth) for k in self.ks for length in self.lengths for depth in depths]
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Samples, label: str, progress: bool
-    ) -> pd.DataFrame:
+    def measure_model(self, token_losses: TokenLosses, sample: Samples, bar: Bar) -> pd.DataFrame:
         cells, rows = self.cells(), []
         head = {**sample.places(), "sample": np.arange(len(sample))}
-        with show_progress(f"needles, {label}", len(cells), "cells", enabled=progress) as advance:
+        with bar(len(cells), "cells") as advance:
             for cell in cells:
                 loss, exact = measure_cell(token_losses, sample, cell)
-                rows.append(pd.DataFrame({**head, "loss_nats": loss, "exact": exact, **vars(cell)}))
+                of_cell = pd.DataFrame({**head, "loss_nats": loss, "exact": exact, **cell._asdict()})
+                rows.append(of_cell.astype({"depth": float}))
                 advance(1)
-        return pd.concat([of_cell.astype({"depth": float}) for of_cell in rows])
+        return pd.concat(rows)
 
     def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
         rows = rows.fillna({"depth": _ABSENT}).astype({"exact": float})
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        how: dict[str, Any] = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws, counts = draws_of_means(rows, of, labels, **how)
+        bootstrap, draws, counts = draws_of_means(
+            rows, of, labels, unit="sample", resamples=self.resamples, seed=self.seed
+        )
         trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
         cells = []
         for model in dict.fromkeys(labels):
@@ -272,18 +259,6 @@ class NeedleProbe(Probe):
         return {"cells": numbers}
 
 
-def _refuse_seen_keys(loaded: LoadedModel) -> None:
-    """Raise `UserError` for a run of this project whose training windows had needles; of others it is not known."""
-    path = Path(loaded.name if Path(loaded.name).exists() else loaded.name.rpartition("@")[0])
-    if not (loaded.of_project and loaded.name and path.is_dir()):
-        return
-    config = importlib.import_module("analysis.ours").config_of(path)
-    if config.needles.share:
-        raise UserError(
-            f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
-        )
-
-
 def main() -> None:
     """See the module."""
-    run_probe(NeedleProbe, __doc__)
+    probe.run_probe(NeedleProbe, __doc__)

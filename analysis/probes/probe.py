@@ -12,9 +12,10 @@ import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -22,17 +23,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clusters, count_clusters
-from olmo_sparsity.util.arguments import (
-    Parser,
-    add_arguments,
-    argument,
-    out_folder,
-    seed_number,
-    settings_from,
-    texts,
-)
+from olmo_sparsity.util import arguments
+from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, file_in, read_json, remove, write_json
+from olmo_sparsity.util.progress import Advance
+from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
 
 if TYPE_CHECKING:
@@ -45,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Bar = Callable[[int, str], AbstractContextManager[Advance]]
+"""Shows the progress of one model: given how much there is of what, a context in which it is advanced."""
 TRAINED = {
     "training_length": "trained_window_tokens",
     "position_target": "trained_reach_tokens",
@@ -61,7 +59,7 @@ class Probe(ABC):
 
     RESULT: ClassVar[type[ProbeResult]]
 
-    seed: int = field(default=0, metadata=argument("of all that is drawn", type=seed_number))
+    seed: int = field(default=0, metadata=argument("of all that is drawn", type=arguments.seed_number))
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
 
@@ -74,9 +72,7 @@ class Probe(ABC):
         """What all models read. Raises `UserError` where the texts do not have it."""
 
     @abstractmethod
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Any, label: str, progress: bool
-    ) -> pd.DataFrame:
+    def measure_model(self, token_losses: TokenLosses, sample: Any, bar: Bar) -> pd.DataFrame:
         """Rows of one model."""
 
     @abstractmethod
@@ -123,8 +119,8 @@ class Probe(ABC):
             )
         source, described = self._read(models, labels, texts, split, opening)
         sample = self.draw_sample(source)
-        about = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
-        settings = about | self.settings(sample)
+        settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
+        settings |= self.settings(sample)
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
         of_models = []
         for number, (model, label) in enumerate(zip(models, labels, strict=True)):
@@ -135,18 +131,16 @@ class Probe(ABC):
                 log.info("%s was measured before the interruption", described[number]["model"])
                 rows = pd.read_parquet(part)
             else:
+                bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
+                limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
                 with _opened(model, opening) as loaded:
-                    limits = (tokens_per_batch, memory_limit_gb)
-                    token_losses = _token_losses(loaded, sample.tokens.shape[1], *limits)
-                    rows = self.measure_model(token_losses, sample, label, progress)
+                    rows = self.measure_model(_token_losses(loaded, *limits), sample, bar)
                 if part is not None:
                     _write_rows(part, rows)
             of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
         rows = pd.concat(of_models, ignore_index=True)
-        numbers = self.numbers(rows, labels)
-        result = self.RESULT(
-            settings=settings, models=described, rows=rows, provenance=provenance(), **numbers
-        )
+        of_all = {"settings": settings, "models": described, "provenance": provenance()}
+        result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
         if out is not None and parts is not None:
             result.save(out)
             remove(parts)
@@ -252,14 +246,10 @@ def draws_of_means(
 ) -> tuple[ClusterBootstrap, pd.DataFrame, pd.Series]:
     """Means of models over trainings, on the same resamples, so that their differences are paired.
 
-    Args:
-        rows: number (of the model), ``unit``, the columns ``of``, sum, count, text, and group where there are groups.
-        of: columns that say what a mean is of.
-        labels: of the C models; those with the same are averaged.
-        unit: the column of which every model has one row for each mean: text, or sample.
-
-    Returns the bootstrap, the draws (1 + R rows; columns: label, then values of ``of``), and the sum of counts by
-    values of ``of``.
+    ``rows``: number (of the model), ``unit`` (text or sample: a model has one row of it for each mean), the columns
+    ``of``, which say what a mean is of, sum, count, text, and group where there are groups. ``labels``: of the C
+    models; those with the same are averaged. Returns the bootstrap, the draws (1 + R rows; columns: label, then values
+    of ``of``), and the sum of counts by values of ``of``.
     """
     sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
     # every model reads the same stretches
@@ -269,13 +259,10 @@ def draws_of_means(
     draws = {}
     for place, model in enumerate(dict.fromkeys(labels)):
         numbers = [number for number, label in enumerate(labels) if label == model]
-        for key in counts:
-            below = counts[key].to_numpy()
-            of_trainings = [bootstrap.ratio(sums[number, *key].to_numpy(), below) for number in numbers]
-            draws[model, *key] = bootstrap.over_seeds(place, of_trainings)
-    frame = pd.DataFrame(draws)
-    frame.columns.names = ["model", *of]
-    return bootstrap, frame, counts.sum()
+        for key, count in counts.items():
+            ratios = [bootstrap.ratio(sums[number, *key].to_numpy(), count.to_numpy()) for number in numbers]
+            draws[model, *key] = bootstrap.over_seeds(place, ratios)
+    return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of]), counts.sum()
 
 
 def intervals_frame(
@@ -389,13 +376,15 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     from olmo_sparsity.cli import show_log
 
     name = probe.RESULT.NAME
-    parser = Parser(prog=f"olmo-sparsity {name}", description=description)
+    parser = arguments.Parser(prog=f"olmo-sparsity {name}", description=description)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL}; none: print and draw again")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=f"folder of {name}.json")
+    parser.add_argument(
+        "--out", type=arguments.out_folder, required=True, metavar="DIR", help=f"folder of {name}.json"
+    )
     labels = "a name for each model, with commas; trainings of one share one (default: from their paths); without any: "
-    parser.add_argument("--labels", type=texts, help=f"{labels}those to draw, in this order")
+    parser.add_argument("--labels", type=arguments.texts, help=f"{labels}those to draw, in this order")
     figures = "where to draw (default: beside the numbers)"
-    parser.add_argument("--figures", type=out_folder, metavar="DIR", help=figures)
+    parser.add_argument("--figures", type=arguments.out_folder, metavar="DIR", help=figures)
     add_arguments(parser.add_argument_group("what is measured"), probe)
     add_text_options(parser)
     add_model_options(parser)

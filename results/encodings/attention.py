@@ -19,7 +19,6 @@ import torch
 
 from analysis.probes.length import KEY, OF_BIN, LengthProbe, LossByPosition, rows_by_text
 from analysis.probes.probe import draws_of_means, intervals_frame, run_probe
-from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.script import run_script
 
 ENTROPY, ZEROS = "entropy_nats", "zero_share"
@@ -46,12 +45,12 @@ class AttentionProbe(LengthProbe):
 
     RESULT = LossAndAttention
 
-    def measure_model(self, token_losses, sample, label, progress):
+    def measure_model(self, token_losses, sample, bar):
         """See `Probe`."""
-        frames, tokens = [super().measure_model(token_losses, sample, label, progress)], sample.tokens
+        frames, tokens = [super().measure_model(token_losses, sample, bar)], sample.tokens
         spans = [(length - min(QUERIES, length), length) for length in self.lengths]
         statistics = np.empty((2, len(tokens), len(spans)))
-        with show_progress(f"attention, {label}", len(spans), "lengths", enabled=progress) as advance:
+        with bar(len(spans), "lengths") as advance:
             for number, (start, length) in enumerate(spans):
                 for rows in token_losses.batches(len(tokens), MEMORY * length, length - start):
                     of_rows = attention_statistics(token_losses, tokens[rows, :length], length - start)
