@@ -6,6 +6,7 @@ Shapes: R rows of L tokens, the last T of which are scored, V vocabulary. Losses
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +22,7 @@ from olmo_sparsity.util.errors import UserError
 class TokenLosses(OnDevice):
     """-log p of tokens given those before them in their row; the model is on the device."""
 
-    def __init__(
-        self,
-        model: Adapter,
-        *,
-        device: str | torch.device = "cpu",
-        tokens_per_batch: int | None = None,
-    ):
+    def __init__(self, model: Adapter, *, device: Any = "cpu", tokens_per_batch: int | None = None):
         super().__init__(model, torch.device(device), tokens_per_batch)
         self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
 

@@ -123,7 +123,7 @@ class LossByPosition(ProbeResult):
 class LengthProbe(Probe):
     """Loss by position of models on the same windows of texts."""
 
-    RESULT = LossByPosition
+    RESULT, MEASURED = LossByPosition, "windows_measured"
 
     lengths: tuple[int, ...] = field(
         default=(128, 256, 512, 1024), metadata=argument("tokens, ascending; the largest is L")
@@ -134,11 +134,8 @@ class LengthProbe(Probe):
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
             raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; mend --lengths")
 
-    def settings(self, sample: Segments) -> dict[str, Any]:
-        """See `Probe`, as for all methods below."""
-        return super().settings(sample) | {"windows_measured": len(sample)}
-
     def check(self, loaded: LoadedModel) -> None:
+        """See `Probe`, as for all methods below."""
         probe.check_reach(loaded, self.lengths[-1])
 
     def draw_sample(self, source: Texts) -> Segments:
@@ -163,9 +160,8 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        bootstrap, draws, _ = draws_of_means(
-            rows, KEY, labels, unit="text", resamples=self.resamples, seed=self.seed
-        )
+        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **how)
         numbers = []
         for model in dict.fromkeys(labels):
             of_bins = draws[model][OF_BIN]
@@ -176,7 +172,7 @@ class LengthProbe(Probe):
                 (OF_LENGTH, at_lengths),
                 (RISE, at_lengths.sub(at_lengths.iloc[:, 0], axis=0)),
             ]
-            numbers.append(intervals_frame(model, bootstrap, named))
+            numbers.append(intervals_frame(model, bootstrap, named, trials={}))
         return pd.concat(numbers, ignore_index=True)
 
 

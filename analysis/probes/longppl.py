@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -62,7 +62,7 @@ class LongPPL(ProbeResult):
         """The numbers as tables of text."""
         settings, is_share = self.settings, self.numbers["name"] == "share"
         head = (
-            f"{settings['targets']:,} targets of {settings['documents']:,} texts ({settings['texts']}); N "
+            f"{settings['segments_measured']:,} segments of {settings['documents']:,} texts ({settings['texts']}); N "
             f"{settings['n_long']}, M {settings['n_short']}, S {settings['sliding_window']}\nkey tokens: LSD > "
             f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; intervals 95 %, "
             f"{self.intervals_by()}"
@@ -78,19 +78,19 @@ class LongPPL(ProbeResult):
 class LongPPLProbe(Probe):
     """LongPPL of models on sampled segments of texts."""
 
-    RESULT = LongPPL
+    RESULT, MEASURED = LongPPL, "segments_measured"
 
     n_long: int = field(default=1024, metadata=argument("N, tokens of a segment"))
     n_short: int = field(default=128, metadata=argument("M, tokens of the short context"))
     sliding_window: int = field(
-        default=0, metadata=argument("S (default: M / 4, as the authors' code has M = 4096 and S = 1024)")
+        default=0, metadata=argument("S (default: M / 4; the authors' code has M = 4096, S = 1024)")
     )
     segments: int = field(default=256, metadata=argument("to sample, at most"))
     alpha_nats: float = field(
-        default=2.0, metadata=argument("LSD of a key token is above it, in nats", name="alpha")
+        default=2.0, metadata=argument("LSD of key tokens is above [nats]", name="alpha")
     )
     beta_nats: float = field(
-        default=2.0, metadata=argument("L_long of a key token is below it, in nats", name="beta")
+        default=2.0, metadata=argument("L_long of key tokens is below [nats]", name="beta")
     )
 
     def __post_init__(self) -> None:
@@ -101,22 +101,18 @@ class LongPPLProbe(Probe):
                 f"{window} tokens; raise N, or lower M or S"
             )
 
-    def settings(self, sample: Segments) -> dict[str, Any]:
-        """See `Probe`, as for all methods below."""
-        targets = len(sample) * (self.n_long - self.n_short - self.sliding_window)
-        return super().settings(sample) | {"segments_measured": len(sample), "targets": targets}
-
     def check(self, loaded: LoadedModel) -> None:
+        """See `Probe`, as for all methods below."""
         loaded.check_context(self.n_long)
 
     def draw_sample(self, source: Texts) -> Segments:
         return sample_segments(source, self.segments, length=self.n_long, seed=self.seed)
 
     def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
-        with bar(2 * self.settings(sample)["targets"], "losses") as advance:
-            long, short = target_losses(
-                token_losses, sample.tokens, self.n_short, self.sliding_window, advance
-            )
+        targets = len(sample) * (self.n_long - self.n_short - self.sliding_window)
+        lengths = (self.n_short, self.sliding_window)
+        with bar(2 * targets, "losses") as advance:
+            long, short = target_losses(token_losses, sample.tokens, *lengths, advance)
         key = (short - long > self.alpha_nats) & (long < self.beta_nats)
         of_targets = {"one": np.ones_like(long), "long": long, "short": short, "lsd": short - long}
         of_targets |= {"key": key, "long of key": long * key}

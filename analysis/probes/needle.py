@@ -15,9 +15,9 @@ the needle first, 1 right before the second key. The control, absent, has text i
 match are those of chance. All models read the same needles, and a needle is the same at every length and depth. Each
 value token is given the true ones before it: all of them likeliest is what a model that writes greedily needs, too.
 
-Models are those of the command length. Writes needle.json, needle.parquet (every needle), needle.png and
-needle_gain.png (a heat map per model and k) and needle_lengths.png (the mean over depths by length), and prints tables.
-The same command, interrupted, goes on with the model that it was at.
+Models are those of the command length. Writes needle.json, needle.parquet (every needle), needle.png (a heat map per
+model and k) and needle_lengths.png (the mean over depths by length), and prints tables. The same command, interrupted,
+goes on with the model that it was at.
 
 Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all trainings. Losses are in nats
 per token.
@@ -71,7 +71,6 @@ class Samples(Segments):
     """(n, q) token ids."""
     value: np.ndarray = field(kw_only=True)
     """(n, largest k) token ids; a needle of fewer tokens has the first of them."""
-    tokens_to_draw_from: int = field(kw_only=True)
 
     def contexts(self, cell: Cell) -> np.ndarray:
         """Context and value of every sample, (n, L + k)."""
@@ -123,15 +122,12 @@ class Needles(ProbeResult):
         )
 
     def figures(self, labels: Sequence[str] | None = None) -> dict[str, Figure]:
-        """needle and needle_gain (a heat map per model and k), and needle_lengths (mean over depths by length)."""
+        """needle (a heat map per model and k) and needle_lengths (mean over depths by length)."""
         from analysis.figures.needle import needle_figure, needle_lengths_figure
 
         cells, heading = self.with_training(self.cells, labels), self.heading()
-        return {
-            "needle": needle_figure(cells, heading=heading),
-            "needle_gain": needle_figure(cells, measure="gain_nats", heading=heading),
-            "needle_lengths": needle_lengths_figure(cells, heading=heading),
-        }
+        figures = {"needle": needle_figure, "needle_lengths": needle_lengths_figure}
+        return {name: figure(cells, heading=heading) for name, figure in figures.items()}
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
@@ -150,18 +146,16 @@ class Needles(ProbeResult):
 class NeedleProbe(Probe):
     """Models on the same needles."""
 
-    RESULT = Needles
+    RESULT, MEASURED = Needles, "samples_measured"
 
     lengths: tuple[int, ...] = field(default=(64, 128, 256, 512), metadata=argument("L, ascending"))
     ks: tuple[int, ...] = field(default=(1, 2, 4, 8), metadata=argument("tokens of a value, k"))
     depths: tuple[float, ...] = field(
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 (first) to 1 (last), ascending")
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 (first) to 1 (last)")
     )
     samples: int = field(default=100, metadata=argument("needles of each kind, at most"))
     key_tokens: int = field(default=2, metadata=argument("of a key, q"))
-    unseen_keys: bool = field(
-        default=False, metadata=argument("only keys that training never weaves into its windows")
-    )
+    unseen_keys: bool = field(default=False, metadata=argument("only keys that no training window has"))
 
     def __post_init__(self) -> None:
         q = self.key_tokens
@@ -174,12 +168,8 @@ class NeedleProbe(Probe):
                 f"twice and text; raise --lengths to at least {needed}"
             )
 
-    def settings(self, sample: Samples) -> dict[str, Any]:
-        """See `Probe`, as for all methods below."""
-        counts = {"samples_measured": len(sample), "tokens_to_draw_from": sample.tokens_to_draw_from}
-        return super().settings(sample) | counts
-
     def check(self, loaded: LoadedModel) -> None:
+        """See `Probe`, as for all methods below."""
         if loaded.trained.get("share_of_needles") and not self.unseen_keys:
             raise UserError(
                 f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
@@ -195,7 +185,7 @@ class NeedleProbe(Probe):
             [self._draw(number, np.setdiff1d(vocabulary, row)) for number, row in enumerate(segments.tokens)]
         )
         key, value = np.split(needles, [self.key_tokens], axis=1)
-        return Samples(**vars(segments), key=key, value=value, tokens_to_draw_from=len(vocabulary))
+        return Samples(**vars(segments), key=key, value=value)
 
     def _draw(self, number: int, others: np.ndarray) -> np.ndarray:
         """Key and largest value of a sample, (q + k,), from the tokens that its stretch does not have."""
@@ -232,10 +222,9 @@ class NeedleProbe(Probe):
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        bootstrap, draws, counts = draws_of_means(
-            rows, of, labels, unit="sample", resamples=self.resamples, seed=self.seed
-        )
-        trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
+        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **how)
+        trials = dict.fromkeys(["exact", "absent_exact"], rows["sample"].nunique())
         cells = []
         for model in dict.fromkeys(labels):
             exact, loss = draws[model]["exact"], draws[model]["loss_nats"]
@@ -244,14 +233,14 @@ class NeedleProbe(Probe):
             gain = absent_loss.loc[:, loss.columns.droplevel("depth")].to_numpy() - loss
             over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
             named = [
-                ("exact", exact, trials),
+                ("exact", exact),
                 ("loss_nats", loss),
                 ("gain_nats", gain),
-                ("exact", over_depths, absent_trials),
-                ("absent_exact", absent_exact, absent_trials),
+                ("exact", over_depths),
+                ("absent_exact", absent_exact),
                 ("absent_loss_nats", absent_loss),
             ]
-            cells.append(intervals_frame(model, bootstrap, named))
+            cells.append(intervals_frame(model, bootstrap, named, trials))
         numbers = pd.concat(cells, ignore_index=True)
         text = numbers["length"] - 2 * self.key_tokens - numbers["value_tokens"]
         distance = numbers["length"] - (numbers["depth"] * text).round() - self.key_tokens

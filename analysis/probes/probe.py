@@ -12,8 +12,8 @@ import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ class Probe(ABC):
     """Settings of a measurement, and how it is made; subclasses fill in the abstract methods."""
 
     RESULT: ClassVar[type[ProbeResult]]
+    MEASURED: ClassVar[str]
+    """The setting of the result that says how many stretches there were."""
 
     seed: int = field(default=0, metadata=argument("of all that is drawn", type=arguments.seed_number))
     resamples: int = DEFAULT_RESAMPLES
@@ -82,8 +84,8 @@ class Probe(ABC):
     def settings(self, sample: Any) -> dict[str, Any]:
         """The fields as JSON holds them, and how much there is to measure."""
         options = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-        too_short = {"texts_too_short": sample.texts_too_short}
-        return options | too_short | count_clusters(sample.text, sample.group)
+        counts = {self.MEASURED: len(sample), "texts_too_short": sample.texts_too_short}
+        return options | counts | count_clusters(sample.text, sample.group)
 
     def measure(
         self,
@@ -103,105 +105,80 @@ class Probe(ABC):
         Args:
             models: one, as for `analysis.model.loading.open_model`, which ``opening`` goes to, or a list of them.
             texts: as for `analysis.contexts.open_texts`, with ``split`` of a prepared corpus.
-            labels: a name for each; by default as much of its path as tells it apart.
+            labels: a name for each, see `default_labels`.
             out: folder to save to; the same call, interrupted, goes on with the model that it was at.
             tokens_per_batch: tokens of one forward pass.
             memory_limit_gb: what a forward pass may take, where ``tokens_per_batch`` is not given.
             progress: show it on standard error.
 
-        Raises `UserError` before anything is measured, where models or texts cannot be measured so.
+        Raises `UserError` when it is the turn of a model that cannot be measured so; what is measured stays in ``out``.
         """
+        from analysis.contexts import open_texts
+        from analysis.model.loading import open_model
+
         models = models if isinstance(models, list) else [models]
         labels = list(labels or default_labels(models))
         if len(labels) != len(models):
-            raise UserError(
-                f"{len(models)} models need as many labels, not {', '.join(labels)}; mend --labels"
-            )
-        source, described = self._read(models, labels, texts, split, opening)
-        sample = self.draw_sample(source)
-        settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
-        settings |= self.settings(sample)
+            raise UserError(f"--labels {','.join(labels)}: {len(models)} models need as many labels")
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
-        of_models = []
+        described: list[dict[str, Any]] = []
+        of_models: list[pd.DataFrame] = []
         for number, (model, label) in enumerate(zip(models, labels, strict=True)):
-            measured_so = json.dumps([settings, described[number]], sort_keys=True)
-            key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
-            part = None if parts is None else parts / f"{key}.parquet"
-            if part is not None and part.is_file():
-                log.info("%s was measured before the interruption", described[number]["model"])
-                rows = pd.read_parquet(part)
-            else:
-                bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
-                limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
-                with _opened(model, opening) as loaded:
+            loaded = open_model(model, **opening)
+            try:
+                its_texts = open_texts(texts, loaded.encode, split=split)
+                loaded.check_texts(its_texts)
+                self.check(loaded)
+                if number == 0:
+                    source, sample = its_texts, self.draw_sample(its_texts)
+                    settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
+                    settings |= self.settings(sample)
+                elif not _same_tokens(source, its_texts):
+                    raise UserError(
+                        f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are "
+                        "not of the same tokens; measure it by itself"
+                    )
+                about = {"label": label, **loaded.describe()}
+                about |= {name: loaded.trained.get(name) for name in TRAINED}
+                if about in described:
+                    raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
+                described.append(about)
+                measured_so = json.dumps([settings, about], sort_keys=True)
+                key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
+                part = None if parts is None else parts / f"{key}.parquet"
+                if part is not None and part.is_file():
+                    log.info("%s was measured before the interruption", loaded.name)
+                    rows = pd.read_parquet(part)
+                else:
+                    bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
+                    limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
                     rows = self.measure_model(_token_losses(loaded, *limits), sample, bar)
-                if part is not None:
-                    _write_rows(part, rows)
+                    if part is not None:
+                        _write_rows(part, rows)
+            finally:
+                loaded.give_back()
             of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
         rows = pd.concat(of_models, ignore_index=True)
-        of_all = {"settings": settings, "models": described, "provenance": provenance()}
+        of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
         result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
         if out is not None and parts is not None:
             result.save(out)
             remove(parts)
         return result
 
-    def _read(
-        self, models: Sequence[Any], labels: Sequence[str], texts: Any, split: str, opening: dict[str, Any]
-    ) -> tuple[Texts, list[dict[str, Any]]]:
-        """The texts, as tokens, and what identifies each model; every model is opened once for it."""
-        from analysis.contexts import open_texts
-
-        source: Any = None
-        described: list[dict[str, Any]] = []
-        for model, label in zip(models, labels, strict=True):
-            with _opened(model, opening) as loaded:
-                its_texts = open_texts(texts, loaded.encode, split=split)
-                loaded.check_texts(its_texts)
-                self.check(loaded)
-                about = {"label": label, **loaded.describe()}
-                about |= {name: loaded.trained.get(name) for name in TRAINED}
-            source = its_texts if source is None else source
-            if not _same_tokens(source, its_texts):
-                raise UserError(
-                    f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are not "
-                    "of the same tokens; measure it by itself"
-                )
-            if about in described:
-                raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
-            described.append(about)
-        return source, described
-
-
-@contextmanager
-def _opened(model: Any, opening: dict[str, Any]) -> Iterator[LoadedModel]:
-    from analysis.model.loading import open_model
-
-    loaded = open_model(model, **opening)
-    try:
-        yield loaded
-    finally:
-        loaded.give_back()
-
 
 def default_labels(models: Sequence[Any]) -> list[str]:
-    """As many last parts of the paths of models as tell them apart, or numbers of those that have none."""
+    """The names of models, or their paths where two have the same name; numbers of those that are no paths."""
     if not all(isinstance(model, str | Path) for model in models):
         return [f"model {number}" for number in range(1, len(models) + 1)]
-    paths = [Path(model).resolve().parts for model in models]
-    for count in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-count:]) for parts in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+    names = [Path(model).resolve().name for model in models]
+    return names if len(set(names)) == len(names) else list(map(str, models))
 
 
 def _same_tokens(first: Texts, second: Texts) -> bool:
-    if hasattr(first, "tokenizer_sha256"):  # a prepared corpus, whose tokenizer `check_texts` compares
-        return True
-    return len(first.lengths) == len(second.lengths) and all(
-        np.array_equal(first.tokens(number), second.tokens(number)) for number in range(len(first.lengths))
-    )
+    if not np.array_equal(first.lengths, second.lengths):
+        return False
+    return all(np.array_equal(first.tokens(n), second.tokens(n)) for n in range(len(first.lengths)))
 
 
 def _token_losses(
@@ -243,13 +220,13 @@ def bootstrap_of(places: pd.DataFrame, *, seed: int, **options: Any) -> ClusterB
 
 def draws_of_means(
     rows: pd.DataFrame, of: list[str], labels: Sequence[str], *, unit: str, resamples: int, seed: int
-) -> tuple[ClusterBootstrap, pd.DataFrame, pd.Series]:
+) -> tuple[ClusterBootstrap, pd.DataFrame]:
     """Means of models over trainings, on the same resamples, so that their differences are paired.
 
     ``rows``: number (of the model), ``unit`` (text or sample: a model has one row of it for each mean), the columns
     ``of``, which say what a mean is of, sum, count, text, and group where there are groups. ``labels``: of the C
-    models; those with the same are averaged. Returns the bootstrap, the draws (1 + R rows; columns: label, then values
-    of ``of``), and the sum of counts by values of ``of``.
+    models; those with the same are averaged. Returns the bootstrap and the draws (1 + R rows; columns: label, then
+    values of ``of``).
     """
     sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
     # every model reads the same stretches
@@ -262,21 +239,24 @@ def draws_of_means(
         for key, count in counts.items():
             ratios = [bootstrap.ratio(sums[number, *key].to_numpy(), count.to_numpy()) for number in numbers]
             draws[model, *key] = bootstrap.over_seeds(place, ratios)
-    return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of]), counts.sum()
+    return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of])
 
 
 def intervals_frame(
-    model: str, bootstrap: ClusterBootstrap, named: Sequence[tuple[Any, ...]]
+    model: str,
+    bootstrap: ClusterBootstrap,
+    named: Sequence[tuple[str, pd.DataFrame]],
+    trials: Mapping[str, int],
 ) -> pd.DataFrame:
     """Model, name, what the columns of draws say, value, low and high of each.
 
-    ``named``: (name, draws as `draws_of_means` gives them), and of a share behind them its trials, by those columns.
+    ``named``: names and draws, as `draws_of_means` gives them; ``trials``: of those that are shares, by name.
     """
     rows = []
-    for name, draws, *trials in named:
+    for name, draws in named:
         for key, column in draws.items():
             drawn = column.to_numpy()
-            interval = bootstrap.share(drawn, trials[0][key]) if trials else bootstrap.interval(drawn)
+            interval = bootstrap.share(drawn, trials[name]) if name in trials else bootstrap.interval(drawn)
             place = dict(zip(draws.columns.names, key, strict=True))
             rows.append({"model": model, "name": name, **place, **vars(interval)})
     return pd.DataFrame(rows)

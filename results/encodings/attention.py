@@ -65,10 +65,12 @@ class AttentionProbe(LengthProbe):
         is_loss = rows["name"] == OF_BIN
         numbers = [super().numbers_of(rows[is_loss], labels)]
         how = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws, trials = draws_of_means(rows[~is_loss], KEY, labels, **how)
+        bootstrap, draws = draws_of_means(rows[~is_loss], KEY, labels, **how)
+        of_first = rows[(rows["number"] == 0) & (rows["name"] == ZEROS)]
+        windows = int(of_first["count"][of_first["to_tokens"] == self.lengths[0]].sum())
         for model in dict.fromkeys(labels):
-            named = [(ENTROPY, draws[model][ENTROPY]), (ZEROS, draws[model][ZEROS], trials[ZEROS])]
-            numbers.append(intervals_frame(model, bootstrap, named))
+            named = [(name, draws[model][name]) for name in (ENTROPY, ZEROS)]
+            numbers.append(intervals_frame(model, bootstrap, named, {ZEROS: windows}))
         return pd.concat(numbers, ignore_index=True)
 
 
