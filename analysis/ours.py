@@ -85,6 +85,7 @@ def open_checkpoint(path: str | Path, *, untrained: bool = False) -> LoadedModel
             "training_length": window,
             "position_scheme": scheme,
             "position_target": reach if reach > window else None,
+            "share_of_needles": config.needles.share,
         },
     )
 

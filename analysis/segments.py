@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the sampled segments stand in the texts, ordered by text and place."""
+    """Stretches of texts, ordered by text and place."""
 
+    tokens: np.ndarray
+    """(n, L) token ids, int64."""
     text: np.ndarray
     """Number of each segment's text, (n,) int64: the unit of resampling."""
     start: np.ndarray
     """Index in that text of its first token, (n,) int64."""
-    length: int
-    """L."""
     texts_too_short: int
     """Texts with fewer than L tokens, which are left out."""
     group: np.ndarray | None = None
@@ -35,21 +35,18 @@ class Segments:
     def __len__(self) -> int:
         return len(self.text)
 
-    def read(self, texts: Texts) -> np.ndarray:
-        """Their token ids, (n, L)."""
-        places = zip(self.text.tolist(), self.start.tolist(), strict=True)
-        return np.stack([texts.tokens(text)[start : start + self.length] for text, start in places])
+    def places(self) -> dict[str, np.ndarray]:
+        """Text and, where there are groups, group of each segment, as columns of a frame, (n,)."""
+        return {"text": self.text} | ({} if self.group is None else {"group": self.group})
 
 
-def sample_segments(
-    texts: Texts, count: int, *, length: int, seed: int, max_texts: int | None = None
-) -> Segments:
+def sample_segments(texts: Texts, count: int, *, length: int, seed: int) -> Segments:
     """Draw ``count`` segments of ``length`` tokens (L), each inside one text; no two share a token.
 
     Stratified by text [ours]: every text that is long enough gives the same number, as far as it has room; where they
     do not divide evenly, the texts that give one more are drawn. Within a text every arrangement without overlap is
-    equally likely. At most ``max_texts`` texts, drawn at random, give any. A pure function of the arguments; fewer are
-    returned where the texts have room for fewer. Raises `UserError` where no text has so many tokens.
+    equally likely. A pure function of the arguments; fewer are returned where the texts have room for fewer. Raises
+    `UserError` where no text has so many tokens.
     """
     lengths = np.asarray(texts.lengths)
     room = lengths // length
@@ -57,24 +54,26 @@ def sample_segments(
         raise UserError(
             f"no text has {length:,} tokens, the longest has {lengths.max():,}; lower the length to at most that"
         )
-    order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))[:max_texts]
+    order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))
     # one a round from each text, in this order, as long as it has room
     place = np.repeat(np.arange(len(order)), room[order])
     turn = np.concatenate([np.arange(segments) for segments in room[order]])
     served = order[place[np.lexsort((place, turn))[:count]]]
     drawn, quota = np.unique(served, return_counts=True)
-    starts = []
+    rows, starts = [], []
     for number, segments in zip(drawn.tolist(), quota.tolist(), strict=True):
         # taken out, the segments leave so many tokens; one draw from those and the segments is one arrangement
         left = int(lengths[number]) - segments * length
         generator = np.random.default_rng([Stream.SEGMENTS, seed, number])
         places = np.sort(generator.choice(left + segments, size=segments, replace=False))
         starts.append(places + np.arange(segments) * (length - 1))
+        tokens = texts.tokens(number)
+        rows += [tokens[start : start + length] for start in starts[-1].tolist()]
     text = np.repeat(drawn, quota)
     return Segments(
+        tokens=np.stack(rows).astype(np.int64),
         text=text,
         start=np.concatenate(starts),
-        length=length,
         texts_too_short=int((room == 0).sum()),
         group=None if texts.groups is None else texts.groups[text],
     )

@@ -1,12 +1,8 @@
-"""Needles by depth and length as heat maps, and the selectors' recall of them, from tidy frames.
+"""Needles by depth and length as heat maps, and against the length, from a tidy frame.
 
 Cells have a row per model, name, value_tokens (k of the needle), length (of the context, in tokens) and depth (NaN:
-mean over depths), with value, low and high. Names: "exact" (exact match, a fraction of the needles), "gain_nats" (loss
-without the needle minus with it, per token). Optional: trained_window_tokens of the model.
-
-Recalls have a row per model, selector, far_context ("true", "placebo") and k (selected far tokens), with value, low and
-high: of the tokens that a prediction needs the share that is selected. Selector `CHANCE` is a random choice, `MOST` the
-most that k tokens can find.
+mean over depths), with value, low and high, and trained_window_tokens of the model (NaN: unknown). Drawn is the name
+"exact": exact match, a fraction of the needles.
 """
 
 from __future__ import annotations
@@ -21,60 +17,44 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.figures import style
-from analysis.stats.numbers import CHANCE
 
-MEASURES = {
-    "exact": "exact match [% of needles]",
-    "gain_nats": "loss without the needle - with it [nats per token]",
-}
-"""What a heat map can show, and what its colours mean."""
 _SLANTED_FROM = 5  # lengths whose labels would touch
-_LEAST_TOP_NATS = 0.1
-MOST = "the most that k tokens can find"
-_REFERENCES: dict[str, style.Look] = {
-    CHANCE: {"color": "0.4", "linestyle": ":"},
-    MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
-}
 
 
 @matplotlib.rc_context(style.STYLE)
-def needle_figure(cells: pd.DataFrame, *, measure: str = "exact", heading: str = "") -> Figure:
-    """Depth against length, a row of panels for each model and a column for each k; one scale.
+def needle_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
+    """Exact match by depth and length, a row of panels for each model and a column for each k; one scale.
 
-    ``measure``: one of `MEASURES`; ``heading``: what was measured, above the panels.
+    ``heading``: what was measured, above the panels.
     """
-    of_measure = cells[(cells["name"] == measure) & cells["depth"].notna()]
-    models, ks = list(of_measure["model"].unique()), sorted(of_measure["value_tokens"].unique())
-    # where no model gains anything the colours still need a scale
-    scale, top = (100, 100.0) if measure == "exact" else (1, max(_LEAST_TOP_NATS, of_measure["value"].max()))
+    exact = cells[(cells["name"] == "exact") & cells["depth"].notna()]
+    models, ks = list(exact["model"].unique()), sorted(exact["value_tokens"].unique())
     width = max(style.PAGE, 0.9 + 1.2 * len(ks))
-    height = 1.5 + max(1.1, 0.3 + 0.2 * of_measure["depth"].nunique()) * len(models)
+    height = 1.5 + max(1.1, 0.3 + 0.2 * exact["depth"].nunique()) * len(models)
     figure = style.new_figure(width, height)
     panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
-    for (model, k), rows in of_measure.groupby(["model", "value_tokens"]):
+    for (model, k), rows in exact.groupby(["model", "value_tokens"]):
         axes = panels[models.index(model), ks.index(k)]
-        image = _heat_map(axes, scale * rows.pivot(index="depth", columns="length", values="value"), top)
+        image = _heat_map(axes, 100 * rows.pivot(index="depth", columns="length", values="value"))
         axes.set(title=f"k = {k}", xlabel="context [tokens]")
         axes.set_ylabel(f"{_title(cells, model)}\ndepth of the needle")
         axes.label_outer()
     bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
-    figure.colorbar(image, ax=panels, label=MEASURES[measure], **bar)
+    figure.colorbar(image, ax=panels, label="exact match [% of needles]", **bar)
     style.add_heading(figure, heading)
     return figure
 
 
-def _heat_map(axes: Axes, grid: pd.DataFrame, top: float) -> AxesImage:
-    """``grid``: values by depth (rows) and length (columns)."""
-    image = axes.imshow(grid, vmin=0, vmax=top, cmap="viridis", aspect="auto")
-    decimals = 0 if top == 100 else 1 if top >= 1 else 2
-    for (row, column), value in np.ndenumerate(grid.to_numpy()):
-        colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
-        text = f"{round(value, decimals) + 0.0:.{decimals}f}"  # 0.0: else -0.00
-        axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
-    axes.set_xticks(range(len(grid.columns)), [f"{length:,}" for length in grid.columns])
-    if len(grid.columns) >= _SLANTED_FROM:
+def _heat_map(axes: Axes, percent: pd.DataFrame) -> AxesImage:
+    """``percent``: values by depth (rows) and length (columns)."""
+    image = axes.imshow(percent, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    for (row, column), value in np.ndenumerate(percent.to_numpy()):
+        colour = "white" if value < 60 else "0.1"  # white where the shade is dark
+        axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
+    axes.set_xticks(range(len(percent.columns)), [f"{length:,}" for length in percent.columns])
+    if len(percent.columns) >= _SLANTED_FROM:
         axes.tick_params("x", rotation=45)
-    axes.set_yticks(range(len(grid.index)), [f"{depth:g}" for depth in grid.index])
+    axes.set_yticks(range(len(percent.index)), [f"{depth:g}" for depth in percent.index])
     axes.grid(visible=False)
     return image
 
@@ -99,30 +79,8 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     return figure
 
 
-@matplotlib.rc_context(style.STYLE)
-def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", heading: str = "") -> Figure:
-    """Recall of these tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
-    names, models = recalls["selector"].unique(), recalls["model"].unique()
-    looks = style.selector_styles(name for name in names if name not in _REFERENCES)
-    references = {name: look for name, look in _REFERENCES.items() if name in names}
-    figure, panels = style.small_panels(models, "k [selected far tokens]", f"recall of\n{of}")
-    for axes, model in zip(panels, models, strict=True):
-        rows = recalls[recalls["model"] == model]
-        style.draw(axes, rows, looks, "selector", "k")
-        for name, look in references.items():
-            reference = rows[rows["selector"] == name]
-            axes.plot(reference["k"], reference["value"], label=name, **look)
-        style.log_axis(axes, sorted(recalls["k"].unique()))
-    panels[0].set_ylim(-0.03, 1.03)
-    style.add_legend(figure, looks | style.IN_LEGEND | references)
-    style.add_heading(figure, heading, "bars: 95 %")
-    return figure
-
-
 def _windows(cells: pd.DataFrame, model: str) -> list[float]:
     """The windows that a model was trained on, where they are known."""
-    if "trained_window_tokens" not in cells:
-        return []
     return sorted(cells["trained_window_tokens"][cells["model"] == model].dropna().unique())
 
 

@@ -139,8 +139,8 @@ class LoadedModel:
     of_project: bool = False
     """Whether this project's trainer made its class."""
     trained: dict[str, Any] = field(default_factory=dict)
-    """Of this project's checkpoints: ``training_length``, ``position_scheme``, and ``position_target``, what ids
-    reached beyond that length; None: they did not."""
+    """Of this project's checkpoints: ``training_length``, ``position_scheme``, ``position_target``, what ids reached
+    beyond that length (None: they did not), and ``share_of_needles`` in its windows."""
     _before: list[tuple[Any, str, bool]] = field(default_factory=list)
 
     @property

@@ -1,11 +1,12 @@
-"""Losses, likeliest tokens and attention of the last tokens of rows: what probes read (docs/method.md, 2.5 and 2.6).
+"""Losses and likeliest tokens at the end of rows: what probes read (docs/method.md, 2.5 and 2.6).
 
-Shapes: R rows of L tokens, the last T of which are scored, Q queries, V vocabulary. Losses in nats.
+Shapes: R rows of L tokens, the last T of which are scored, V vocabulary. Losses in nats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +22,7 @@ from olmo_sparsity.util.errors import UserError
 class TokenLosses(OnDevice):
     """-log p of tokens given those before them in their row; the model is on the device."""
 
-    def __init__(
-        self,
-        model: Adapter,
-        *,
-        device: str | torch.device = "cpu",
-        tokens_per_batch: int | None = None,
-    ):
+    def __init__(self, model: Adapter, *, device: Any = "cpu", tokens_per_batch: int | None = None):
         super().__init__(model, torch.device(device), tokens_per_batch)
         self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
 
@@ -49,18 +44,6 @@ class TokenLosses(OnDevice):
         """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
         logits = self._logits(tokens[:, :-1], scored)
         return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
-
-    @torch.inference_mode()
-    def attention_statistics(self, tokens: np.ndarray, queries: int) -> np.ndarray:
-        """Entropy in nats and share of exact zeros of the attention of the last Q tokens of each row, (R, 2) float64.
-
-        ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
-        """
-        ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-        by_query = self.model.last_attention(
-            self.tensor(tokens), self.tensor(ids), queries, entropy_and_zeros
-        )
-        return by_query.double().mean(dim=1).cpu().numpy()
 
     @torch.inference_mode()
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
@@ -86,12 +69,3 @@ class TokenLosses(OnDevice):
         first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
         ids = first_ids[:, None] + np.arange(tokens.shape[1])
         return self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored).logits
-
-
-def entropy_and_zeros(attention: Tensor) -> Tensor:
-    """Of attention (R, H, Q, L) the entropy over the L tokens and the share of zeros up to the query, (R, Q, 2)."""
-    queries, length = attention.shape[2:]
-    entropy = torch.special.entr(attention.float()).sum(dim=-1).mean(dim=1)
-    seen = torch.arange(length - queries + 1, length + 1, device=attention.device)
-    above = (attention > 0).sum(dim=-1).float().mean(dim=1)
-    return torch.stack([entropy, 1 - above / seen], dim=-1)

@@ -35,21 +35,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis.probes.probe import (
-    Frames,
-    Probe,
-    ProbeResult,
-    Sample,
-    check_reach,
-    draws_of_means,
-    intervals_frame,
-    run_probe,
-)
-from analysis.segments import sample_segments
+from analysis.probes import probe
+from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
+from analysis.segments import Segments, sample_segments
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress as show_progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +123,7 @@ class LossByPosition(ProbeResult):
 class LengthProbe(Probe):
     """Loss by position of models on the same windows of texts."""
 
-    RESULT = LossByPosition
+    RESULT, MEASURED = LossByPosition, "windows_measured"
 
     lengths: tuple[int, ...] = field(
         default=(128, 256, 512, 1024), metadata=argument("tokens, ascending; the largest is L")
@@ -141,52 +132,47 @@ class LengthProbe(Probe):
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
-            raise UserError(
-                f"the lengths must be ascending and at least 2, not {self.lengths}; mend --lengths"
-            )
+            raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; mend --lengths")
 
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""
-        check_reach(loaded, self.lengths[-1])
+        probe.check_reach(loaded, self.lengths[-1])
 
-    def draw_sample(self, source: Texts) -> Sample:
-        segments = sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
-        return Sample(segments, segments.read(source), {"windows_measured": len(segments)})
+    def draw_sample(self, source: Texts) -> Segments:
+        return sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
 
-    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
+    def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
         tokens, edges = sample.tokens, position_edges(self.lengths)
-        losses = np.empty((len(tokens), len(edges) - 1))
-        with show_progress(f"loss by position, {label}", len(tokens), "windows", enabled=progress) as advance:
-            scored = tokens.shape[1] - 1
+        scored, losses = tokens.shape[1] - 1, np.empty((len(tokens), len(edges) - 1))
+        with bar(len(tokens), "windows") as advance:
             for rows in token_losses.batches(len(tokens), scored, scored):
                 by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
                 losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
                 advance(len(rows))
-        return {"rows": rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))}
+        return rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))
 
-    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        numbers = self.numbers_of(frames["rows"], labels)
-        alone = self.numbers_of(frames["rows"], [str(number) for number in range(len(labels))])
+    def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
+        alone = self.numbers_of(rows, [str(number) for number in range(len(labels))])
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
         number = alone["model"].astype(int)
         trainings = alone.assign(model=np.array(labels, dtype=object)[number], number=number)
-        return {"numbers": numbers, "trainings": trainings}
+        return {"numbers": self.numbers_of(rows, labels), "trainings": trainings}
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        how: dict[str, Any] = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws, _ = draws_of_means(rows, KEY, labels, **how)
+        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **how)
         numbers = []
         for model in dict.fromkeys(labels):
             of_bins = draws[model][OF_BIN]
             at_lengths = of_bins.loc[:, of_bins.columns.isin(self.lengths, level="to_tokens")]
-            named = {
-                OF_BIN: of_bins,
-                DIFFERENCE: of_bins - draws[labels[0]][OF_BIN],
-                OF_LENGTH: at_lengths,
-                RISE: at_lengths.sub(at_lengths.iloc[:, 0], axis=0),
-            }
-            numbers.append(intervals_frame(model, bootstrap, named))
+            named = [
+                (OF_BIN, of_bins),
+                (DIFFERENCE, of_bins - draws[labels[0]][OF_BIN]),
+                (OF_LENGTH, at_lengths),
+                (RISE, at_lengths.sub(at_lengths.iloc[:, 0], axis=0)),
+            ]
+            numbers.append(intervals_frame(model, bootstrap, named, trials={}))
         return pd.concat(numbers, ignore_index=True)
 
 
@@ -204,24 +190,18 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
 
 
 def rows_by_text(
-    name: str, sample: Sample, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
+    name: str, sample: Segments, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (spans,)."""
-    start, end = np.array(spans).T
-    rows = pd.DataFrame(
-        {
-            "name": name,
-            **{column: np.repeat(of_window, len(spans)) for column, of_window in sample.places().items()},
-            "from_tokens": np.tile(start, len(sample)),
-            "to_tokens": np.tile(end, len(sample)),
-            "sum": values.ravel(),
-            "count": np.tile(count, len(sample)),
-        }
-    )
-    by = [column for column in rows if column not in ("sum", "count")]
-    return rows.groupby(by, as_index=False).sum()
+    places = pd.DataFrame({"name": name, **sample.places()})
+    of_spans = [
+        places.assign(from_tokens=start, to_tokens=end, sum=values[:, number], count=count[number])
+        for number, (start, end) in enumerate(spans)
+    ]
+    by = [*places, "from_tokens", "to_tokens"]
+    return pd.concat(of_spans).groupby(by, as_index=False).sum()
 
 
 def main() -> None:
     """See the module."""
-    run_probe(LengthProbe, __doc__)
+    probe.run_probe(LengthProbe, __doc__)

@@ -10,108 +10,87 @@ Theirs:
     key tokens = those with LSD > alpha and L_long < beta           (both 2 nats by default)
     LongPPL    = exp(mean L_long over the key tokens)
 
-A second, stronger model may choose the key tokens in their paper; here the model that is measured does.
-Two forms of the short context are measured on the same tokens:
+In their paper a second, stronger model may choose the key tokens; here the model that is measured does. Every target
+has its own M tokens of short context [ours], at their position ids in the segment (which matter for learned positions
+only), so that LSD is the gain L_short - L_long of docs/method.md, 2.1. Theirs shares windows between S targets: run the
+authors' package longppl for it. Only targets with at least M + S tokens before them count, which are all that it could
+call key tokens. The text is a segment of N tokens inside one text [ours; theirs is a whole document]: the long context
+of a target is all of the segment before it, at position ids from 0.
 
-- published, as their code has it: windows of M + S tokens begin at 0, S, 2 S, … of the text, and the last S tokens of
-  each (fewer in the last window) are measured in it. So a target has M to M + S - 1 tokens of short context, at
-  position ids that count from 0 again, and S times fewer windows are read. Their code never calls one of the first M
-  tokens a key token, nor one of the S behind them, for there the short context is the long one.
-- exact [ours]: every target has its own M tokens, at their position ids in the segment, so that LSD is the gain
-  L_short - L_long of docs/method.md, 2.1. The ids matter for learned positions only.
-
-The text is a segment of N tokens inside one text [ours; theirs is a whole document]: the long context of a target is
-all of the segment before it, at position ids from 0. Only targets with at least M + S tokens before them count, in both
-forms and in every figure here [ours]: those are all that their code could call key tokens.
-
-Writes longppl.json (key tokens, LongPPL and plain perplexity, and how the forms agree, with 95 % intervals over groups
-and texts) and longppl.parquet (sums per segment), and prints the numbers. Of more models than one each is measured by
-itself.
+Writes longppl.json (key tokens, LongPPL and plain perplexity, with 95 % intervals over groups and texts) and
+longppl.parquet (sums per segment), and prints the numbers. Of more models than one each is measured by itself.
 
 Shapes: n segments, T = N - M - S targets of each. Losses are in nats per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.probes.probe import (
-    Frames,
-    Probe,
-    ProbeResult,
-    Sample,
-    bootstrap_of,
-    names_of_trainings,
-    run_probe,
-)
-from analysis.segments import sample_segments
-from analysis.stats.bootstrap import ClusterBootstrap, Interval
+from analysis.probes.probe import Bar, Probe, ProbeResult, bootstrap_of, run_probe
+from analysis.segments import Segments, sample_segments
+from analysis.stats.bootstrap import Interval
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
-from olmo_sparsity.util.progress import progress as show_progress
 
 if TYPE_CHECKING:
     from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
 
-FORMS = ("exact", "published")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LongPPL(ProbeResult):
-    """LongPPL of models in both forms; ``rows`` has sums over the targets of each segment, see `segment_sums`."""
+    """LongPPL of models; ``rows`` has sums over the targets of each segment, under ``key`` of key tokens."""
 
     NAME, KIND = "longppl", "olmo-sparsity LongPPL"
 
     numbers: pd.DataFrame
-    """model (its label), name, form (exact, published, or both), value, low, high; NaN where it is undefined.
+    """model (its label), name, value, low, high; NaN where it is undefined.
 
-    ppl of all targets; of each form key_tokens (their number), share (of the targets), longppl, ppl_short,
-    mean_lsd_nats; and jaccard of the key tokens, share_of_exact and share_of_published that are key tokens in both,
-    lsd_correlation, share_difference and longppl_difference (exact - published, paired)."""
+    ppl of all targets; key_tokens (their number), share (of the targets), longppl, ppl_short, mean_lsd_nats."""
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
-        settings, shares = self.settings, self.numbers["name"].str.contains("share|jaccard")
+        settings, is_share = self.settings, self.numbers["name"] == "share"
         head = (
-            f"{settings['targets']:,} targets of {settings['documents']:,} texts ({settings['texts']}); N "
+            f"{settings['segments_measured']:,} segments of {settings['documents']:,} texts ({settings['texts']}); N "
             f"{settings['n_long']}, M {settings['n_short']}, S {settings['sliding_window']}\nkey tokens: LSD > "
             f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; intervals 95 %, "
             f"{self.intervals_by()}"
         )
         tables = [
-            show(self.numbers[~shares], across="form", percent=False, digits=2),
-            show(self.numbers[shares], across="form", title="in per cent"),
+            show(self.numbers[~is_share], percent=False, digits=2),
+            show(self.numbers[is_share], title="in per cent"),
         ]
         return "\n\n".join([head, *tables])
 
 
 @dataclass(kw_only=True)
 class LongPPLProbe(Probe):
-    """LongPPL of models on sampled segments of texts, in both forms."""
+    """LongPPL of models on sampled segments of texts."""
 
-    RESULT = LongPPL
+    RESULT, MEASURED = LongPPL, "segments_measured"
 
     n_long: int = field(default=1024, metadata=argument("N, tokens of a segment"))
     n_short: int = field(default=128, metadata=argument("M, tokens of the short context"))
     sliding_window: int = field(
-        default=0, metadata=argument("S (default: M / 4, as the authors' code has M = 4096 and S = 1024)")
+        default=0, metadata=argument("S (default: M / 4; the authors' code has M = 4096, S = 1024)")
     )
     segments: int = field(default=256, metadata=argument("to sample, at most"))
     alpha_nats: float = field(
-        default=2.0, metadata=argument("LSD of a key token is above it, in nats", name="alpha")
+        default=2.0, metadata=argument("LSD of key tokens is above [nats]", name="alpha")
     )
     beta_nats: float = field(
-        default=2.0, metadata=argument("L_long of a key token is below it, in nats", name="beta")
+        default=2.0, metadata=argument("L_long of key tokens is below [nats]", name="beta")
     )
 
     def __post_init__(self) -> None:
@@ -126,27 +105,41 @@ class LongPPLProbe(Probe):
         """See `Probe`, as for all methods below."""
         loaded.check_context(self.n_long)
 
-    def draw_sample(self, source: Texts) -> Sample:
-        segments = sample_segments(source, self.segments, length=self.n_long, seed=self.seed)
-        n, scored = len(segments), self.n_long - self.n_short - self.sliding_window
-        return Sample(segments, segments.read(source), {"segments_measured": n, "targets": n * scored})
+    def draw_sample(self, source: Texts) -> Segments:
+        return sample_segments(source, self.segments, length=self.n_long, seed=self.seed)
 
-    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
-        what, lengths = f"long and short losses, {label}", (self.n_short, self.sliding_window)
-        with show_progress(what, 3 * sample.counts["targets"], "losses", enabled=progress) as advance:
-            losses = target_losses(token_losses, sample.tokens, *lengths, advance)
-        sums = segment_sums(losses, self.alpha_nats, self.beta_nats)
-        return {"rows": pd.DataFrame(sample.places() | sums)}
+    def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
+        targets = len(sample) * (self.n_long - self.n_short - self.sliding_window)
+        lengths = (self.n_short, self.sliding_window)
+        with bar(2 * targets, "losses") as advance:
+            long, short = target_losses(token_losses, sample.tokens, *lengths, advance)
+        key = (short - long > self.alpha_nats) & (long < self.beta_nats)
+        of_targets = {"one": np.ones_like(long), "long": long, "short": short, "lsd": short - long}
+        of_targets |= {"key": key, "long of key": long * key}
+        sums = {name: column.sum(axis=1, dtype=np.float64) for name, column in of_targets.items()}
+        return pd.DataFrame(sample.places() | sums)
 
-    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        names, how = names_of_trainings(labels), {"resamples": self.resamples, "seed": self.seed}
-        of_models = {
-            names[number]: longppl_numbers(rows, **how) for number, rows in frames["rows"].groupby("number")
+    def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
+        numbers = []
+        for number, label in enumerate(labels):
+            name = f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
+            of_model = self._numbers_of(rows[rows["number"] == number])
+            numbers += [{"model": name, "name": of, **vars(value)} for of, value in of_model.items()]
+        return {"numbers": pd.DataFrame(numbers)}
+
+    def _numbers_of(self, rows: pd.DataFrame) -> dict[str, Interval]:
+        bootstrap = bootstrap_of(rows, resamples=self.resamples, seed=self.seed)
+        one, long, short, lsd, key, long_of_key = (
+            rows[name].to_numpy() for name in ("one", "long", "short", "lsd", "key", "long of key")
+        )
+        return {
+            "ppl": bootstrap.interval(np.exp(bootstrap.ratio(long, one))),
+            "key_tokens": bootstrap.interval(bootstrap.sums(key)),
+            "share": bootstrap.share(bootstrap.ratio(key, one), one.sum()),
+            "longppl": bootstrap.interval(np.exp(bootstrap.ratio(long_of_key, key))),
+            "ppl_short": bootstrap.interval(np.exp(bootstrap.ratio(short, one))),
+            "mean_lsd_nats": bootstrap.ratio_interval(lsd, one),
         }
-        return {"numbers": pd.concat(of_models, names=["model"]).reset_index("model").reset_index(drop=True)}
-
-
-# --- losses ---
 
 
 def target_losses(
@@ -155,102 +148,25 @@ def target_losses(
     n_short: int,
     window: int,
     advance: Advance = lambda count: None,
-) -> dict[str, np.ndarray]:
-    """Losses in nats of the last T tokens of every segment: long, and of each form short, all (n, T) float64.
+) -> tuple[np.ndarray, np.ndarray]:
+    """L_long and L_short in nats of the last T tokens of every segment, both (n, T) float64.
 
     ``tokens``: (n, N) ids; ``window``: S; ``advance`` is called with how many losses are done.
     """
     count, n_long = tokens.shape
     scored = n_long - n_short - window
-    losses = {name: np.empty((count, scored)) for name in ("long", *FORMS)}
-
-    def measure(
-        name: str, rows: np.ndarray, columns: np.ndarray, texts: np.ndarray, **first: np.ndarray
-    ) -> None:
-        """Fill in, at rows (R,) and columns (R or 1, targets), the losses of the last tokens of ``texts``."""
-        of_texts = token_losses.last_losses(texts, columns.shape[1], **first)
-        losses[name][rows[:, None], columns] = of_texts
-        advance(of_texts.size)
-
+    long, short = np.empty((count, scored)), np.empty(count * scored)
     for rows in token_losses.batches(count, n_long - 1, scored):
-        measure("long", rows, np.arange(scored)[None], tokens[rows])
+        long[rows] = token_losses.last_losses(tokens[rows], scored)
+        advance(long[rows].size)
     # the first target stands at M + S, so its own M tokens begin at S
-    own = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
-    for number in token_losses.batches(count * scored, n_short, 1):
-        rows, place = np.divmod(number, scored)
-        measure("exact", rows, place[:, None], own[rows, place], first_ids=place + window)
-    windows, rest = divmod(scored, window)
-    whole = sliding_window_view(tokens, n_short + window, axis=1)[:, window::window]
-    for number in token_losses.batches(count * windows, n_short + window - 1, window):
-        rows, place = np.divmod(number, windows)
-        measure("published", rows, place[:, None] * window + np.arange(window), whole[rows, place])
-    for rows in token_losses.batches(count, n_short + rest - 1, rest) if rest else ():
-        measure("published", rows, np.arange(scored - rest, scored)[None], tokens[rows, -n_short - rest :])
-    return losses
-
-
-# --- numbers ---
-
-
-def key_tokens(long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats: float) -> np.ndarray:
-    """Whether each token is a key token, of the shape of its losses in nats (Fang et al. 2024)."""
-    return (short - long > alpha_nats) & (long < beta_nats)
-
-
-def segment_sums(losses: dict[str, np.ndarray], alpha_nats: float, beta_nats: float) -> dict[str, np.ndarray]:
-    """What the numbers are made of: sums over the targets of each segment, by name, (n,); of `target_losses`."""
-    long = losses["long"]
-    key = {form: key_tokens(long, losses[form], alpha_nats, beta_nats) for form in FORMS}
-    lsd = {form: losses[form] - long for form in FORMS}
-    columns = {"one": np.ones_like(long), "long": long}
-    for form in FORMS:
-        columns[f"short {form}"] = losses[form]
-        columns[f"key {form}"] = key[form]
-        columns[f"long of key {form}"] = long * key[form]
-        columns[f"lsd {form}"] = lsd[form]
-    columns["both"] = key["exact"] & key["published"]
-    columns["either"] = key["exact"] | key["published"]
-    x, y = (lsd[form] - lsd[form].mean() for form in FORMS)  # centred, so that little is lost to rounding
-    columns |= {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
-    return {name: column.sum(axis=1, dtype=np.float64) for name, column in columns.items()}
-
-
-def longppl_numbers(rows: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:
-    """The numbers of one model from its ``rows``, `segment_sums` beside text and maybe group."""
-    bootstrap = bootstrap_of(rows, resamples=resamples, seed=seed)
-    intervals = _intervals({name: rows[name].to_numpy() for name in rows}, bootstrap)
-    return pd.DataFrame([{"name": name, "form": form, **vars(value)} for name, form, value in intervals])
-
-
-def _intervals(
-    columns: dict[str, np.ndarray], bootstrap: ClusterBootstrap
-) -> Iterator[tuple[str, str, Interval]]:
-    """Name, form and interval of every number, from `segment_sums`."""
-
-    def mean(above: str, below: str = "one") -> np.ndarray:
-        return bootstrap.ratio(columns[above], columns[below])
-
-    share = {form: mean(f"key {form}") for form in FORMS}
-    longppl = {form: np.exp(mean(f"long of key {form}", f"key {form}")) for form in FORMS}
-    yield "ppl", "both", bootstrap.interval(np.exp(mean("long")))
-    for form in FORMS:
-        yield "key_tokens", form, bootstrap.interval(bootstrap.sums(columns[f"key {form}"]))
-        yield "share", form, bootstrap.share(share[form], columns["one"].sum())
-        yield "longppl", form, bootstrap.interval(longppl[form])
-        yield "ppl_short", form, bootstrap.interval(np.exp(mean(f"short {form}")))
-        yield "mean_lsd_nats", form, bootstrap.ratio_interval(columns[f"lsd {form}"], columns["one"])
-    yield "jaccard", "both", bootstrap.ratio_interval(columns["both"], columns["either"])
-    for form in FORMS:
-        in_both = mean("both", f"key {form}")
-        yield f"share_of_{form}", "both", bootstrap.share(in_both, columns[f"key {form}"].sum())
-    x, y, xx, yy, xy = map(mean, ("x", "y", "xx", "yy", "xy"))
-    variance = (xx - x**2) * (yy - y**2)
-    correlation = (xy - x * y) / np.sqrt(
-        np.where(variance > 0, variance, np.nan)
-    )  # NaN where one is constant
-    yield "lsd_correlation", "both", bootstrap.interval(correlation)
-    yield "share_difference", "both", bootstrap.interval(share["exact"] - share["published"])
-    yield "longppl_difference", "both", bootstrap.interval(longppl["exact"] - longppl["published"])
+    with_context = sliding_window_view(tokens, n_short + 1, axis=1)[:, window:]
+    for targets in token_losses.batches(count * scored, n_short, 1):
+        rows, place = np.divmod(targets, scored)
+        first_ids = place + window
+        short[targets] = token_losses.last_losses(with_context[rows, place], 1, first_ids)[:, 0]
+        advance(len(targets))
+    return long, short.reshape(count, scored)
 
 
 def main() -> None:

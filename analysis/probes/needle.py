@@ -2,8 +2,7 @@
 
 examples:
   olmo-sparsity needle runs/rope runs/rope@yarn:4 --lengths 128,256,512,1024 --ks 1,4 --out runs/needle
-  olmo-sparsity needle HuggingFaceTB/SmolLM2-135M --text books/*.txt --out runs/needle \\
-      --selectors leave-one-out,gradient,attention,random --recall-length 256
+  olmo-sparsity needle HuggingFaceTB/SmolLM2-135M --text books/*.txt --out runs/needle
 
 A needle of k tokens [ours] is a random key of q tokens and behind it a random value of k. It stands at some depth of
 a stretch of one text; the context ends with the key again, and the model is to go on with the value:
@@ -16,12 +15,9 @@ the needle first, 1 right before the second key. The control, absent, has text i
 match are those of chance. All models read the same needles, and a needle is the same at every length and depth. Each
 value token is given the true ones before it: all of them likeliest is what a model that writes greedily needs, too.
 
-With --selectors the influence selectors rank the far tokens by their influence on the first value token, and it is
-counted how many of the needle's tokens come first; their placebo is a context with another needle.
-
-Models are those of the command length. Writes needle.json, needle.parquet (every needle), needle.png and
-needle_gain.png (a heat map per model and k), needle_lengths.png (the mean over depths by length) and needle_recall.png,
-and prints tables. The same command, interrupted, goes on with the model that it was at.
+Models are those of the command length. Writes needle.json, needle.parquet (every needle), needle.png (a heat map per
+model and k) and needle_lengths.png (the mean over depths by length), and prints tables. The same command, interrupted,
+goes on with the model that it was at.
 
 Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all trainings. Losses are in nats
 per token.
@@ -29,35 +25,19 @@ per token.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.contexts import Contexts
-from analysis.probes.planted import KS, recall_frame
-from analysis.probes.probe import (
-    Frames,
-    Probe,
-    ProbeResult,
-    Sample,
-    bootstrap_of,
-    check_reach,
-    draws_of_means,
-    intervals_frame,
-    names_of_trainings,
-    run_probe,
-)
-from analysis.segments import sample_segments
-from analysis.selectors import check_selector
+from analysis.probes import probe
+from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
+from analysis.segments import Segments, sample_segments
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.streams import Stream
 
 if TYPE_CHECKING:
@@ -69,13 +49,10 @@ if TYPE_CHECKING:
 
 UNSEEN_ONE_IN = 8
 """Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.needles`)."""
-RECALL_SAMPLES = 40
-"""Needles for the selectors, at most."""
 _ABSENT = -1.0  # a depth in the keys of means, where NaN would not equal itself
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """What kind of context is measured."""
 
     value_tokens: int
@@ -85,19 +62,14 @@ class Cell:
     depth: float | None
     """0 … 1; None: the needle is absent."""
 
-    def start(self, key_tokens: int) -> int:
-        """p: column of the needle's first token, behind a key of q tokens."""
-        assert self.depth is not None
-        return round(self.depth * (self.length - 2 * key_tokens - self.value_tokens))
-
 
 @dataclass(frozen=True)
-class Samples(Sample):
+class Samples(Segments):
     """n stretches of text, as long as the largest context, with a needle for each."""
 
-    key: np.ndarray
+    key: np.ndarray = field(kw_only=True)
     """(n, q) token ids."""
-    value: np.ndarray
+    value: np.ndarray = field(kw_only=True)
     """(n, largest k) token ids; a needle of fewer tokens has the first of them."""
 
     def contexts(self, cell: Cell) -> np.ndarray:
@@ -105,8 +77,8 @@ class Samples(Sample):
         q, value = self.key.shape[1], self.value[:, : cell.value_tokens]
         if cell.depth is None:
             return np.concatenate([self.tokens[:, : cell.length - q], self.key, value], axis=1)
-        place = cell.start(q)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
+        place = round(cell.depth * text.shape[1])
         return np.concatenate([text[:, :place], self.key, value, text[:, place:], self.key, value], axis=1)
 
 
@@ -140,10 +112,6 @@ class Needles(ProbeResult):
         gain_nats                       the loss where the needle is absent minus this one, paired
         absent_loss_nats, absent_exact  (no depth) where the needle is absent: chance
     """
-    recalls: pd.DataFrame | None
-    """model (its label, with the number of the training where it has several), number (of it in ``models``), selector,
-    far_context (true, placebo), k, value, low, high: share of the needle's tokens among the first k selected; selector
-    "chance": of k tokens drawn at random. None where no selectors were measured."""
 
     def heading(self) -> str:
         """What was measured, for figures."""
@@ -154,21 +122,12 @@ class Needles(ProbeResult):
         )
 
     def figures(self, labels: Sequence[str] | None = None) -> dict[str, Figure]:
-        """needle and needle_gain (a heat map per model and k), needle_lengths (mean over depths by length) and, of all
-        models and where selectors were measured, needle_recall."""
-        from analysis.figures.needle import needle_figure, needle_lengths_figure, recall_figure
+        """needle (a heat map per model and k) and needle_lengths (mean over depths by length)."""
+        from analysis.figures.needle import needle_figure, needle_lengths_figure
 
         cells, heading = self.with_training(self.cells, labels), self.heading()
-        figures = {
-            "needle": needle_figure(cells, heading=heading),
-            "needle_gain": needle_figure(cells, measure="gain_nats", heading=heading),
-            "needle_lengths": needle_lengths_figure(cells, heading=heading),
-        }
-        if self.recalls is not None and labels is None:
-            recall = self.settings["recall"]
-            heading = f"{recall['samples']} contexts of {recall['length']} tokens, depth {recall['depth']:g}"
-            figures["needle_recall"] = recall_figure(self.recalls, heading=heading)
-        return figures
+        figures = {"needle": needle_figure, "needle_lengths": needle_lengths_figure}
+        return {name: figure(cells, heading=heading) for name, figure in figures.items()}
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
@@ -180,9 +139,6 @@ class Needles(ProbeResult):
         for model, rows in shown.groupby("model", sort=False):
             title = f"{model}: exact match by context"
             tables.append(show(rows.drop(columns="model"), across="length", digits=0, title=title))
-        if self.recalls is not None:
-            recalls = self.recalls.drop(columns="number")
-            tables.append(show(recalls, across="k", digits=0, title="recall of the needle's tokens"))
         return "\n\n".join(tables)
 
 
@@ -190,24 +146,16 @@ class Needles(ProbeResult):
 class NeedleProbe(Probe):
     """Models on the same needles."""
 
-    RESULT = Needles
+    RESULT, MEASURED = Needles, "samples_measured"
 
     lengths: tuple[int, ...] = field(default=(64, 128, 256, 512), metadata=argument("L, ascending"))
     ks: tuple[int, ...] = field(default=(1, 2, 4, 8), metadata=argument("tokens of a value, k"))
     depths: tuple[float, ...] = field(
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 (first) to 1 (last), ascending")
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 (first) to 1 (last)")
     )
     samples: int = field(default=100, metadata=argument("needles of each kind, at most"))
     key_tokens: int = field(default=2, metadata=argument("of a key, q"))
-    unseen_keys: bool = field(
-        default=False, metadata=argument("only keys that training never weaves into its windows")
-    )
-    selectors: tuple[str, ...] = field(
-        default=(), metadata=argument("whose recall is measured, at the middle depth, k = 1 (default: none)")
-    )
-    recall_length: int | None = field(
-        default=None, metadata=argument("tokens of context for them (default: the smallest length)")
-    )
+    unseen_keys: bool = field(default=False, metadata=argument("only keys that no training window has"))
 
     def __post_init__(self) -> None:
         q = self.key_tokens
@@ -219,43 +167,25 @@ class NeedleProbe(Probe):
                 f"a context of {self.lengths[0]} tokens does not hold a needle of {max(self.ks)} with its key of {q} "
                 f"twice and text; raise --lengths to at least {needed}"
             )
-        self.recall = Cell(1, self.recall_length or self.lengths[0], self.depths[len(self.depths) // 2])
-        if self.selectors and not 2 * q + 2 <= self.recall.length <= self.lengths[-1]:
-            raise UserError(
-                f"--recall-length {self.recall.length} must be from {2 * q + 2} (a needle of 1, its key twice, and "
-                f"text) to the largest of --lengths, {self.lengths[-1]}"
-            )
-        for name in self.selectors:
-            check_selector(name, k_max=max(KS), n_far=self.recall.length - q)
-
-    def settings(self) -> dict[str, Any]:
-        """See `Probe`, as for all methods below."""
-        settings = super().settings()
-        del settings["recall_length"]
-        recall = {"selectors": settings.pop("selectors"), "samples": RECALL_SAMPLES}
-        recall |= {"length": self.recall.length, "depth": self.recall.depth}
-        return {**settings, "recall": recall if self.selectors else None}
 
     def check(self, loaded: LoadedModel) -> None:
-        if not self.unseen_keys:
-            _refuse_seen_keys(loaded)
-        check_reach(loaded, self.lengths[-1], max(self.ks) - 1)
-        if self.selectors:
-            loaded.check_context(self.recall.length)
+        """See `Probe`, as for all methods below."""
+        if loaded.trained.get("share_of_needles") and not self.unseen_keys:
+            raise UserError(
+                f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
+            )
+        probe.check_reach(loaded, self.lengths[-1], max(self.ks) - 1)
 
     def draw_sample(self, source: Texts) -> Samples:
         """Stretches and needles, a pure function of the settings and the texts."""
         segments = sample_segments(source, self.samples, length=self.lengths[-1], seed=self.seed)
-        if self.selectors and len(segments) < 2:
-            raise UserError("recall needs 2 needles, as the placebo is another one; raise --samples")
-        text = segments.read(source).astype(np.int64)
         occurring = [np.unique(source.tokens(number)) for number in range(len(source.lengths))]
         vocabulary = np.unique(np.concatenate(occurring)).astype(np.int64)
         needles = np.array(
-            [self._draw(number, np.setdiff1d(vocabulary, row)) for number, row in enumerate(text)]
+            [self._draw(number, np.setdiff1d(vocabulary, row)) for number, row in enumerate(segments.tokens)]
         )
-        counts = {"samples_measured": len(segments), "tokens_to_draw_from": len(vocabulary)}
-        return Samples(segments, text, counts, needles[:, : self.key_tokens], needles[:, self.key_tokens :])
+        key, value = np.split(needles, [self.key_tokens], axis=1)
+        return Samples(**vars(segments), key=key, value=value)
 
     def _draw(self, number: int, others: np.ndarray) -> np.ndarray:
         """Key and largest value of a sample, (q + k,), from the tokens that its stretch does not have."""
@@ -276,98 +206,48 @@ class NeedleProbe(Probe):
         depths = (*self.depths, None)
         return [Cell(k, length, depth) for k in self.ks for length in self.lengths for depth in depths]
 
-    def measure_model(self, token_losses: TokenLosses, sample: Samples, label: str, progress: bool) -> Frames:
+    def measure_model(self, token_losses: TokenLosses, sample: Samples, bar: Bar) -> pd.DataFrame:
         cells, rows = self.cells(), []
-        with show_progress(f"needles, {label}", len(cells), "cells", enabled=progress) as advance:
+        head = {**sample.places(), "sample": np.arange(len(sample))}
+        with bar(len(cells), "cells") as advance:
             for cell in cells:
                 loss, exact = measure_cell(token_losses, sample, cell)
-                of_samples = {
-                    **sample.places(),
-                    "sample": np.arange(len(sample)),
-                    "loss_nats": loss,
-                    "exact": exact,
-                }
-                rows.append(pd.DataFrame(of_samples | vars(cell)).astype({"depth": float}))
+                of_cell = pd.DataFrame({**head, "loss_nats": loss, "exact": exact, **cell._asdict()})
+                rows.append(of_cell.astype({"depth": float}))
                 advance(1)
-        frames = {"rows": pd.concat(rows)}
-        if self.selectors:
-            frames["recalls"] = self._recall(token_losses, sample, f"recall, {label}", progress)
-        return frames
+        return pd.concat(rows)
 
-    def _recall(self, token_losses: TokenLosses, sample: Samples, what: str, progress: bool) -> pd.DataFrame:
-        """Recall of the needle's tokens: the earlier key and its first value token, q + 1 far columns.
-
-        The target is that value token; the short context is the second key, and everything before it is far. The
-        placebo has the needle of the sample before. Of samples spread over all of them, which stand text by text.
-        """
-        from analysis.model.losses import Scorer
-
-        q, count = self.key_tokens, min(RECALL_SAMPLES, len(sample))
-        some = np.linspace(0, len(sample) - 1, count).round().astype(int)
-        rows, places = sample.contexts(self.recall)[some], pd.DataFrame(sample.places()).iloc[some]
-        contexts = Contexts(rows[:, :-1], rows[:, -1:], np.arange(count)[:, None], q)
-        planted = np.tile(self.recall.start(q) + np.arange(q + 1), (count, 1))
-        donors = np.roll(np.arange(count), 1)
-        how: dict[str, Any] = {
-            "device": token_losses.device,
-            "tokens_per_batch": token_losses.tokens_per_batch,
-        }
-        scorer, bootstrap = Scorer(token_losses.model, **how), bootstrap_of(places, seed=self.seed)
-        with show_progress(what, 2 * len(self.selectors), "selectors", enabled=progress) as advance:
-            return recall_frame(
-                scorer, contexts, planted, donors, self.selectors, bootstrap, seed=self.seed, advance=advance
-            )
-
-    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
-        rows = frames["rows"].fillna({"depth": _ABSENT}).astype({"exact": float})
+    def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
+        rows = rows.fillna({"depth": _ABSENT}).astype({"exact": float})
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        how: dict[str, Any] = {"unit": "sample", "resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws, counts = draws_of_means(rows, of, labels, **how)
-        trials, absent_trials = counts["exact"], counts["exact"].xs(_ABSENT, level="depth")
-        shares = {"exact": trials, "absent_exact": absent_trials}
+        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **how)
+        trials = dict.fromkeys(["exact", "absent_exact"], rows["sample"].nunique())
         cells = []
         for model in dict.fromkeys(labels):
-            loss, exact = draws[model]["loss_nats"], draws[model]["exact"]
-            absent = {
-                "absent_exact": exact.xs(_ABSENT, axis=1, level="depth"),
-                "absent_loss_nats": loss.xs(_ABSENT, axis=1, level="depth"),
-            }
-            loss, exact = (of.drop(columns=_ABSENT, level="depth") for of in (loss, exact))
-            of_cell = loss.columns.droplevel("depth")
-            gain = absent["absent_loss_nats"].loc[:, of_cell].to_numpy() - loss
+            exact, loss = draws[model]["exact"], draws[model]["loss_nats"]
+            absent_exact, absent_loss = (of.xs(_ABSENT, axis=1, level="depth") for of in (exact, loss))
+            exact, loss = (of.drop(columns=_ABSENT, level="depth") for of in (exact, loss))
+            gain = absent_loss.loc[:, loss.columns.droplevel("depth")].to_numpy() - loss
             over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
-            at_depths = {"exact": exact, "loss_nats": loss, "gain_nats": gain}
-            cells += [
-                intervals_frame(model, bootstrap, at_depths, shares),
-                intervals_frame(model, bootstrap, {"exact": over_depths}, {"exact": absent_trials}),
-                intervals_frame(model, bootstrap, absent, shares),
+            named = [
+                ("exact", exact),
+                ("loss_nats", loss),
+                ("gain_nats", gain),
+                ("exact", over_depths),
+                ("absent_exact", absent_exact),
+                ("absent_loss_nats", absent_loss),
             ]
+            cells.append(intervals_frame(model, bootstrap, named, trials))
         numbers = pd.concat(cells, ignore_index=True)
         text = numbers["length"] - 2 * self.key_tokens - numbers["value_tokens"]
         distance = numbers["length"] - (numbers["depth"] * text).round() - self.key_tokens
         numbers.insert(numbers.columns.get_loc("depth") + 1, "distance_tokens", distance)
-        recalls = frames.get("recalls")
-        if recalls is not None:
-            names = np.array(names_of_trainings(labels), dtype=object)
-            recalls.insert(0, "model", names[recalls["number"]])
-            recalls = recalls.drop(columns="label")
-        return {"cells": numbers, "recalls": recalls}
-
-
-def _refuse_seen_keys(loaded: LoadedModel) -> None:
-    """Raise `UserError` for a run of this project whose training windows had needles; of others it is not known."""
-    path = Path(loaded.name if Path(loaded.name).exists() else loaded.name.rpartition("@")[0])
-    if not (loaded.of_project and loaded.name and path.is_dir()):
-        return
-    config = importlib.import_module("analysis.ours").config_of(path)
-    if config.needles.share:
-        raise UserError(
-            f"{loaded.name} was trained on text with needles; add --unseen-keys, for keys that it never saw"
-        )
+        return {"cells": numbers}
 
 
 def main() -> None:
     """See the module."""
-    run_probe(NeedleProbe, __doc__)
+    probe.run_probe(NeedleProbe, __doc__)

@@ -17,20 +17,20 @@ selected tokens, K values of k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from analysis.contexts import Contexts
-from analysis.figures.needle import MOST, recall_figure
-from analysis.figures.style import save_figure
+from analysis.figures import style
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
-from analysis.probes.planted import KS, found_at, selected_columns
-from analysis.selectors import check_selector
+from analysis.selectors import SelectorInput, check_selector, find_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
@@ -54,7 +54,15 @@ from olmo_sparsity.util.script import run_script
 from olmo_sparsity.util.streams import Stream
 
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
+KS = (1, 2, 4, 8, 16)
+"""Numbers of selected tokens for which recall is given."""
+MOST = "the most that k tokens can find"
+_REFERENCES: dict[str, style.Look] = {
+    CHANCE: {"color": "0.4", "linestyle": ":"},
+    MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
+}
 _DRAWS_PER_SAMPLE = 64
+_SUBSET_ELEMENTS = 1 << 22  # columns of all subsets of one call: 32 MiB of int64
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,20 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
     tokens = batch.tokens[:, : settings.length]
     contexts = Contexts(tokens, labels[:, None], indices[:, None], settings.n_short)
     return PlantedSamples(contexts, batch.planted, donors, int(indices[-1]) + 1)
+
+
+def found_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+    """Whether each planted token (n, p) is among the first k selected (n, k_max), (n, K, p) bool."""
+    is_found = selected[:, :, None] == planted[:, None, :]
+    return np.stack([is_found[:, :k].any(axis=1) for k in ks], axis=1)
+
+
+def selected_columns(name: str, scorer: Scorer, contexts: Contexts, seed: int, k_max: int) -> np.ndarray:
+    """The far columns that a selector chooses, most influential first, (n, k_max)."""
+    size = max(1, _SUBSET_ELEMENTS // (contexts.n_far * contexts.n_long))
+    parts = [contexts.take(slice(first, first + size)) for first in range(0, len(contexts), size)]
+    select = find_selector(name)
+    return np.concatenate([select(SelectorInput(scorer, part, seed, k_max)).columns for part in parts])
 
 
 def measure_recall(
@@ -272,7 +294,7 @@ def recall_of_checkpoint(
 
 
 def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
-    """Recalls of a `recall.json` as `analysis.figures.needle.recall_figure` draws them, a panel per p and counting."""
+    """Recalls of a `recall.json` as `recall_figure` draws them, a panel per p and counting."""
     recalls, frames = pd.DataFrame(result["recalls"]), []
     ks = np.array(result["settings"]["ks"])
     for what, chance in result["chance"].items():
@@ -287,6 +309,30 @@ def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
             panel = pd.concat([rows.assign(far_context=rows["name"].map(contexts)), *references])
             frames.append(panel.assign(model=f"p = {planted}, {what}s (accuracy {right})"))
     return pd.concat(frames, ignore_index=True)
+
+
+@matplotlib.rc_context(style.STYLE)
+def recall_figure(recalls: pd.DataFrame, *, heading: str = "") -> Figure:
+    """Recall of what is planted against k, a panel per model; true solid, placebo dashed, chance dotted.
+
+    ``recalls``: a row per model, selector (or `CHANCE`, or `MOST`), far_context ("true", "placebo") and k, with value,
+    low and high.
+    """
+    names, models = recalls["selector"].unique(), recalls["model"].unique()
+    looks = style.selector_styles(name for name in names if name not in _REFERENCES)
+    references = {name: look for name, look in _REFERENCES.items() if name in names}
+    figure, panels = style.small_panels(models, "k [selected far tokens]", "recall of\nwhat is planted")
+    for axes, model in zip(panels, models, strict=True):
+        rows = recalls[recalls["model"] == model]
+        style.draw(axes, rows, looks, "selector", "k")
+        for name, look in references.items():
+            reference = rows[rows["selector"] == name]
+            axes.plot(reference["k"], reference["value"], label=name, **look)
+        style.log_axis(axes, sorted(recalls["k"].unique()))
+    panels[0].set_ylim(-0.03, 1.03)
+    style.add_legend(figure, looks | style.IN_LEGEND | references)
+    style.add_heading(figure, heading, "bars: 95 %")
+    return figure
 
 
 def main() -> None:
@@ -304,7 +350,7 @@ def main() -> None:
     task, settings = result["task"]["name"], result["settings"]
     of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"
     recalls, heading = panels_of(result), f"{result['run']}, step {result['step']:,}: {of}"
-    save_figure(recall_figure(recalls, of="what is planted", heading=heading), options.out, "recall")
+    style.save_figure(recall_figure(recalls, heading=heading), options.out, "recall")
     print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"), end="\n\n")
     columns = ["model", "selector", "far_context", "k", "value", "low", "high"]
     print(show(recalls[columns], across="k", title="recall [%] by k"))

@@ -51,7 +51,12 @@ def test_a_checkpoint_is_the_model_that_was_saved(name, tmp_path):
         assert loaded.tokenizer_sha256 == sha256_file(source / "tokenizer.json")
         assert (loaded.name, loaded.training_seed, loaded.prefix) == (str(source), 3, ())
         assert loaded.family == ("gpt_neox" if name == "neox" else "olmo-sparsity")
-    trained = {"training_length": 32, "position_scheme": "pose", "position_target": REACH}
+    trained = {
+        "training_length": 32,
+        "position_scheme": "pose",
+        "position_target": REACH,
+        "share_of_needles": 0.0,
+    }
     assert loaded.trained == trained and loaded.reads == 64
     with refused("measured in fp32 with its own attention"):
         open_model(source, dtype="bf16")

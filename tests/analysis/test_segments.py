@@ -24,7 +24,7 @@ def test_segments_lie_in_one_text_apart_and_evenly():
         segments, again = (sample_segments(texts, 7, length=40, seed=seed) for _ in range(2))
         assert np.array_equal(segments.text, again.text) and np.array_equal(segments.start, again.start)
         assert (len(segments), segments.texts_too_short) == (7, 2)
-        tokens = segments.read(texts)
+        tokens = segments.tokens
         assert len(np.unique(tokens)) == 7 * 40  # no token is in two segments
         assert (np.diff(tokens, axis=1) == 1).all()
         for text, start, row in zip(segments.text, segments.start, tokens, strict=True):
@@ -37,12 +37,11 @@ def test_segments_lie_in_one_text_apart_and_evenly():
     assert min(starts_of_third) < 6 and 24 < max(starts_of_third) <= 30  # anywhere in the 70 tokens
 
 
-def test_as_many_as_there_is_room_for_and_of_few_texts():
+def test_as_many_as_there_is_room_for():
     texts = texts_of(LENGTHS, groups=[f"group {number % 2}" for number in range(len(LENGTHS))])
     everything = sample_segments(texts, 1000, length=40, seed=0)
     assert np.bincount(everything.text).tolist() == [length // 40 for length in LENGTHS]
     assert everything.group.tolist() == [f"group {text % 2}" for text in everything.text]
-    assert len(set(sample_segments(texts, 1000, length=40, seed=0, max_texts=2).text.tolist())) == 2
     with refused("no text has 201 tokens, the longest has 200"):
         sample_segments(texts, 10, length=201, seed=0)
 

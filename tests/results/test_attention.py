@@ -4,6 +4,7 @@ import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -29,7 +30,7 @@ def two_models():
 def test_entropy_and_zeros_are_those_of_transformers_weights_and_losses_those_of_length(tmp_path):
     measured = PROBE.measure(two_models(), TEXTS, out=tmp_path, **HOW)
     texts = open_texts(TEXTS, open_model(small_measurement.model()).encode)
-    tokens = sample_segments(texts, 9, length=40, seed=0).read(texts)
+    tokens = sample_segments(texts, 9, length=40, seed=0).tokens
     model = random_model("llama", initializer_range=0.3, attn_implementation="eager")
     of_one = measured.numbers[measured.numbers["model"] == "one"]
     for row, length in zip(of_one[of_one["name"] == "entropy_nats"].itertuples(), (8, 16, 40), strict=True):
@@ -50,3 +51,8 @@ def test_entropy_and_zeros_are_those_of_transformers_weights_and_losses_those_of
     pd.testing.assert_frame_equal(
         losses.sort_values(key, ignore_index=True), plain.numbers.sort_values(key, ignore_index=True)
     )
+
+
+def test_of_sparse_attention_the_zeros_before_the_query_count():
+    sparse = STUDY["entropy_and_zeros"](torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
+    np.testing.assert_allclose(sparse[0], [[np.log(2), 1 / 3], [0, 3 / 4]], atol=1e-6)

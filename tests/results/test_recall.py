@@ -13,9 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.figures.needle import recall_figure
 from analysis.model.losses import Scorer
-from analysis.probes.planted import found_at
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
@@ -204,7 +202,7 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert (out / "recall.png").stat().st_size > 10_000
     assert "p = 2, places (accuracy " in capsys.readouterr().out
-    panels = recall_figure(RECALL.panels_of(result)).axes
+    panels = RECALL.recall_figure(RECALL.panels_of(result)).axes
     assert len(panels) == 4
     for axes, planted, what in zip(panels, (1, 2, 1, 2), 2 * ["token"] + 2 * ["place"], strict=True):
         drawn = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
@@ -249,8 +247,14 @@ def test_a_task_without_room_or_without_another_label_is_refused():
         RECALL.draw_samples(largest, settings_for(largest, samples=2), 8)
 
 
+def test_recall_by_hand():
+    selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
+    recall = RECALL.found_at(selected, planted, (1, 2, 3)).mean(axis=2)
+    assert recall.tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
+
+
 def test_a_place_is_found_by_any_of_its_tokens():
-    found = found_at(np.array([[5, 1, 2], [0, 9, 8]]) // 2, np.array([[3, 4], [7, 9]]) // 2, (1, 2, 3))
+    found = RECALL.found_at(np.array([[5, 1, 2], [0, 9, 8]]) // 2, np.array([[3, 4], [7, 9]]) // 2, (1, 2, 3))
     assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
 
 
@@ -259,5 +263,5 @@ def test_chance_is_the_mean_over_all_choices(unit):
     for k in (1, 2, 5, 6):
         choices = np.array(list(itertools.combinations(range(6), k)))
         planted = np.broadcast_to([1, 5], (len(choices), 2))
-        recall = found_at(choices // unit, planted // unit, (k,)).mean()
+        recall = RECALL.found_at(choices // unit, planted // unit, (k,)).mean()
         assert RECALL.chance_recall(k, 6, unit) == pytest.approx(recall)

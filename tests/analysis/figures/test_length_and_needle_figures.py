@@ -5,7 +5,7 @@ import pandas as pd
 
 from analysis.figures.figure2 import figure2
 from analysis.figures.length import length_figure, lengths_figure
-from analysis.figures.needle import needle_figure, needle_lengths_figure, recall_figure
+from analysis.figures.needle import needle_figure, needle_lengths_figure
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
 from tests.support.results import made_result
 
@@ -44,7 +44,6 @@ def cells_frame(models, ks):
                 for depth in DEPTHS:
                     exact = (1 + number + depth) / (k + length / 16)
                     rows.append({**cell, "depth": depth, "name": "exact", "value": exact})
-                    rows.append({**cell, "depth": depth, "name": "gain_nats", "value": 3 * exact})
                 rows.append({**cell, "depth": np.nan, "name": "exact", "value": k / length})
     return with_interval(rows)
 
@@ -94,41 +93,19 @@ class TestLength:
 class TestNeedle:
     def test_heat_maps_are_the_cells(self):
         cells = cells_frame(["a", "b"], [1, 4])
-        for measure, scale in (("exact", 100), ("gain_nats", 1)):
-            figure = needle_figure(cells, measure=measure)
-            for place, (model, k) in enumerate((model, k) for model in "ab" for k in (1, 4)):
-                rows = cells[
-                    (cells["name"] == measure) & (cells["value_tokens"] == k) & (cells["model"] == model)
-                ]
-                rows = rows.dropna(subset="depth")
-                [image] = figure.axes[place].images
-                expected = rows["value"].to_numpy().reshape(len(LENGTHS), len(DEPTHS)).T
-                np.testing.assert_allclose(np.asarray(image.get_array()), scale * expected)
+        figure = needle_figure(cells)
+        for place, (model, k) in enumerate((model, k) for model in "ab" for k in (1, 4)):
+            rows = cells[
+                (cells["name"] == "exact") & (cells["value_tokens"] == k) & (cells["model"] == model)
+            ]
+            [image] = figure.axes[place].images
+            expected = rows.dropna(subset="depth")["value"].to_numpy().reshape(len(LENGTHS), len(DEPTHS)).T
+            np.testing.assert_allclose(np.asarray(image.get_array()), 100 * expected)
         first = figure.axes[0]
         assert first.get_title("left") == "k = 1" and first.get_ylabel().startswith("a\nwindow 64\n")
-        assert figure.axes[-1].get_xlabel() == "loss without the needle - with it [nats per token]"
 
     def test_means_over_depths(self):
         figure = needle_lengths_figure(cells_frame(["a", "b"], [1, 4]))
         assert_readable(figure)
         assert line(figure.axes[1], "k = 4")[1].tolist() == [4 / 64, 4 / 128]
         assert legend(figure) == ["k = 1", "k = 4"]
-
-    def test_recall(self):
-        rows = [
-            {"model": "a", "selector": selector, "far_context": context, "k": k, "value": share / k}
-            for selector, shares in (("leave-one-out", (0.9, 0.2)), ("random", (0.3, 0.1)))
-            for context, share in zip(("true", "placebo"), shares, strict=True)
-            for k in (1, 2)
-        ]
-        rows += [
-            {"model": "a", "selector": "chance", "far_context": "true", "k": k, "value": k / 10}
-            for k in (1, 2)
-        ]
-        figure = recall_figure(with_interval(rows))
-        assert_readable(figure)
-        [axes] = figure.axes
-        assert line(axes, "leave-one-out")[1].tolist() == [0.9, 0.45]
-        assert line(axes, "random placebo")[1].tolist() == [0.1, 0.05]
-        assert line(axes, "chance")[1].tolist() == [0.1, 0.2]
-        assert legend(figure) == ["leave-one-out", "random", "placebo: dashed, hollow", "chance"]

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.special import entr, roots_sh_legendre
+from scipy.special import roots_sh_legendre
 
 from analysis.contexts import Contexts
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses, total_variation
 from analysis.model.memory import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, tokens_that_fit
-from analysis.model.token_losses import TokenLosses, entropy_and_zeros
+from analysis.model.token_losses import TokenLosses
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
@@ -450,18 +450,6 @@ def test_rows_of_a_pass_fit_tokens_and_logits(monkeypatch):
     assert [len(rows) for rows in losses.batches(200, 39, 1)] == [4096 // 39, 200 - 4096 // 39]
     monkeypatch.setitem(losses_module.LOGITS_PER_BATCH, "cpu", 1)
     assert [len(rows) for rows in losses.batches(2, 39, 39)] == [1, 1]
-
-
-def test_attention_statistics_are_those_of_the_weights():
-    model = random_model("llama", attn_implementation="eager").requires_grad_(False)
-    rows = np.random.default_rng(0).integers(1, 50, (3, 12))
-    layers = model(torch.from_numpy(rows), output_attentions=True).attentions
-    weights = torch.stack(layers)[:, :, :, -5:].double().numpy()  # (layers, R, H, Q, L)
-    values = TokenLosses(TransformersAdapter(model)).attention_statistics(rows, 5)
-    np.testing.assert_allclose(values[:, 0], entr(weights).sum(axis=-1).mean(axis=(0, 2, 3)), atol=1e-6)
-    np.testing.assert_allclose(values[:, 1], 0, atol=1e-6)
-    sparse = entropy_and_zeros(torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
-    np.testing.assert_allclose(sparse[0], [[np.log(2), 1 / 3], [0, 3 / 4]], atol=1e-6)
 
 
 def test_scorer_and_token_losses_agree():

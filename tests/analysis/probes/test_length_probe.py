@@ -35,10 +35,8 @@ def measured():
 
 @pytest.fixture(scope="module")
 def segments():
-    """Places of the windows, and their tokens (n, L)."""
     texts = open_texts(TEXTS, open_model(small_measurement.model()).encode)
-    at = sample_segments(texts, WINDOWS, length=LENGTHS[-1], seed=0)
-    return at, at.read(texts)
+    return sample_segments(texts, WINDOWS, length=LENGTHS[-1], seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,10 @@ def plain(segments):
     """Losses at positions 1 … L-1 of every model and window, each by a pass over the tokens before it."""
     return np.array(
         [
-            [[plain_loss(model, row, range(p), row[p]) for p in range(1, len(row))] for row in segments[1]]
+            [
+                [plain_loss(model, row, range(p), row[p]) for p in range(1, len(row))]
+                for row in segments.tokens
+            ]
             for model, _ in two_models()
         ]
     )
@@ -58,7 +59,7 @@ def rows_of(frame, name, model):
 
 
 def test_equals_one_forward_pass_per_window_and_position(measured, segments, plain):
-    at, _ = segments
+    at = segments
     losses = measured.rows[measured.rows["name"] == "loss_nats"]
     assert len(losses) == 2 * len(set(at.text)) * (len(position_edges(LENGTHS)) - 1)
     for row in losses.itertuples():
@@ -78,7 +79,7 @@ def test_equals_one_forward_pass_per_window_and_position(measured, segments, pla
 
 def test_differences_are_paired_by_text_and_group(measured, segments, plain):
     """The interval is that of the differences themselves."""
-    at, _ = segments
+    at = segments
     for row in rows_of(measured.numbers, "difference_to_first_nats", "other"):
         part = (plain[1] - plain[0])[:, row.from_tokens - 1 : row.to_tokens - 1]
         bootstrap = ClusterBootstrap(at.text, groups=at.group, resamples=300)
@@ -142,19 +143,20 @@ def test_every_training_has_its_numbers_too(measured):
 
 def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, tmp_path, monkeypatch):
     options = {"labels": ["one", "other"], "out": tmp_path, **HOW}
-    measure_model, labels = LengthProbe.measure_model, []
+    measure_model, models = LengthProbe.measure_model, []
 
-    def interrupted(*arguments):
-        labels.append(arguments[3])
-        if labels == ["one", "other"]:
+    def interrupted(probe, token_losses, *arguments):
+        models.append(token_losses.model.model)
+        if len(models) == 2:
             raise KeyboardInterrupt
-        return measure_model(*arguments)
+        return measure_model(probe, token_losses, *arguments)
 
     monkeypatch.setattr(LengthProbe, "measure_model", interrupted)
+    both = two_models()
     with pytest.raises(KeyboardInterrupt):
-        PROBE.measure(two_models(), TEXTS, **options)
-    PROBE.measure(two_models(), TEXTS, **options)
-    assert labels == ["one", "other", "other"]
+        PROBE.measure(both, TEXTS, **options)
+    PROBE.measure(both, TEXTS, **options)
+    assert models == [model for model, _ in (both[0], both[1], both[1])]
     assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
     again = LossByPosition.load(tmp_path)
     for name in ("numbers", "trainings", "rows"):
@@ -172,12 +174,11 @@ def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatc
     pd.testing.assert_frame_equal(other.numbers, expected.numbers)
 
 
-def test_models_that_cannot_be_compared_are_refused_before_anything_is_measured(monkeypatch):
-    monkeypatch.setattr(LengthProbe, "measure_model", None)
+def test_models_that_cannot_be_compared_are_refused():
     model, tokenizer = small_measurement.model()
     with refused("is given twice as a; give each seed once"):
         PROBE.measure([(model, tokenizer)] * 2, TEXTS, labels=["a", "a"], **HOW)
-    with refused("2 models need as many labels, not a"):
+    with refused("--labels a: 2 models need as many labels"):
         PROBE.measure(two_models(), TEXTS, labels=["a"], **HOW)
     shifted = {f"w{token}": (token + 1) % 50 for token in range(50)} | {"unknown": 1}
     other = type(tokenizer)(type(tokenizer.model)(shifted, unk_token="unknown"))

@@ -1,26 +1,19 @@
-"""LongPPL in both forms against a plain loop over tokens, and its statistics by hand."""
+"""LongPPL against a plain loop over tokens, and its statistics by hand."""
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import longppl
-from analysis.probes.longppl import (
-    LongPPL,
-    LongPPLProbe,
-    key_tokens,
-    longppl_numbers,
-    segment_sums,
-    target_losses,
-)
-from analysis.segments import sample_segments
+from analysis.probes.longppl import LongPPL, LongPPLProbe, target_losses
+from analysis.segments import Segments, sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
 from tests.support.plain import plain_loss
@@ -42,76 +35,43 @@ def model_of(family):
 
 @pytest.fixture(scope="module")
 def segments():
-    """Places of the segments, and their tokens."""
     texts = open_texts(TEXTS, open_model(model_of("llama")).encode)
-    at = sample_segments(texts, 6, length=N, seed=0)
-    return at, at.read(texts)
-
-
-@pytest.fixture(scope="module")
-def tokens(segments):
-    return segments[1]
+    return sample_segments(texts, 6, length=N, seed=0)
 
 
 def token_losses(family, **options):
     return TokenLosses(open_model(model_of(family)).model, device="cpu", **options)
 
 
-def plain_published(model, text, n_short, window):
-    """Loss of every target in the windows that the authors' code reads, with ids from 0 in each, by the target."""
-    losses = {}
-    for start in range(0, len(text) - n_short, window):
-        for target in range(start + n_short, min(start + n_short + window, len(text))):
-            losses[target] = plain_loss(model, text[start:], range(target - start), text[target])
-    return losses
-
-
 def plain_rows(model, text, window):
-    """(long, exact short, published short) loss of every target of a text."""
-    published = plain_published(model, text, M, window)
-    assert sorted(published) == list(range(M, N))
+    """(long, short) loss of every target of a text."""
     return [
-        (
-            plain_loss(model, text, range(t), text[t]),
-            plain_loss(model, text, range(t - M, t), text[t]),
-            published[t],
-        )
+        (plain_loss(model, text, range(t), text[t]), plain_loss(model, text, range(t - M, t), text[t]))
         for t in range(M + window, N)
     ]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("window", [S, 7, 1, N - M - 1])
-def test_losses_equal_a_plain_loop_over_tokens(tokens, family, window):
-    losses = target_losses(token_losses(family), tokens[:2], n_short=M, window=window)
+@pytest.mark.parametrize("window", [S, 1, N - M - 1])
+def test_losses_equal_a_plain_loop_over_tokens(segments, family, window):
+    tokens = segments.tokens[:2]
+    losses = target_losses(token_losses(family), tokens, n_short=M, window=window)
     model = model_of(family)[0].eval()
-    expected = np.array([plain_rows(model, text, window) for text in tokens[:2]])
-    np.testing.assert_allclose(losses["long"], expected[..., 0], atol=1e-4)
-    np.testing.assert_allclose(losses["exact"], expected[..., 1], atol=1e-4)
-    np.testing.assert_allclose(losses["published"], expected[..., 2], atol=1e-4)
+    expected = np.array([plain_rows(model, text, window) for text in tokens])
+    np.testing.assert_allclose(np.stack(losses, axis=-1), expected, atol=1e-4)
 
 
-def test_batch_size_changes_nothing(tokens):
+def test_batch_size_changes_nothing(segments):
     one, other = (
-        target_losses(token_losses("llama", tokens_per_batch=size), tokens, n_short=M, window=S)
+        target_losses(token_losses("llama", tokens_per_batch=size), segments.tokens, n_short=M, window=S)
         for size in (1, 131)
     )
-    for form in ("long", "exact", "published"):
-        np.testing.assert_allclose(one[form], other[form], atol=1e-5)
-
-
-def test_key_tokens_lie_strictly_between_the_bounds():
-    long = np.array([1.0, 1.0, 2.0, 1.9, 1.0])
-    short = np.array([3.1, 3.0, 9.0, 4.0, 0.0])
-    assert key_tokens(long, short, 2.0, 2.0).tolist() == [True, False, False, True, False]
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def by_name(frame):
-    """Value and bounds by name, or by name and form."""
-    return {
-        (row.name if row.form == "both" else f"{row.name} {row.form}"): (row.value, row.low, row.high)
-        for row in frame.itertuples(index=False, name="Row")
-    }
+    """(value, low, high) by name."""
+    return {row.name: (row.value, row.low, row.high) for row in frame.itertuples(index=False, name="Row")}
 
 
 def within(value, *without):
@@ -120,37 +80,25 @@ def within(value, *without):
     return pytest.approx((value, value - half, value + half))
 
 
-def test_numbers_by_hand():
-    """Two texts of two targets each; alpha = beta = 2."""
-    losses = {
-        "long": np.array([[0.5, 1.0], [1.5, 4.0]]),
-        "exact": np.array([[3.5, 3.5], [4.5, 9.0]]),  # key: the first three
-        "published": np.array([[3.0, 2.0], [4.0, 9.0]]),  # key: the first of each text
-    }
-    rows = pd.DataFrame({"text": [0, 1], **segment_sums(losses, 2.0, 2.0)})
-    numbers = by_name(longppl_numbers(rows, resamples=1000, seed=0))
-    assert numbers["key_tokens exact"] == within(3, 2, 4)
-    assert numbers["longppl published"] == within(math.exp(1), math.exp(0.5), math.exp(1.5))
-    lsd = np.array([(3.0, 2.5), (2.5, 1.0), (3.0, 2.5), (5.0, 5.0)])
+def test_numbers_by_hand(monkeypatch):
+    """Two texts of three targets each; alpha = beta = 2, which the last of each text only just reach."""
+    long = np.array([[0.5, 1.0, 1.0], [1.5, 4.0, 2.0]])
+    short = np.array([[3.5, 3.5, 3.0], [4.5, 6.0, 9.0]])  # key: two of the first text, one of the second
+    monkeypatch.setattr(longppl, "target_losses", lambda *given: (long, short))
+    segments = Segments(np.zeros((2, N)), np.arange(2), np.zeros(2), 0)
+    probe = replace(PROBE, alpha_nats=2.0, beta_nats=2.0)
+    rows = probe.measure_model(None, segments, lambda *given: nullcontext()).assign(number=0)
+    numbers = by_name(probe.numbers(rows, ["a"])["numbers"])
+    assert numbers["key_tokens"] == within(3, 2, 4)
+    assert numbers["longppl"] == within(math.exp(1), math.exp(0.75), math.exp(1.5))
     assert {name: value for name, (value, *_) in numbers.items()} == pytest.approx(
         {
-            "ppl": math.exp(7 / 4),
-            "key_tokens exact": 3,
-            "key_tokens published": 2,
-            "share exact": 0.75,
-            "share published": 0.5,
-            "longppl exact": math.exp(1),
-            "longppl published": math.exp(1),
-            "ppl_short exact": math.exp(20.5 / 4),
-            "ppl_short published": math.exp(18 / 4),
-            "mean_lsd_nats exact": lsd[:, 0].mean(),
-            "mean_lsd_nats published": lsd[:, 1].mean(),
-            "jaccard": 2 / 3,
-            "share_of_exact": 2 / 3,
-            "share_of_published": 1,
-            "lsd_correlation": np.corrcoef(lsd.T)[0, 1],
-            "share_difference": 0.25,
-            "longppl_difference": 0,
+            "ppl": math.exp(10 / 6),
+            "key_tokens": 3,
+            "share": 0.5,
+            "longppl": math.exp(1),
+            "ppl_short": math.exp(29.5 / 6),
+            "mean_lsd_nats": 19.5 / 6,
         }
     )
 
@@ -159,21 +107,15 @@ def test_the_measurement_equals_a_plain_computation(segments):
     """The whole again, from texts and a model."""
     measured = PROBE.measure(model_of("llama"), TEXTS, **HOW)
     numbers, settings = by_name(measured.numbers), measured.settings
-    at, tokens = segments
     model = model_of("llama")[0].eval()
-    rows = [row for text in tokens for row in plain_rows(model, text, S)]
-    long, *short = np.array(rows).T
-    keys = [(one - long > ALPHA) & (long < BETA) for one in short]
-    assert settings["targets"] == len(rows) == 6 * (N - M - S)
-    assert (settings["documents"], settings["groups"]) == (len(set(at.text)), len(set(at.group)))
+    long, short = np.array([row for text in segments.tokens for row in plain_rows(model, text, S)]).T
+    key = (short - long > ALPHA) & (long < BETA)
+    assert settings["segments_measured"] * (N - M - S) == len(long) == 6 * (N - M - S)
+    assert (settings["documents"], settings["groups"]) == (len(set(segments.text)), len(set(segments.group)))
     assert measured.models[0]["family"] == "llama" and settings["texts_too_short"] == 0
     assert numbers["ppl"][0] == pytest.approx(np.exp(long.mean()), rel=1e-4)
-    for form, key in zip(("exact", "published"), keys, strict=True):
-        assert numbers[f"key_tokens {form}"][0] == key.sum() >= 3
-        assert numbers[f"longppl {form}"][0] == pytest.approx(np.exp(long[key].mean()), rel=1e-4)
-    assert numbers["jaccard"][0] == pytest.approx((keys[0] & keys[1]).sum() / (keys[0] | keys[1]).sum())
-    correlation = np.corrcoef(short[0] - long, short[1] - long)[0, 1]
-    assert numbers["lsd_correlation"][0] == pytest.approx(correlation, abs=1e-4)
+    assert numbers["key_tokens"][0] == key.sum() >= 3
+    assert numbers["longppl"][0] == pytest.approx(np.exp(long[key].mean()), rel=1e-4)
 
 
 def test_values_are_the_same_and_intervals_go_by_group():
@@ -201,22 +143,15 @@ def test_what_cannot_be_measured_is_refused():
 def test_without_key_tokens_longppl_is_undefined(tmp_path):
     measured = replace(PROBE, alpha_nats=1e9).measure(model_of("llama"), TEXTS, **HOW)
     numbers = by_name(measured.numbers)
-    assert numbers["key_tokens exact"][0] == 0 and np.isnan(numbers["longppl exact"]).all()
+    assert numbers["key_tokens"][0] == 0 and np.isnan(numbers["longppl"]).all()
     [line] = [line.split() for line in str(measured).splitlines() if line.startswith("longppl ")]
-    assert line == ["longppl", "–", "[–,", "–]", "–", "[–,", "–]"]
+    assert line == ["longppl", "–", "[–,", "–]"]
     saved = json.loads(measured.save(tmp_path).read_text())
-    undefined = {
-        "model": "model 1",
-        "name": "jaccard",
-        "form": "both",
-        "value": None,
-        "low": None,
-        "high": None,
-    }
+    undefined = {"model": "model 1", "name": "longppl", "value": None, "low": None, "high": None}
     assert undefined in saved["numbers"] and saved["settings"] == measured.settings
 
 
-def test_the_command_measures_files_and_prints_both_forms(tmp_path, monkeypatch, capsys):
+def test_the_command_measures_files_and_prints(tmp_path, monkeypatch, capsys):
     file = tmp_path / "text.jsonl"
     rows = [{"text": text, "group": group} for group, texts in TEXTS.items() for text in texts]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -230,7 +165,7 @@ def test_the_command_measures_files_and_prints_both_forms(tmp_path, monkeypatch,
     longppl.main()
     printed = capsys.readouterr().out
     expected = replace(PROBE, resamples=2000).measure(model_of("llama"), TEXTS, **HOW)
-    for name in ("longppl", "mean_lsd_nats", "jaccard"):
+    for name in ("longppl", "mean_lsd_nats"):
         [line] = [line for line in str(expected).splitlines() if line.split()[:1] == [name]]
         assert line in printed
     again = LongPPL.load(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
+"""Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6)."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ import torch
 from analysis.contexts import Contexts
 from analysis.model.adapter import Adapter, Output
 from analysis.model.losses import Scorer, long_and_short_losses
-from analysis.probes.planted import found_at
 from analysis.selectors import SelectorInput, find_selector
 
 N, M = 40, 8
@@ -95,10 +94,7 @@ def select(name, planted, rule, k):
 )
 def test_the_planted_set_comes_first(name, rule, count):
     planted = COLUMNS[:count]
-    selected = select(name, planted, rule, 16)
-    ks = (1, 2, 4, 8, 16)
-    recall = found_at(selected, np.array([planted]), ks).mean(axis=2)[0]
-    assert recall.tolist() == [min(k, count) / count for k in ks]  # the most that k tokens can hold
+    assert set(select(name, planted, rule, 16)[0, :count]) == set(planted)
 
 
 @pytest.mark.parametrize("name", ["leave-one-in", "greedy"])
@@ -116,8 +112,3 @@ def test_the_model_is_what_it_says():
         assert short[0] == pytest.approx(np.log(2))
         half = scorer.losses(contexts, np.array([[2]]))[0, 0]
         assert half == pytest.approx(np.log1p(np.exp(-of_half)))
-
-
-def test_recall_by_hand():
-    selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
-    assert found_at(selected, planted, (1, 2, 3)).mean(axis=2).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
