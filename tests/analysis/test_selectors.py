@@ -271,8 +271,8 @@ def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_al
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leave_one_out", "choose among leave-one-out.*did you mean leave-one-out"),
-        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'.*did you mean gradient"),
+        ("leave_one_out", "choose among leave-one-out"),
+        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'"),
         ("leave-one-out@gradient", "write EXACT@PROPOSER:m"),
         ("leave-one-out@gradient:3", "m = 3 must be at least k = 4 and at most the 10 far tokens"),
         ("leave-one-out@gradient:11", "m = 11 must be at least k = 4 and at most the 10 far tokens"),
