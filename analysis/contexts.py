@@ -426,16 +426,6 @@ class Contexts:
             self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows]
         )
 
-    def alone(self, block: int, place: int) -> Contexts:
-        """One target as a block of its own, with the same far context and the longer short one."""
-        rows, places = slice(block, block + 1), slice(place, place + 1)
-        return Contexts(
-            self.tokens[rows, : self.n_long + place],
-            self.targets[rows, places],
-            self.target_id[rows, places],
-            self.n_short + place,
-        )
-
     def with_far(self, far: np.ndarray) -> Contexts:
         """The same targets and short contexts behind another far context, (n, F)."""
         return replace(self, tokens=np.concatenate([far, self.tokens[:, self.n_far :]], axis=1))

@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,13 +51,15 @@ class Run:
         mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
         if self.out is None:
             return self._joined([part for _, part in self._measured(mine)])
+        if (self.out / RESULT_NAME).is_file():
+            whole = load(self.out)
+            self._check(whole.settings)
+            log.info("%s is complete already", self.out)
+            return whole
         parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
-        with lock(self.out, shard or "all"):
-            if (self.out / RESULT_NAME).is_file():
-                whole = load(self.out)
-                self._check(whole.settings)
-                log.info("%s is complete already", self.out)
-                return whole
+        parts.mkdir(parents=True, exist_ok=True)
+        # one process at a time writes a share; another one is told which lock it could not acquire
+        with filelock.FileLock(parts / f"{(shard or 'all').replace('/', '-of-')}.lock", timeout=0):
             if begun.is_file():
                 self._check(read_json(begun, "remove the folder, or give another"))
             write_json(begun, self.settings)
@@ -125,20 +126,3 @@ def _batches_of(shard: str | None, count: int) -> list[int]:
             f"shard {shard!r}: give i/n with i from 1 to n, and n at most the {count} batches of targets"
         )
     return list(range(number - 1, count, shards))
-
-
-@contextmanager
-def lock(folder: Path, part: str) -> Iterator[None]:
-    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".lock-{part.replace('/', '-of-')}"
-    try:
-        with filelock.FileLock(path, timeout=0):
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-    except filelock.Timeout:
-        raise UserError(
-            f"{folder} is in use by another process; wait for it, or give another folder"
-        ) from None

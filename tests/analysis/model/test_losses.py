@@ -21,7 +21,7 @@ from olmo_sparsity.util.provenance import pick_device
 from tests.support import plain
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, ROTARY, random_model
-from tests.support.plain import plain_loss, random_blocks, random_contexts
+from tests.support.plain import plain_loss, random_blocks, random_contexts, single_target
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -149,8 +149,8 @@ def test_attention_of_a_block_is_that_of_each_target(name):
     scorer, contexts = Scorer(tiny_adapter(name)), make_blocks()
     together = scorer.last_attention(contexts, contexts.all_targets)
     for row, (block, place) in enumerate(contexts.all_targets):
-        alone = scorer.last_attention(contexts.alone(block, place), np.array([[0, 0]]))
-        np.testing.assert_allclose(together[row], alone[0], atol=1e-5)
+        by_itself = scorer.last_attention(single_target(contexts, block, place), np.array([[0, 0]]))
+        np.testing.assert_allclose(together[row], by_itself[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "gpt2"])
