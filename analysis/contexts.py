@@ -13,7 +13,6 @@ import importlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,7 +35,6 @@ NO_FAR = np.empty((1, 0), dtype=np.int64)
 """The empty subset of the far tokens, (1, 0): the short context alone."""
 SAME_GROUP, SHUFFLED = "same-group", "shuffled"
 """Far contexts beside the true one and the placebo: from elsewhere in the target's group, and in random order."""
-_FILE = re.compile(r"[^\n]+\.(txt|jsonl?)(\.gz)?", re.IGNORECASE)
 
 Encode = Callable[[str], np.ndarray]
 """Token ids of a text, (T,), without special tokens."""
@@ -88,14 +86,14 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     """The texts that a measurement is to read.
 
     Args:
-        texts: strings; ``{group: strings}``; one or more paths of files (also as strings, where there is such a file,
-            or they end with .txt, .json or .jsonl, maybe with .gz); the folder of a prepared corpus; or `Texts`. Lines
-            of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, whose site or work is the
-            group; any other file is one text, and a group by itself.
+        texts: strings; ``{group: strings}``; one or more paths of files (also as strings, where there is such a file);
+            the folder of a prepared corpus; or `Texts`. Lines of a .json or .jsonl file, maybe with .gz, are JSON with
+            ``text`` and maybe ``group`` or ``url``, whose site or work is the group; any other file is one text, and a
+            group by itself.
         encode: token ids of a string, without special tokens.
         split: of a prepared corpus.
 
-    Raises `UserError` where a file cannot be read or has no texts.
+    Raises `UserError` where there is no such file, or no text in it.
     """
     if isinstance(texts, Texts):
         return texts
@@ -119,7 +117,7 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
 
 
 def _is_file(text: str | Path) -> bool:
-    return isinstance(text, Path) or _FILE.fullmatch(text) is not None or os.path.isfile(text)
+    return isinstance(text, Path) or os.path.isfile(text)
 
 
 def _open_files(paths: Sequence[str | Path], encode: Encode) -> Texts:
@@ -133,23 +131,15 @@ def _open_files(paths: Sequence[str | Path], encode: Encode) -> Texts:
 
 def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, str]]:
     """Group and text of each text of a file; ``name``: the group of one that is a single text."""
-    plain_name = str(path).lower().removesuffix(".gz")
-    try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
-            if not plain_name.endswith((".json", ".jsonl")):
-                yield name, file.read()
-                return
-            for line in filter(str.strip, file):
-                row = json.loads(line)
-                group = row.get("group")
-                if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
-                    group = importlib.import_module("olmo_sparsity.corpus.groups").group_of_url(row["url"])
-                yield group, row["text"] + ""  # no number and no null
-    except (OSError, EOFError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); give text in UTF-8, or lines of JSON that have "
-            "a text each"
-        ) from error
+    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+        if not str(path).lower().removesuffix(".gz").endswith((".json", ".jsonl")):
+            yield name, file.read()
+            return
+        for row in map(json.loads, filter(str.strip, file)):
+            group = row.get("group")
+            if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
+                group = importlib.import_module("olmo_sparsity.corpus.groups").group_of_url(row["url"])
+            yield group, row["text"]
 
 
 # --- the text of token ids, for any tokenizer: all that it must be able to do is decode ---
@@ -239,8 +229,6 @@ def sample_targets(
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
     there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo.
     """
-    if not 0 < n_short < n_long:
-        raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise N or lower M")
     size, n_far, groups = targets_per_block, n_long - n_short, texts.groups
     offered = np.maximum(texts.lengths - n_long, 0)
     if not (offered >= size).any():
@@ -436,16 +424,6 @@ class Contexts:
         """Some of the blocks."""
         return replace(
             self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows]
-        )
-
-    def alone(self, block: int, place: int) -> Contexts:
-        """One target as a block of its own, with the same far context and the longer short one."""
-        rows, places = slice(block, block + 1), slice(place, place + 1)
-        return Contexts(
-            self.tokens[rows, : self.n_long + place],
-            self.targets[rows, places],
-            self.target_id[rows, places],
-            self.n_short + place,
         )
 
     def with_far(self, far: np.ndarray) -> Contexts:

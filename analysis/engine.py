@@ -9,8 +9,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
-from analysis.parts import Run
+from analysis.parts import Run, stacked
 from analysis.result import Result, rounded
 from analysis.selectors import Selection, SelectorInput, check_selector, select_all
 from olmo_sparsity.util.errors import UserError
@@ -118,7 +117,7 @@ def measure(
         tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
         memory_limit_gb: what a batch may take; by default half the memory, or 80 % of what is free on the GPU.
         out: folder to write to as batches are finished: the same call goes on after an interruption. None: all stays in
-            memory, and an interrupt gives the result of the finished batches.
+            memory.
         shard: "i/n", measure this share of the batches; ``out`` is the same for all, and whole once all are finished.
         split: of a prepared corpus.
         select_with: cross-fitting: the model that chooses targets and tokens, trained from another seed.
@@ -172,8 +171,14 @@ def measure(
             **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)
-        others = {"selected_by": select_with, "proposed_by": propose_with}
-        scorers = _scorers_of_others(others, opened, scorer_of, loaded, source, settings)
+        scorers: dict[str, Scorer] = {}
+        for role, name in {"selected_by": select_with, "proposed_by": propose_with}.items():
+            if name is not None:
+                other = opened(name)
+                _check_other(other, loaded, role)
+                settings[role] = {named: other.describe()[named] for named in _IDENTITY}
+                settings[role]["untrained"] = other.untrained
+                scorers[role] = scorer_of(other)
         engine = Engine(
             settings,
             source,
@@ -185,34 +190,6 @@ def measure(
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
-
-
-def _scorers_of_others(
-    others: Mapping[str, Any],
-    opened: Callable[[Any], LoadedModel],
-    scorer_of: Callable[[LoadedModel], Scorer],
-    loaded: LoadedModel,
-    source: Texts,
-    settings: dict[str, Any],
-) -> dict[str, Scorer]:
-    """Scorers of the models that select and propose for the ``loaded`` one, by role; ``settings`` then name them.
-
-    Raises `UserError` where one reads other tokens, or has the weights that it selects for.
-    """
-    scorers = {}
-    for role, name in others.items():
-        if name is not None:
-            other = opened(name)
-            _check_tokenizer(other, loaded, source)
-            settings[role] = {named: other.describe()[named] for named in _IDENTITY}
-            settings[role]["untrained"] = other.untrained
-            scorers[role] = scorer_of(other)
-    if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
-        raise UserError(
-            f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes "
-            "models trained from two seeds"
-        )
-    return scorers
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -241,39 +218,26 @@ class Engine:
     def __post_init__(self) -> None:
         s = self.settings
         self.n_long, self.n_far, self.size = s["n_long"], s["n_long"] - s["n_short"], s["targets_per_block"]
-        self.give_back, self.estimated = [GivenBack.parse(text) for text in s["give_back"]], False
+        self.give_back = [GivenBack.parse(text) for text in s["give_back"]]
         self.faithfulness = Faithfulness(self.scorer, s["ks"], s["seed"]) if s["faithfulness"] else None
 
     def measure(self, places: pd.DataFrame, advance: Callable[[int], Any]) -> dict[str, pd.DataFrame]:
         """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
-        began = time.monotonic()
         targets = self.targets(places)
-        self._estimate((time.monotonic() - began) / len(places))
         over = targets[targets["over_tau"]]
         advance(len(places) - len(over))
-        choices: list[dict[str, Any]] = []
-        scores: list[dict[str, Any]] = []
+        choices: list[pd.DataFrame] = []
+        scores: list[pd.DataFrame] = []
         for together in self._rounds(over):
             for far_context in self.settings["far_contexts"]:
                 self._choose(together, far_context, choices, scores)
             advance(len(together))
-        frames = {"targets": targets, "choices": pd.DataFrame(choices), "texts": self._texts(over)}
-        return frames | ({"scores": pd.DataFrame(scores)} if self.settings["scores"] else {})
-
-    def _estimate(self, seconds: float) -> None:
-        """Say once how long choosing will take at most, by how long L_long and L_short of a target took."""
-        if self.estimated:
-            return
-        s, self.estimated = self.settings, True
-        # without each far token half of the others are read on average, beside one long and one short pass
-        passes = self.n_far / 2 * (self.n_long + self.size) / (self.n_long + s["n_short"] + 2 * self.size)
-        if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
-            passes = 4
-        of_target = seconds * passes * len(s["far_contexts"])
-        log.info(
-            "a block with targets over tau takes about %.1f s; all %s targets at most %.0f s",
-            *(of_target * self.size, f"{s['targets_requested']:,}", of_target * s["targets_requested"]),
-        )
+        frames = {
+            "targets": targets,
+            "choices": stacked([pd.DataFrame(), *choices]),
+            "texts": self._texts(over),
+        }
+        return frames | ({"scores": stacked([pd.DataFrame(), *scores])} if self.settings["scores"] else {})
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
@@ -300,8 +264,8 @@ class Engine:
         self,
         targets: pd.DataFrame,
         far_context: str,
-        choices: list[dict[str, Any]],
-        scores: list[dict[str, Any]],
+        choices: list[pd.DataFrame],
+        scores: list[pd.DataFrame],
     ) -> None:
         """Append what every selector chooses for some targets of a batch in a far context, and L_k of it."""
         elsewhere = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}.get(far_context)
@@ -331,10 +295,7 @@ class Engine:
         further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
         words = self._words(contexts)[index[:, 0]]
         for name, choice in chosen.items():
-            keys = [
-                {"target_id": target_id, "selector": name, "far_context": far_context}
-                for target_id in targets["target_id"]
-            ]
+            keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
             for how in self.give_back:
                 columns = self._given_back(how, choice, contexts, index, words)
                 if how == GivenBack():
@@ -342,13 +303,10 @@ class Engine:
                         column: rounded(values) if column.endswith("_nats") else values
                         for column, values in further.get(name, {}).items()
                     }
-                choices += [
-                    key | how.columns | {column: values[row] for column, values in columns.items()}
-                    for row, key in enumerate(keys)
-                ]
+                listed = {column: list(values) for column, values in columns.items()}
+                choices.append(pd.DataFrame(keys | how.columns | listed))
             if self.settings["scores"] and choice.scores is not None:
-                influence = choice.scores.astype(np.float32)
-                scores += [key | {"influence": influence[row]} for row, key in enumerate(keys)]
+                scores.append(pd.DataFrame(keys | {"influence": list(choice.scores.astype(np.float32))}))
 
     def _given_back(
         self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
@@ -438,7 +396,7 @@ def check_options(
     """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:
         raise UserError(
-            f"N = {n_long} must be larger than M = {n_short}, and that larger than 0; change one of them"
+            f"N = {n_long} must be larger than M = {n_short}, and M at least 1; change one of them"
         )
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
@@ -453,10 +411,14 @@ def check_options(
         raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
 
 
-def _check_tokenizer(other: LoadedModel, loaded: LoadedModel, texts: Texts) -> None:
-    """Raise `UserError` where another model does not read the tokens that the texts are encoded in."""
-    other.check_texts(texts)
-    if not hasattr(texts, "tokenizer_sha256") and other.tokenizer_sha256 != loaded.tokenizer_sha256:
+def _check_other(other: LoadedModel, loaded: LoadedModel, role: str) -> None:
+    """Raise `UserError` where a model that takes part reads other tokens, or selects for its own weights."""
+    if other.tokenizer_sha256 != loaded.tokenizer_sha256:
         raise UserError(
             f"{other.name} has another tokenizer than {loaded.name}; give models of the same tokenizer"
+        )
+    if role == "selected_by" and other.sha256 == loaded.sha256:
+        raise UserError(
+            f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes "
+            "models trained from two seeds"
         )

@@ -27,13 +27,7 @@ from analysis.model.adapter import (
     TransformersAdapter,
     causal_bias,
 )
-from analysis.model.loading import (
-    UNTRAINED,
-    UNTRAINED_SEED,
-    LoadedModel,
-    TextTokenizer,
-    sha256_of_tensors,
-)
+from analysis.model.loading import LoadedModel, TextTokenizer
 from olmo_sparsity.checkpoint import (
     TOKENIZER,
     config_of,
@@ -41,7 +35,7 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, Verified
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest, Verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -52,34 +46,24 @@ if TYPE_CHECKING:
 # --- checkpoints ---
 
 
-def open_checkpoint(path: str | Path, *, untrained: bool = False) -> LoadedModel:
+def open_checkpoint(path: str | Path) -> LoadedModel:
     """A checkpoint of this project, or of a run its last one, in fp32 on the CPU.
 
-    Raises `UserError` where there is none, or it is damaged. ``untrained``: its architecture with weights as they are
-    before the first step, drawn with `UNTRAINED_SEED`.
+    Raises `UserError` where there is none, or it is damaged.
     """
     folder = resolve_checkpoint(path)
-    if untrained:
-        from olmo_sparsity.model.build import build_model
-
-        config = config_of(folder)
-        model: Any = build_model(replace(config, seed=UNTRAINED_SEED))
-        name, sha256, seed = f"{folder}@{UNTRAINED}", sha256_of_tensors(model), None
-    else:
-        model, config = load_model(folder)
-        name, sha256, seed = str(folder), weights_sha256(folder), config.seed
+    model, config = load_model(folder)
     tokenizer = folder / TOKENIZER
     window, scheme = config.model.max_sequence_length, config.positions.scheme
     # one more than the largest position id of training; contiguous ids ignore the target length
     reach = window if scheme == "contiguous" else config.target_length
     return LoadedModel(
         model=adapter_of(model, str(folder)),
-        name=name,
-        sha256=sha256,
+        name=str(folder),
+        sha256=weights_sha256(folder),
         family="olmo-sparsity" if config.model.family == "olmo" else config.model.family,
         tokenizer=TextTokenizer(tokenizer) if tokenizer.is_file() else None,
-        training_seed=seed,
-        untrained=untrained,
+        training_seed=config.seed,
         of_project=True,
         trained={
             "training_length": window,
@@ -267,9 +251,7 @@ class PreparedTexts(Texts):
         self.name, self.sha256 = str(corpus), sha256_file(corpus / MANIFEST_NAME)
         self.lengths = np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
         self.groups = self._files.groups
-        manifest = CorpusManifest.load(corpus)
-        self.vocabulary_size, self.tokenizer_sha256 = manifest.vocab_size, manifest.tokenizer_sha256
-        self.tokenizer_file = corpus / TOKENIZER_NAME
+        self.tokenizer_sha256 = CorpusManifest.load(corpus).tokenizer_sha256
 
     def tokens(self, number: int) -> np.ndarray:
         """Token ids of a document, (T,)."""

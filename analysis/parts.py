@@ -1,8 +1,8 @@
 """Parts of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
 
-A folder that is written holds `parts/`, one folder for each finished batch, which is a saved `Result`, until all are
-there and are its result. Batches are the same whoever measures them, so that the whole is that of one uninterrupted
-run.
+A folder that is written holds `parts/`, one folder for each finished batch, which is a saved `Result`, until a run
+without a shard makes them its result. Batches are the same whoever measures them, so that the whole is that of one
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,12 +50,16 @@ class Run:
         """Measure the batches that are not finished, and return all that are."""
         mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
         if self.out is None:
-            return self._in_memory(mine)
+            return self._joined([part for _, part in self._measured(mine)])
+        if (self.out / RESULT_NAME).is_file():
+            whole = load(self.out)
+            self._check(whole.settings)
+            log.info("%s is complete already", self.out)
+            return whole
         parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
-        with lock(self.out, shard or "all"):
-            if (whole := self._whole(self.out)) is not None:
-                log.info("%s is complete already", self.out)
-                return whole
+        parts.mkdir(parents=True, exist_ok=True)
+        # one process at a time writes a share; another one is told which lock it could not acquire
+        with filelock.FileLock(parts / f"{(shard or 'all').replace('/', '-of-')}.lock", timeout=0):
             if begun.is_file():
                 self._check(read_json(begun, "remove the folder, or give another"))
             write_json(begun, self.settings)
@@ -64,26 +67,12 @@ class Run:
             todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
             for batch, part in self._measured(todo):
                 part.save(parts / f"batch-{batch:06d}")
-            with lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
-                if (whole := self._whole(self.out)) is not None:
-                    return whole
-                finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
-                result = self._joined([load(path.parent) for path in finished])
-                if result.settings["complete"]:
-                    result.save(self.out)
-                    remove(parts)
-                return result
-
-    def _in_memory(self, batches: Sequence[int]) -> Result:
-        parts: list[Result] = []
-        try:
-            for _, part in self._measured(batches):
-                parts.append(part)
-        except KeyboardInterrupt:
-            if not parts:
-                raise
-            log.warning("interrupted: the result is that of the first targets")
-        return self._joined(parts)
+            finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
+            result = self._joined([load(path.parent) for path in finished])
+            if result.settings["complete"] and shard is None:
+                result.save(self.out)
+                remove(parts)
+            return result
 
     def _measured(self, batches: Sequence[int]) -> Iterator[tuple[int, Result]]:
         """Measure batches, and give each when it is finished."""
@@ -98,14 +87,6 @@ class Run:
                 seconds = time.monotonic() - began
                 yield batch, Result(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
-    def _whole(self, out: Path) -> Result | None:
-        """The finished result in ``out``, if there is one."""
-        if not (out / RESULT_NAME).is_file():
-            return None
-        there = load(out)
-        self._check(there.settings)
-        return there
-
     def _check(self, there: Mapping[str, Any]) -> None:
         """Raise `UserError` where ``out`` was begun with other settings."""
         if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
@@ -115,8 +96,7 @@ class Run:
         """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
         complete = len(frames["targets"]) == len(self.places)
-        seconds = sum(part.provenance["seconds"] for part in parts)
-        provenance = {**parts[0].provenance, "seconds": seconds}
+        provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
         result = Result({**self.settings, "complete": complete}, provenance=provenance, **frames)
         if complete and not len(result.over):
             if self.out is not None:
@@ -146,20 +126,3 @@ def _batches_of(shard: str | None, count: int) -> list[int]:
             f"shard {shard!r}: give i/n with i from 1 to n, and n at most the {count} batches of targets"
         )
     return list(range(number - 1, count, shards))
-
-
-@contextmanager
-def lock(folder: Path, part: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does, or waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".lock-{part.replace('/', '-of-')}"
-    try:
-        with filelock.FileLock(path, timeout=-1 if waits else 0):
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-    except filelock.Timeout:
-        raise UserError(
-            f"{folder} is in use by another process; wait for it, or give another folder"
-        ) from None

@@ -219,21 +219,6 @@ class Result:
         """Write the result into a folder, each file whole or not at all; `load` reads it."""
         save_study(folder, {"": self})
 
-    def check(self) -> None:
-        """Raise `ValueError` where the frames are not those of one measurement, such as files of two in a folder."""
-        targets, choices = self.targets, self.choices
-        gain = targets.get("selecting_gain_nats", self.gain_nats)
-        if (np.where(targets["over_tau"], 1, -1) * (gain - self.settings["tau_nats"]) < -1e-4).any():
-            raise ValueError("over_tau does not follow from the losses")
-        if len(choices) == 0:
-            return
-        if not choices["target_id"].isin(targets["target_id"][targets["over_tau"]]).all():
-            raise ValueError("there are choices of what is no target over tau")
-        widths = {"loss_nats": len(self.ks), "selected": self.k_max, "influence": self.k_max}
-        for name, width in widths.items():
-            if name in choices and set(choices[name].map(len)) != {width}:
-                raise ValueError(f"{name} is not {width} long in every row")
-
     def figure2(self, path: str | Path | None = None) -> Any:
         """Figure 2 of this result alone; see `analysis.figures.figure2`."""
         return import_module("analysis.figures.figure2").figure2({"": self}, path)
@@ -272,6 +257,8 @@ def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
     for result in study.values():
         if len(result.trainings) > 1:
             raise ValueError("save the results that were joined, each as a cell: join them after reading")
+    # the last file that is written: without it the frames may be of two results, and are not read
+    (folder / RESULT_NAME).unlink(missing_ok=True)
     for name in FRAMES:
         parts = {
             cell: frame for cell, result in study.items() if (frame := getattr(result, name)) is not None
@@ -317,12 +304,6 @@ def load_study(folder: str | Path) -> dict[str, Result]:
                 del of_cell[name]
         settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
         study[cell] = Result(settings, provenance=saved["provenance"], **of_cell)
-        try:
-            study[cell].check()
-        except (ValueError, KeyError) as error:
-            raise UserError(
-                f"{folder} is damaged ({cell or 'its frames'}: {error}); restore it or measure again"
-            ) from error
     return study
 
 

@@ -9,7 +9,6 @@ selected tokens.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -181,10 +180,8 @@ def find_selector(name: str) -> Selector:
 
 def _registered(name: str) -> Selector:
     if name not in SELECTORS:
-        near = difflib.get_close_matches(name, SELECTORS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(
-            f"unknown selector {name!r}; choose among {', '.join(SELECTORS)}, or EXACT@PROPOSER:m{hint}"
+            f"unknown selector {name!r}; choose among {', '.join(SELECTORS)}, or EXACT@PROPOSER:m"
         )
     return SELECTORS[name]
 

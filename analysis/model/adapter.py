@@ -40,8 +40,6 @@ class Output:
     """(R, Q, V)."""
     key_values: KeyValues
     """Of tokens, where they were to be kept."""
-    attentions: Any = None
-    """Of each layer, where a model of transformers was asked for them."""
 
 
 class Adapter(nn.Module, ABC):
@@ -260,27 +258,30 @@ class TransformersAdapter(Adapter):
             )
         layers: Any = cache.layers if past == [] else []
         key_values = [(layer.keys, layer.values) for layer in layers]
-        return Output(output.logits, key_values, getattr(output, "attentions", None))
+        return Output(output.logits, key_values)
 
     def read_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
     ) -> list[Tensor]:
         """See `Adapter`. Only the plain ("eager") attention of transformers gives its weights."""
 
-        def keep_last(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            """Cut the weights to the last Q queries before transformers keeps the (R, H, L, L) of every layer."""
+        recorded: list[Tensor] = []
+
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            """Read the weights that a layer gives, and let transformers keep none of the (R, H, L, L)."""
             weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
             if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2:] != (length, length):
                 return None
-            return output[0], weights[:, :, -queries:].clone(), *output[2:]
+            recorded.append(read(weights[:, :, -queries:].float()))
+            return output[0], None, *output[2:]
 
         length, implementation = input_ids.shape[1], self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
-        hooks = [part.register_forward_hook(keep_last, prepend=True) for part in self.model.modules()]
+        hooks = [part.register_forward_hook(record, prepend=True) for part in self.model.modules()]
         try:
-            weights = self.read(input_ids, position_ids, 1, output_attentions=True).attentions
+            self.read(input_ids, position_ids, 1, output_attentions=True)
         finally:
             for hook in hooks:
                 hook.remove()
             self.model.set_attn_implementation(implementation)
-        return [read(layer[:, :, -queries:].float()) for layer in weights]
+        return recorded

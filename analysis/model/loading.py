@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +27,7 @@ from torch import nn
 from analysis.contexts import TextDecoder
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, sha256_file
 from olmo_sparsity.util.provenance import pick_device
 
@@ -71,11 +69,6 @@ class TextTokenizer:
             if beside.is_file():
                 self._config = read_json(beside, "save the tokenizer again")
         self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        if not isinstance(self.tokenizer, Tokenizer):
-            raise UserError(
-                f"{type(tokenizer).__name__} is no tokenizer of the tokenizers library and no fast one of "
-                f"transformers; give one, or the path of a {_TOKENIZER}"
-            )
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.sha256 = sha256 or hashlib.sha256(self.tokenizer.to_str(pretty=True).encode()).hexdigest()
@@ -100,21 +93,6 @@ class TextTokenizer:
             return tuple(whole[:start])
         token = self.tokenizer.token_to_id(bos)
         return () if token is None else (token,)
-
-    def tokenizes_as(self, file: Path, sha256: str) -> bool:
-        """Whether it does to text what the tokenizer.json ``file`` does, however that was written down.
-
-        ``sha256``: the checksum that the file has had.
-        """
-        if self.sha256 == sha256:
-            return True
-        both = [
-            json.loads(tokenizer.to_str()) for tokenizer in (self.tokenizer, TextTokenizer(file).tokenizer)
-        ]
-        ours, theirs = (
-            {name: part for name, part in parts.items() if name != "post_processor"} for parts in both
-        )
-        return bool(ours == theirs)
 
 
 @dataclass
@@ -210,21 +188,11 @@ class LoadedModel:
         return self._its_tokenizer().decoder
 
     def check_texts(self, texts: Texts) -> None:
-        """Raise `UserError` where texts have ids that it does not know, or a prepared corpus another tokenizer."""
-        prepared: Any = texts  # maybe `analysis.ours.PreparedTexts`
-        if not hasattr(texts, "tokenizer_sha256"):
-            largest = max(int(texts.tokens(number).max(initial=0)) for number in range(len(texts.lengths)))
-        elif self._its_tokenizer().tokenizes_as(prepared.tokenizer_file, prepared.tokenizer_sha256):
-            largest = prepared.vocabulary_size - 1
-        else:
+        """Raise `UserError` where texts are a corpus that was prepared with another tokenizer."""
+        if getattr(texts, "tokenizer_sha256", self.tokenizer_sha256) != self.tokenizer_sha256:
             raise UserError(
-                f"{texts.name} was made with another tokenizer than {self.name}; prepare the text with the model's, "
-                "--tokenizer"
-            )
-        if largest >= self.model.vocabulary_size:
-            raise UserError(
-                f"{texts.name} has token ids up to {largest:,}, {self.name} knows {self.model.vocabulary_size:,} "
-                "tokens; give the tokenizer that the model was trained with"
+                f"{texts.name} was made with another tokenizer.json than {self.name} has; prepare the text with the "
+                f"model's, or, where both do the same, give --tokenizer {texts.name}/{_TOKENIZER}"
             )
 
     def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
@@ -295,8 +263,6 @@ def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:
         ids = tuple(map(int, prefix.split(",")))
     elif prefix != "none":
         raise UserError(f"--prefix {prefix}: give auto, none, bos, eos, or token ids such as 1 or 1,2")
-    if ids and max(ids) >= loaded.model.vocabulary_size:
-        raise UserError(f"--prefix {prefix}: {loaded.name} has no token {max(ids):,}; give another one")
     return ids
 
 
@@ -316,15 +282,11 @@ def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
         path = _from_hub(name)
     if path.suffix == ".gguf" or (path / "config.json").is_file():
         loaded = _open_transformers(path, name, dtype, attention)
-        loaded = _untrained(loaded) if change == UNTRAINED else loaded
-    elif dtype not in ("fp32", "auto") or attention:
-        raise UserError(
-            f"{name} is a checkpoint of this project, measured in fp32 with its own attention; leave out dtype and "
-            "attn_implementation"
-        )
     else:
-        loaded = _ours().open_checkpoint(path, untrained=change == UNTRAINED)
-    return loaded if change in (None, UNTRAINED) else _ours().scale_rope(loaded, change)
+        loaded = _ours().open_checkpoint(path)
+    if change == UNTRAINED:
+        return _untrained(loaded)
+    return _ours().scale_rope(loaded, change) if change else loaded
 
 
 def _from_hub(name: str) -> Path:
@@ -332,13 +294,8 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.model", "*.safetensors"]
-    try:  # a star reaches into folders, whose files transformers never reads
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{name} is neither a folder here nor a model that could be fetched from the hub ({first_line(error)}); "
-            "check the spelling and the connection, or download it first"
-        ) from error
+    # a star reaches into folders, whose files transformers never reads
+    return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
 
 
 def _open_transformers(path: Path, name: str, dtype: str, attention: str | None) -> LoadedModel:
@@ -404,7 +361,7 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
         fresh: nn.Module = type(trained)(trained.config)
     return replace(
         loaded,
-        model=TransformersAdapter(fresh),
+        model=type(loaded.model)(fresh),
         name=f"{loaded.name}@{UNTRAINED}",
         sha256=sha256_of_tensors(fresh),
         training_seed=None,
@@ -423,10 +380,6 @@ def sha256_of_tensors(model: nn.Module) -> str:
 
 def _open_object(model: Any) -> LoadedModel:
     """A loaded model; `LoadedModel.give_back` undoes what measuring changes of it."""
-    if not isinstance(model, nn.Module):
-        raise UserError(
-            f"model is a {type(model).__name__}; give a path, a hub id, or (model, tokenizer), both loaded"
-        )
     before: list[tuple[Any, str, bool]] = [(part, "training", part.training) for part in model.modules()]
     before += [(weight, "requires_grad", True) for weight in model.parameters() if weight.requires_grad]
     config = getattr(model, "config", None)
@@ -467,10 +420,5 @@ def adapter_of(model: Any, name: str) -> Adapter:
         raise UserError(
             f"{name} has the attention {attention}, which may cut texts where position ids jump; load it with "
             'attn_implementation="sdpa"'
-        )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UserError(
-            f"{name} takes no position ids, so that no token can be dropped from its context; give a model with "
-            "rotary or learned positions"
         )
     return TransformersAdapter(model)

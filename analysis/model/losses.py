@@ -33,7 +33,6 @@ from analysis.model.memory import (
     is_out_of_memory,
     tokens_that_fit,
 )
-from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +74,8 @@ def smaller_when_memory_runs_out(
             try:
                 return method(self, *args, **kwargs)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory(error) or self.tokens_per_batch < 2:
                     raise
-            if self.tokens_per_batch < 2:
-                raise UserError(
-                    "the device has no memory for a single context; lower n_long, or take a smaller model"
-                )
             self.tokens_per_batch //= 2
             torch.cuda.empty_cache()
             log.warning("memory ran out: going on with %d tokens in a batch", self.tokens_per_batch)

@@ -85,10 +85,18 @@ def tokens_that_fit(
 
 @torch.inference_mode()
 def _peak_bytes(model: Adapter, device: torch.device, rows: int, n_long: int, n_targets: int) -> float:
-    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use."""
+    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use.
+
+    On a GPU by torch's own count. On the host what the process takes beyond its earlier peak: a pass that stays below
+    what the process had before is known to fit.
+    """
+    on_gpu = device.type == "cuda"
     tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
     ids = torch.arange(n_long, device=device).expand(rows, -1)
-    memory = MemoryGrowth(device)
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if on_gpu else _host_peak_bytes()
     try:
         logits = model(tokens, position_ids=ids, logits_to_keep=n_targets).logits
         F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -n_targets:].flatten(), reduction="none")
@@ -97,7 +105,7 @@ def _peak_bytes(model: Adapter, device: torch.device, rows: int, n_long: int, n_
             raise
         torch.cuda.empty_cache()
         return float("inf")
-    return memory.growth_bytes()
+    return (torch.cuda.max_memory_allocated(device) if on_gpu else _host_peak_bytes()) - before
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -105,26 +113,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-class MemoryGrowth:
-    """Growth of the peak of the memory in use since it was made.
-
-    On a GPU, torch's own count. On the host, what the process takes beyond its earlier peak: a pass that stays below
-    what the process had before is known to fit.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else self._peak_bytes()
-
-    def growth_bytes(self) -> int:
-        """Bytes."""
-        return self._peak_bytes() - self.before
-
-    def _peak_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+def _host_peak_bytes() -> int:
+    """The most memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 
-from analysis import engine, given_back, parts
+from analysis import engine, given_back
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
 from tests.support import small_measurement
@@ -148,15 +149,6 @@ def test_other_settings_are_refused_before_all_is_measured(tmp_path, stops_after
         small(out=tmp_path, tau_nats=0.5)
 
 
-def test_an_interrupt_in_memory_gives_the_first_targets(stops_after):
-    stops_after(1)
-    result = small()
-    assert not result.settings["complete"] and len(result.targets) == 64
-    stops_after(0)
-    with pytest.raises(KeyboardInterrupt):
-        small()
-
-
 def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_in(tmp_path, stops_after):
     small(out=tmp_path)
     stops_after(0)
@@ -167,14 +159,16 @@ def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_i
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
 
 
-def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path):
+def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_after):
     for number in (3, 1):
         part = again(whole, out=tmp_path, shard=f"{number}/3")
         assert not part.settings["complete"]
     assert not (tmp_path / "result.json").exists()
-    last = again(whole, out=tmp_path, shard="2/3")
-    assert last.settings == whole.settings
-    for result in (last, load(tmp_path)):
+    assert_same(again(whole, out=tmp_path, shard="2/3"), whole)
+    stops_after(0)
+    merged = again(whole, out=tmp_path)
+    assert merged.settings == whole.settings
+    for result in (merged, load(tmp_path)):
         assert_same(result, whole)
     with refused("shard '4/4': give i/n with i from 1 to n, and n at most the 3 batches"):
         again(whole, out=tmp_path / "other", shard="4/4")
@@ -197,7 +191,8 @@ def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
 
 
 def test_one_process_at_a_time_writes(tmp_path):
-    with parts.lock(tmp_path, "all"), refused("is in use by another process"):
+    (tmp_path / "parts").mkdir()
+    with FileLock(tmp_path / "parts" / "all.lock"), pytest.raises(Timeout, match="could not be acquired"):
         small(out=tmp_path)
     small(out=tmp_path)
     names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}

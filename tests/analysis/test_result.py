@@ -112,19 +112,10 @@ def test_a_flipped_byte_in_a_page_is_found(tmp_path):
     assert refused >= 20
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda r: r.targets.loc.__setitem__((slice(None), "over_tau"), ~r.targets["over_tau"]), "over_tau"),
-        (lambda r: r.choices.loc.__setitem__((0, "target_id"), r.gain_nats.argmin()), "no target over"),
-        (lambda r: r.choices.at.__setitem__((0, "loss_nats"), np.zeros(3)), "4 long"),
-    ],
-)
-def test_frames_that_cannot_be_of_one_measurement_are_refused(tmp_path, change, said):
-    result = made_result()
-    change(result)
-    with pytest.raises(ValueError, match=said):
-        result.check()
-    result.save(tmp_path)
-    with pytest.raises(UserError, match="damaged"):
+def test_a_save_that_was_killed_is_no_result_of_old_and_new_frames(tmp_path, monkeypatch):
+    made_result(groups=7).save(tmp_path)
+    monkeypatch.setattr("analysis.result.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        made_result(groups=5).save(tmp_path)
+    with pytest.raises(UserError, match="is missing"):
         load(tmp_path)

@@ -22,7 +22,13 @@ from analysis.selectors import (
 )
 from tests.support import plain
 from tests.support.families import random_model
-from tests.support.plain import masked_loss, random_blocks, random_contexts, selected_losses
+from tests.support.plain import (
+    masked_loss,
+    random_blocks,
+    random_contexts,
+    selected_losses,
+    single_target,
+)
 from tests.support.refusals import refused
 
 N, M, B, VOCABULARY = 14, 4, 6, 50
@@ -271,8 +277,8 @@ def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_al
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leave_one_out", "choose among leave-one-out.*did you mean leave-one-out"),
-        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'.*did you mean gradient"),
+        ("leave_one_out", "choose among leave-one-out"),
+        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'"),
         ("leave-one-out@gradient", "write EXACT@PROPOSER:m"),
         ("leave-one-out@gradient:3", "m = 3 must be at least k = 4 and at most the 10 far tokens"),
         ("leave-one-out@gradient:11", "m = 11 must be at least k = 4 and at most the 10 far tokens"),
@@ -291,7 +297,7 @@ def test_a_selector_chooses_in_a_block_what_it_chooses_for_each_target_alone(mod
     losses = selected_losses(scorer, contexts, targets, together.columns, (1, 3))
     long, short = long_and_short_losses(scorer, contexts, targets)
     for row, (block, place) in enumerate(targets):
-        by_itself, first = contexts.alone(block, place), np.array([[0, 0]])
+        by_itself, first = single_target(contexts, block, place), np.array([[0, 0]])
         selection = find_selector(name)(SelectorInput(scorer, by_itself, 7, 3))
         assert together.columns[row].tolist() == selection.columns[0].tolist()
         np.testing.assert_allclose(together.influence[row], selection.influence[0], atol=5e-5)

@@ -19,6 +19,17 @@ def plain_log_p(model, text: Sequence[int], kept: Sequence[int]) -> np.ndarray:
     return logits[0, -1].double().log_softmax(-1).numpy()
 
 
+def single_target(contexts: Contexts, block: int, place: int) -> Contexts:
+    """One target of a block as a block of its own, with the same far context and the longer short one."""
+    rows, places = slice(block, block + 1), slice(place, place + 1)
+    return Contexts(
+        contexts.tokens[rows, : contexts.n_long + place],
+        contexts.targets[rows, places],
+        contexts.target_id[rows, places],
+        contexts.n_short + place,
+    )
+
+
 def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> float:
     """-log p of ``token``, see `plain_log_p`."""
     return -plain_log_p(model, text, kept)[int(token)]

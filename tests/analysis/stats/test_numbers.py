@@ -612,7 +612,6 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
         r2=[pearsonr(x, y).statistic ** 2 if varies else nan for varies, x, y in ranked],
     )
     result = replace(with_further, choices=smaller, trainings=[])
-    result.check()
     pd.testing.assert_frame_equal(
         numbers.faithfulness(result, resamples=50), numbers.faithfulness(with_further, resamples=50)
     )
