@@ -176,7 +176,7 @@ def _curves(
     ]
     alike = len({name for _, name in chosen}) == 1
     curves = {result if alike else f"{result}, {name}": (result, name) for result, name in chosen}
-    looks = style.model_styles({label: style.encoding_of(result) for label, (result, _) in curves.items()})
+    looks = style.model_styles(curves)
     return curves, curves, looks
 
 

@@ -8,9 +8,8 @@ The frame has a row per model and bin of positions, and per model and length:
     value, low, high            nats per token
     trained_window_tokens       (optional) of the model's training; NaN where unknown
     trained_reach_tokens        (optional) how far the position ids of its training reach
-    encoding                    (optional) of its positions, where the label does not name it (`style.encoding_of`)
 
-A model has the colour and marker of its position encoding. Many models have a panel for each family of encodings.
+Many models have a panel each, with the first one in all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from analysis.figures import style
 
 OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
 MOST_CURVES = 4
-"""With more models than these each family of encodings has a panel."""
+"""With more models than these each has a panel."""
 _TRAINED = {
     "trained_window_tokens": (":", "trained window"),
     "trained_reach_tokens": ("-.", "reach of trained ids"),
@@ -36,7 +35,7 @@ _TRAINED = {
 
 def plot_length(axes: Axes, frame: pd.DataFrame) -> dict[str, style.Look]:
     """Panel (d): mean loss per bin of positions against its centre [nats per token]; for the legend."""
-    looks = style.model_styles(_encodings(frame))
+    looks = style.model_styles(frame["model"].unique())
     lines = _plot_models(axes, frame, looks)
     axes.set(xlabel="position [tokens before it]", ylabel="held-out loss [nats per token]")
     axes.set_title("(d) Loss by position")
@@ -45,28 +44,23 @@ def plot_length(axes: Axes, frame: pd.DataFrame) -> dict[str, style.Look]:
 
 @matplotlib.rc_context(style.STYLE)
 def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
-    """Loss by position: one panel, or of many models a panel per family of encodings, with the first model in each.
+    """Loss by position: one panel, or of many models a panel each, with the first model in all of them.
 
     ``heading``: what was measured, above the panels.
     """
-    encodings = _encodings(frame)
-    looks, first = style.model_styles(encodings), frame["model"].iloc[0]
-    families: dict[str, list[str]] = {}
-    for model, encoding in encodings.items():
-        family = style.ENCODINGS[encoding][2] if encoding else "Others"
-        families.setdefault(family, []).append(model)
-    # the first model is in every panel anyway
-    families = {family: members for family, members in families.items() if members != [first]}
-    if len(looks) <= MOST_CURVES:
-        families = {"Loss by position": list(looks)}
-    width = style.PAGE if len(families) > 1 else 4.6
+    looks = style.model_styles(frame["model"].unique())
+    first, *others = looks
+    titles = ["Loss by position"] if len(looks) <= MOST_CURVES else others
     labels = ("position [tokens before it]", "held-out loss\n[nats per token]")
-    figure, panels = style.small_panels(list(families), *labels, width=width, least=2.2)
+    figure, panels = style.small_panels(
+        titles, *labels, width=style.PAGE if len(titles) > 1 else 4.6, least=2.2
+    )
     lines: dict[str, style.Look] = {}
-    for axes, members in zip(panels, families.values(), strict=True):
-        lines |= _plot_models(axes, frame[frame["model"].isin([first, *members])], looks)
+    for axes, title in zip(panels, titles, strict=True):
+        drawn = [first, title] if title in looks else looks
+        lines |= _plot_models(axes, frame[frame["model"].isin(drawn)], looks)
     style.add_legend(figure, looks | lines)
-    in_all = f"in every panel: {first}" if len(families) > 1 else ""
+    in_all = f"in every panel: {first}" if len(titles) > 1 else ""
     style.add_heading(figure, heading, in_all, "bands: 95 %")
     return figure
 
@@ -77,7 +71,7 @@ def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
 
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
-    looks, at_lengths = style.model_styles(_encodings(frame)), frame[frame["name"] == OF_LENGTH]
+    looks, at_lengths = style.model_styles(frame["model"].unique()), frame[frame["name"] == OF_LENGTH]
     lengths, models = sorted(at_lengths["to_tokens"].unique()), list(looks)
     of_first = at_lengths[(at_lengths["model"] == models[0]) & (at_lengths["to_tokens"] == lengths[0])]
     figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
@@ -93,12 +87,6 @@ def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
     style.add_heading(figure, heading, f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens")
     return figure
-
-
-def _encodings(frame: pd.DataFrame) -> dict[str, str | None]:
-    """The position encoding of each model, by label, in the frame's order."""
-    rows = frame.drop_duplicates("model").to_dict("records")
-    return {row["model"]: style.encoding_of(row["model"], row.get("encoding")) for row in rows}
 
 
 def _plot_models(axes: Axes, frame: pd.DataFrame, looks: Mapping[str, style.Look]) -> dict[str, style.Look]:

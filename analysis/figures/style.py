@@ -1,7 +1,7 @@
-"""What all figures share: one look for each selector and position encoding, panels, legends, error bars, and saving.
+"""What all figures share: one look for each selector, panels, legends, error bars, and saving.
 
-Selectors and position encodings have colours and markers of their own, the same in every figure (palettes: Okabe and
-Ito 2008 for selectors, Paul Tol's for encodings, so that no model looks like a selector). Placebos are dashed and
+Selectors have colours and markers of their own, the same in every figure (palettes: Okabe and Ito 2008 for selectors,
+Paul Tol's for models, so that no model looks like a selector). Placebos are dashed and
 hollow. Figures are drawn at the width at which they are printed, with text of 7 points or more. Intervals are 95 %.
 """
 
@@ -91,24 +91,10 @@ _FURTHER = (
     (">", "P", "X", "p", "h"),
     ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1))),
 )
-ENCODINGS = {
-    "alibi": ("#44AA99", "^", "NoPE, ALiBi"),
-    "nope": ("#999933", "d", "NoPE, ALiBi"),
-    "yarn": ("#661100", ">", "RoPE with YaRN"),
-    "ntk": ("#AA4499", "D", "RoPE scaled by NTK"),
-    "linear": ("#6699CC", "<", "RoPE scaled linearly"),
-    "pose": ("#117733", "s", "ids with gaps"),
-    "random_start": ("#CC6677", "v", "contiguous ids"),
-    "random_float": ("#88CCEE", "p", "ids with gaps"),
-    "coupled": ("#997700", "P", "Others"),
-    "predicted": ("#004488", "X", "Others"),
-    "contiguous": ("#332288", "o", "contiguous ids"),
-}
-"""Colour, marker and family of each position scheme, encoding or extension of RoPE; a label names the first it has."""
-_OTHERS = tuple(
+_MODELS = tuple(
     zip(("#0077BB", "#EE7733", "#009988", "#CC3311", "#EE3377", "#777777", "#000000"), "os^DvPX", strict=True)
 )
-"""Of models that name no encoding, such as the runs of a sweep."""
+"""Colour and marker of models, in their order."""
 _LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 
 
@@ -136,37 +122,10 @@ def shown_selectors(names: Collection[str]) -> list[str]:
     return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
 
 
-def encoding_of(label: str, scheme: str | None = None) -> str | None:
-    """The position encoding that a model's label names, else its position ``scheme``; None where neither is known.
-
-    The label decides, as position scheme alone does not tell NoPE, ALiBi and scaled RoPE from RoPE.
-    """
-    for name in ENCODINGS:
-        if name.replace("_", " ") in label.lower():
-            return name
-    return scheme if scheme in ENCODINGS else "contiguous" if "rope" in label.lower() else None
-
-
-def model_styles(encodings: Mapping[str, str | None]) -> dict[str, Look]:
-    """The look of models by label, given their encodings (`encoding_of`).
-
-    Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
-    """
-    styles = {}
-    for label, encoding in encodings.items():
-        alike = [other for other in encodings if encodings[other] == encoding]
-        line = number = alike.index(label)
-        if encoding is None:
-            colour, marker = _OTHERS[number % len(_OTHERS)]
-            line += number // len(_OTHERS)
-        else:
-            pure, marker, _ = ENCODINGS[encoding]
-            lighter = 0.5 * number / max(len(alike) - 1, 2)
-            mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(pure)) + lighter
-            colour = matplotlib.colors.to_hex(tuple(mixed))
-            line += encoding == "random_start"  # else it would cover plain RoPE
-        styles[label] = _look(colour, marker, _LINES[line % len(_LINES)])
-    return styles
+def model_styles(labels: Iterable[str]) -> dict[str, Look]:
+    """The look of models by label, in their order; with many of them colours come again with another line."""
+    looks = ((*model, line) for line in _LINES for model in _MODELS)
+    return {label: _look(*look) for label, look in zip(labels, cycle(looks), strict=False)}
 
 
 def shades(names: Iterable[str]) -> dict[str, Look]:

@@ -46,7 +46,6 @@ Bar = Callable[[int, str], AbstractContextManager[Advance]]
 TRAINED = {
     "training_length": "trained_window_tokens",
     "position_target": "trained_reach_tokens",
-    "position_scheme": "encoding",
 }
 """What is known of a model's training, and the columns that it stands in where figures are drawn."""
 

@@ -93,8 +93,7 @@ def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
 
     ``points``: of tasks with coupled ids (`pool`); those that differ in more than the scheme are curves of their own.
     """
-    schemes = dict(zip(points["model"], points["scheme"], strict=True))
-    looks = style.model_styles({name: style.encoding_of(name, scheme) for name, scheme in schemes.items()})
+    looks = style.model_styles(points["model"].unique())
     tasks = dict(iter(points.groupby("task", sort=False)))
     figure, panels = style.large_panels(len(tasks), style.PAGE if len(tasks) > 1 else style.COLUMN, 2.2)
     for axes, (task, of_task) in zip(panels, tasks.items(), strict=True):
