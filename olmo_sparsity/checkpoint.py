@@ -81,16 +81,17 @@ def incompleteness(folder: Path, *, optimizer: bool = True) -> str | None:
     """
     try:
         listed = read_json(folder / CHECKSUMS, "")
-        sizes = {name: file["bytes"] for name, file in listed.items()}
+        names = (*_NEVER_ABSENT, *listed.keys() & {TOKENIZER})
+        sizes = {name: listed[name]["bytes"] for name in names}
     except (UserError, KeyError, TypeError):
         return f"{CHECKSUMS} is missing or damaged"
-    for name in [*_NEVER_ABSENT, *sorted(sizes.keys() & {TOKENIZER})]:
+    for name, size in sizes.items():
         path = folder / name
         if name == OPTIMIZER and not optimizer:
             continue
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != sizes.get(name):
+        if path.stat().st_size != size:
             return f"{name} is damaged"
     return None
 

@@ -53,7 +53,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             row.pop("crc32", None)  # rows of versions before 0.3 have a checksum
             rows.append({"step": row.pop("step"), **row})
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
                 raise UserError(
                     f"{path}: line {number} is damaged; remove that line to go on without its step"
