@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
-_NEVER_ABSENT = {WEIGHTS, OPTIMIZER, STATE, CONFIG}
+_NEVER_ABSENT = (WEIGHTS, OPTIMIZER, STATE, CONFIG)
 _STEP_FOLDER = re.compile(r"step(\d+)$")
 _WRAPPER = re.compile(r"(_orig_mod|module)\.")
 
@@ -73,26 +73,25 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def what_is_torn(folder: Path, *, checksums: bool = True, optimizer: bool = True) -> str | None:
-    """What is wrong with a checkpoint's files, in words; None where all have the sizes and checksums noted in it.
+def incompleteness(folder: Path, *, optimizer: bool = True) -> str | None:
+    """What is missing of a checkpoint's files, in words; None where all have the sizes noted in it.
 
     Folders are renamed when whole, so this finds what happened later: a copy that was cut off, a disk that failed.
-    Without ``checksums`` it looks at sizes only; without ``optimizer`` not at the optimizer's file.
+    Without ``optimizer`` it does not look at the optimizer's file.
     """
     try:
         listed = read_json(folder / CHECKSUMS, "")
-        noted = {name: (file["bytes"], file["sha256"]) for name, file in listed.items()}
+        names = (*_NEVER_ABSENT, *listed.keys() & {TOKENIZER})
+        sizes = {name: listed[name]["bytes"] for name in names}
     except (UserError, KeyError, TypeError):
         return f"{CHECKSUMS} is missing or damaged"
-    if not _NEVER_ABSENT <= noted.keys() <= {*_NEVER_ABSENT, TOKENIZER}:
-        return f"{CHECKSUMS} names other files than those of a checkpoint"
-    for name, (size, sha256) in noted.items():
+    for name, size in sizes.items():
+        path = folder / name
         if name == OPTIMIZER and not optimizer:
             continue
-        path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != size or (checksums and sha256_file(path) != sha256):
+        if path.stat().st_size != size:
             return f"{name} is damaged"
     return None
 
@@ -104,7 +103,7 @@ def last_whole_checkpoint(run: str | Path, *, optimizer: bool = True) -> Path | 
     """
     torn = {}
     for folder in reversed(checkpoints(run)):
-        torn[folder] = what_is_torn(folder, optimizer=optimizer)
+        torn[folder] = incompleteness(folder, optimizer=optimizer)
         if torn[folder] is None:
             for other in list(torn)[:-1]:
                 log.warning("skipping the torn checkpoint %s: %s", other, torn[other])
@@ -131,7 +130,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
             return path  # a directory of transformers
         if is_of_olmo(path):
             return path
-        if torn := what_is_torn(path, optimizer=False):
+        if torn := incompleteness(path, optimizer=False):
             raise UserError(f"{path} is damaged ({torn}); copy it again, or give another checkpoint")
         return path
     last = last_whole_checkpoint(path, optimizer=False)
@@ -143,7 +142,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
     if last is None:
         raise UserError(f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py")
     if last != found[-1] and not load_state(last).finished:
-        torn = what_is_torn(found[-1], optimizer=False)
+        torn = incompleteness(found[-1], optimizer=False)
         raise UserError(
             f"{found[-1]} is damaged ({torn}); copy it again, or give an earlier checkpoint, such as {last}"
         )
@@ -168,10 +167,10 @@ def save_checkpoint(
         if tokenizer is not None:
             (temporary / TOKENIZER).write_bytes(tokenizer)
         (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-            for path in temporary.iterdir()
+        files: dict[str, dict[str, int | str]] = {
+            path.name: {"bytes": path.stat().st_size} for path in temporary.iterdir()
         }
+        files[WEIGHTS]["sha256"] = sha256_file(temporary / WEIGHTS)
         (temporary / CHECKSUMS).write_text(json.dumps(files) + "\n", encoding="utf8")
     return folder
 

@@ -100,8 +100,7 @@ class Engine:
         self._has_dropout = any(
             (of_model.attention_dropout, of_model.residual_dropout, of_model.embedding_dropout)
         )
-        self._length_groups = config.task.length_groups
-        if self._length_groups is not None and self.processes > 1:
+        if config.task.length_groups is not None and self.processes > 1:
             raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
         decoder = decoder_of(model)
         if config.activation_checkpointing is not None:
@@ -144,47 +143,7 @@ class Engine:
         words = np.random.SeedSequence([seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def forward_backward(self, batch: Batch) -> dict[str, Tensor]:
-        """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name, scalars.
-
-        They are on the device: reading one waits until it is computed, and `step` should be on its way by then.
-
-        Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
-        the split into processes and micro-batches changes nothing but rounding. With `task.length_groups` they are of
-        the group of lengths with the largest loss alone.
-        """
-        if self._length_groups is None:
-            return self._accumulate(batch)
-        groups = batch.by_length(self._length_groups)
-        sums = self.sum_over_processes(torch.stack([self._loss_and_count(group) for group in groups]))
-        worst = int((sums[:, 0] / sums[:, 1]).argmax())
-        mean = sums[:, 0].sum() / sums[:, 1].sum()
-        return {**self._accumulate(groups[worst]), "mean_loss_nats": mean}
-
-    @torch.no_grad()
-    def _loss_and_count(self, batch: Batch) -> Tensor:
-        """The sum of the losses of this process's examples and how many tokens count, (2,)."""
-        total = torch.zeros((), device=self.device)
-        for part in batch.micro_batches(self.micro_batch_size):
-            total += self._loss_sums(part)["loss_nats"]
-        return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=self.device)])
-
-    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
-        # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
-        count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
-        totals: dict[str, Tensor] = {}
-        parts = batch.micro_batches(self.micro_batch_size)
-        for number, part in enumerate(parts):
-            last = number == len(parts) - 1
-            with self._synchronising(last):
-                sums = self._loss_sums(part)
-                # Processes average their gradients; times their number makes it the sum over the global batch.
-                self._backward(sums["loss_nats"] * (self.processes / count), last)
-            totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
-        means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
-        return dict(zip(totals, means, strict=True))
-
-    def _loss_sums(self, part: Batch) -> dict[str, Tensor]:
+    def loss_sums(self, part: Batch) -> dict[str, Tensor]:
         """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens.
 
         Where compiling fails this process goes on uncompiled, but for ZeRO 3, in which others would wait for weights.
@@ -199,16 +158,17 @@ class Engine:
             reason = getattr(error, "inner_exception", error)
             log.warning("not compiled: compiling failed (%s)", first_line(reason))
         self.is_compiled = False
-        return self._loss_sums(part)
+        return self.loss_sums(part)
 
     def _forward_context(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bf16)
 
-    def _synchronising(self, last: bool) -> Any:
+    def synchronising(self, last: bool) -> Any:
         """Context in which gradients are exchanged between processes after the last micro-batch only."""
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
-    def _backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Accumulate the gradients of a loss; ``last``: of this step's micro-batches."""
         loss.backward()
 
     def open_evaluation(self, config: Config) -> HeldoutEvaluation | TaskEvaluation:

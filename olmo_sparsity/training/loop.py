@@ -1,44 +1,58 @@
-"""The training loop: batch, forward, backward, step, log, save. One for every model, task and number of processes."""
+"""Training, to be read downward: batch, forward, backward, clip, step, log, save, stop.
+
+One loop for every model, task and number of processes. `engine.py` has what depends on processes and devices, `zero.py`
+the same over DeepSpeed, `resume.py` which checkpoint a run goes on from.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from functools import partial
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     OPTIMIZER,
+    TrainState,
+    checkpoints,
+    incompleteness,
     load_state,
     load_tensors,
     load_weights,
+    save_checkpoint,
     step_folder,
+    step_of,
     weights_sha256,
 )
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
+from olmo_sparsity.data.batches import Batch, TrainingBatches, open_training_data, verify_checksums
+from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.metrics import rows_of_done_steps
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
-    append_provenance,
-    errors_noted,
+    PROVENANCE_NAME,
     initial_checkpoint,
     is_finished,
     refuse_other_data,
     run_folder,
-    save,
-    saved_tokenizer,
-    saves_at,
     starting_checkpoint,
 )
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, remove, write_json
+from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)
@@ -49,75 +63,53 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
     interrupted; another number of processes or ZeRO stage changes rounding, and what dropout draws. Raises `UserError`
-    for a folder that holds another run or is in use, damaged metrics, bad data, and a loss or a gradient that is not
-    finite (before the weights are changed; the gradient under ZeRO before they are saved), and `StoppedBySignal` after
-    saving on SIGUSR1, SIGTERM or Ctrl-C.
+    for a folder that holds another run or is in use, bad data, and a loss or a gradient that is not finite (before the
+    weights are changed; the gradient under ZeRO before they are saved), and `StoppedBySignal` after saving on SIGUSR1,
+    SIGTERM or Ctrl-C.
     """
     engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config)
-    with errors_noted(config, engine):
-        return _train(config, engine, resume)
+    with tracebacks_noted(config, engine):
+        # One process looks at the folder: another may be shown an older state of it.
+        last = engine.on_main(lambda: starting_checkpoint(config, resume))
+        if last is not None and engine.on_main(lambda: is_finished(config, last)):
+            log.info("%s is finished already", last)
+            return last
+        weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
+        model = build_model(config)
+        if weights is not None:
+            load_weights(model, weights, attention_may_be_new=last is None)
+        engine.prepare(model)
+        data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+        engine.refuse_unequal(str(data.identity), "the text to train on")
+        with run_folder(config, engine, last, resume):
+            engine.on_main(lambda: verify_checksums(config))
+            first_step = 0 if last is None else restore(engine, last, data)
+            engine.on_main(lambda: append_provenance(config, is_new=last is None))
+            return run_steps(config, engine, data, first_step)
 
 
-def _train(config: Config, engine: Engine, resume: bool) -> Path:
-    # One process looks at the folder, and hashes what it finds: another may be shown an older state of it.
-    last, weights, finished = engine.on_main(lambda: _beginning(config, resume))
-    if finished:
-        assert last is not None
-        log.info("%s is finished already", last)
-        return last
-    model = build_model(config)
-    if weights is not None:
-        load_weights(model, weights, attention_may_be_new=last is None)
-    engine.prepare(model)
-    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
-    engine.refuse_unequal(str(data.identity), "the text to train on")
-    with run_folder(config, engine, last, resume):
-        return _train_from(config, engine, data, last)
+def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
+    """Load the optimizer's state of the checkpoint ``last``; returns after how many steps it was written."""
+    state = load_state(last)
+    content = (last / CHECKSUMS).read_text(encoding="utf8")
+    engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
+    refuse_other_data(state, last, data.identity)
+    engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
+    log.info("resuming from %s", last)
+    return state.step
 
 
-def _beginning(config: Config, resume: bool) -> tuple[Path | None, Path | None, bool]:
-    """The checkpoint to go on from, that to take weights from, and whether the run is finished already."""
-    last = starting_checkpoint(config, resume)
-    if last is None:
-        return None, initial_checkpoint(config), False
-    finished = is_finished(config, last)
-    if finished:  # refuses metrics that are lost or damaged
-        rows_of_done_steps(config.save_folder, load_state(last).step, finished=True)
-    return last, last, finished
-
-
-def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Path | None) -> Path:
-    """Train from the checkpoint ``last``, or from the start, to the end."""
-    engine.on_main(lambda: verify_checksums(config))
-    schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
-    first_step = 0
-    if last is not None:
-        state = load_state(last)
-        content = (last / CHECKSUMS).read_text(encoding="utf8")
-        engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
-        refuse_other_data(state, last, data.identity)
-        first_step = state.step
-        engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
-        log.info("resuming from %s", last)
-
-    def note() -> None:
-        told = {"precision": chosen_precision(config)}
-        if last is None and config.initial_weights is not None:
-            told["initial_weights_sha256"] = weights_sha256(config.initial_weights)
-        append_provenance(config.save_folder, **told)
-
-    engine.on_main(note)
-    return _run(config, engine, data, schedule, first_step)
-
-
-def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedule, first_step: int) -> Path:
+def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step: int) -> Path:
     """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
+    schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
-    batches, tokenizer = data.batches(first_step), saved_tokenizer(config) if engine.is_main else None
+    # Read at the start: the corpus may be gone when a checkpoint is saved.
+    tokenizer = path.read_bytes() if engine.is_main and (path := run_tokenizer(config)) else None
     folder = step_folder(config.save_folder, first_step)
+    batches = data.batches(first_step)
     monitor = Monitor(
         config,
         first_step=first_step,
@@ -129,31 +121,31 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     with monitor, StopRequest() as stop:
         for step in range(first_step + 1, last_step + 1):
             batch = next(batches)
-            # After reading: PyTorch's loader draws from the same generator.
-            engine.seed_dropout(config.seed, step)
-            on_device = engine.forward_backward(batch)
+            engine.seed_dropout(config.seed, step)  # after reading: the loader draws from the same generator
+            on_device = forward_backward(engine, batch, config.task.length_groups)
             on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
             # Read together: the processor waits once for the device, which has then nothing to do for a moment.
-            values = _finite({name: float(value) for name, value in on_device.items()}, step)
+            values = finite({name: float(value) for name, value in on_device.items()}, step)
             learning_rate = schedule.learning_rate(step)
-            values |= _finite(engine.step(learning_rate), step)
+            values |= finite(engine.step(learning_rate), step)
             monitor.log(step, {**values, "learning_rate": learning_rate})
-            ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
+
+            stops = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False
-            saving = partial(save, config, engine, step, data.identity, tokenizer)
             with monitor.paused():
-                if ends:  # first of all: there may be seconds left
-                    folder = saving(finished=step >= schedule.max_steps)
+                if stops:  # first of all: there may be seconds left
+                    folder = save(config, engine, step, data.identity, tokenizer, step >= schedule.max_steps)
                 if evaluation is not None and interval and (step == last_step or step % interval == 0):
-                    found = engine.evaluate(evaluation)
-                    monitor.log_evaluation(step, found)
-                    has_learned = until is not None and exact_share(found) >= until
-                if has_learned or (not ends and (step == last_step or saves_at(config, step))):
-                    folder = saving(finished=has_learned or step >= schedule.max_steps)
+                    measures = engine.evaluate(evaluation)
+                    monitor.log_evaluation(step, measures)
+                    has_learned = until is not None and exact_share(measures) >= until
+                if has_learned or (not stops and (step == last_step or saves_at(config, step))):
+                    is_last = has_learned or step >= schedule.max_steps
+                    folder = save(config, engine, step, data.identity, tokenizer, is_last)
             if has_learned:
                 log.info("finished after step %d: exact match reached evaluation.until", step)
                 break
-            if ends and step < last_step:
+            if stops and step < last_step:
                 why = stop.received or "a signal to another process, or time_limit"
                 raise StoppedBySignal(
                     f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
@@ -161,7 +153,52 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     return folder
 
 
-def _finite(values: dict[str, float], step: int) -> dict[str, float]:
+def forward_backward(engine: Engine, batch: Batch, length_groups: int | None) -> dict[str, Tensor]:
+    """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name, scalars.
+
+    They are on the device: reading one waits until it is computed, and `Engine.step` should be on its way by then. With
+    `task.length_groups` the gradients are of the group of lengths with the largest loss alone.
+    """
+    if length_groups is None:
+        return accumulate_gradients(engine, batch)
+    groups = batch.by_length(length_groups)
+    sums = engine.sum_over_processes(torch.stack([loss_and_count(engine, group) for group in groups]))
+    worst = int((sums[:, 0] / sums[:, 1]).argmax())
+    mean = sums[:, 0].sum() / sums[:, 1].sum()
+    return {**accumulate_gradients(engine, groups[worst]), "mean_loss_nats": mean}
+
+
+def accumulate_gradients(engine: Engine, batch: Batch) -> dict[str, Tensor]:
+    """Forward and backward passes of this process's micro-batches.
+
+    Each contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so the split into
+    processes and micro-batches changes nothing but rounding.
+    """
+    # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
+    count = engine.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
+    totals: dict[str, Tensor] = {}
+    parts = batch.micro_batches(engine.micro_batch_size)
+    for number, part in enumerate(parts):
+        is_last = number == len(parts) - 1
+        with engine.synchronising(is_last):
+            sums = engine.loss_sums(part)
+            # Processes average their gradients; times their number makes it the sum over the global batch.
+            engine.backward(sums["loss_nats"] * (engine.processes / count), is_last)
+        totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
+    means = engine.sum_over_processes(torch.stack(list(totals.values()))) / count
+    return dict(zip(totals, means, strict=True))
+
+
+@torch.no_grad()
+def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
+    """The sum of the losses of this process's examples and how many tokens count, (2,)."""
+    total = torch.zeros((), device=engine.device)
+    for part in batch.micro_batches(engine.micro_batch_size):
+        total += engine.loss_sums(part)["loss_nats"]
+    return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=engine.device)])
+
+
+def finite(values: dict[str, float], step: int) -> dict[str, float]:
     """The values. Raises `UserError` where a loss or a gradient's norm is not finite."""
     for name, value in values.items():
         if not math.isfinite(value):
@@ -170,3 +207,89 @@ def _finite(values: dict[str, float], step: int) -> dict[str, float]:
                 "max_grad_norm, or set --precision=fp32, and --resume"
             )
     return values
+
+
+# --- saving ---
+
+
+def saves_at(config: Config, step: int) -> bool:
+    """Whether a checkpoint is due after this step."""
+    intervals = (config.save_interval, config.save_interval_unsharded)
+    return any(interval is not None and step % interval == 0 for interval in intervals)
+
+
+def save(
+    config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, finished: bool
+) -> Path:
+    """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
+    weights, optimizer = engine.weights(), engine.optimizer_tensors()
+    state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
+
+    def write() -> None:
+        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
+        for old in no_longer_kept(config, saved):
+            remove(old)
+
+    engine.on_main(write)
+    return step_folder(config.save_folder, step)
+
+
+def no_longer_kept(config: Config, saved: Path) -> list[Path]:
+    """Checkpoints of the run beyond the last m that are not among every p-th; ``saved`` is the last.
+
+    Those due at OLMo's second interval, `save_interval_unsharded`, have a count of their own, as in OLMo; a count
+    below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond
+    ``saved``.
+    """
+    every, second = config.checkpoints.keep_every, config.save_interval_unsharded
+    whole = [
+        folder
+        for folder in checkpoints(config.save_folder)
+        if step_of(folder) <= step_of(saved) and incompleteness(folder) is None
+    ]
+    of_second = [folder for folder in whole if second is not None and step_of(folder) % second == 0]
+    of_first = [folder for folder in whole if folder not in of_second]
+    old = []
+    for folders, keep in (
+        (of_first, config.save_num_checkpoints_to_keep),
+        (of_second, config.save_num_unsharded_checkpoints_to_keep),
+    ):
+        old += folders[:-keep] if keep > 0 else []
+    return [folder for folder in old if every is None or step_of(folder) % every]
+
+
+# --- what a run folder says about the run ---
+
+
+def append_provenance(config: Config, *, is_new: bool) -> None:
+    """Add this start to the list in the `provenance.json` of the run folder."""
+    path = Path(config.save_folder) / PROVENANCE_NAME
+    start: dict[str, Any] = {**provenance(), "precision": chosen_precision(config)}
+    if is_new and config.initial_weights is not None:
+        start["initial_weights_sha256"] = weights_sha256(config.initial_weights)
+    before = (
+        read_json(path, "remove it, and run the same command again", expect=list) if path.is_file() else []
+    )
+    write_json(path, [*before, start])
+
+
+@contextmanager
+def tracebacks_noted(config: Config, engine: Engine) -> Iterator[None]:
+    """Append the traceback of what ends the block to `error-rank<n>.txt` in the run's folder.
+
+    Of many processes, standard error has them mixed, or only what the launcher let through. Bad input of one process
+    alone is not noted: it is one line there.
+    """
+    try:
+        yield
+    except StoppedBySignal:
+        raise
+    except Exception as error:
+        folder = Path(config.save_folder)
+        if not isinstance(error, UserError) or (engine.processes > 1 and folder.is_dir()):
+            time_of_day = datetime.now().astimezone().isoformat(timespec="seconds")
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                with open(folder / f"error-rank{engine.rank}.txt", "a", encoding="utf8") as file:
+                    file.write(f"{time_of_day}\n{traceback.format_exc()}\n")
+        raise

@@ -15,7 +15,7 @@ import torch
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.metrics import MetricsFile
-from olmo_sparsity.training.trackers import Tracker, check_packages, open_trackers
+from olmo_sparsity.training.trackers import Tracker, open_trackers
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.signals import StoppedBySignal
 
@@ -40,8 +40,7 @@ class Monitor:
         device: torch.device = _CPU,
         processes: int = 1,
     ):
-        """``enabled``: in the main process. Raises `UserError` in every one where a tracker is not installed."""
-        check_packages(config)
+        """``enabled``: in the main process."""
         self.config, self.enabled, self.device = config, enabled, device
         self.tokens_per_step, self.first_step, self.last_step = config.tokens_per_step, first_step, last_step
         peak = peak_flops(config, device) if enabled else None

@@ -1,14 +1,11 @@
-"""Checkpoint life: which one a run goes on from, when one is written, which are kept."""
+"""Which checkpoint a run goes on from, and that nobody else trains in its folder."""
 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
@@ -18,10 +15,6 @@ from olmo_sparsity.checkpoint import (
     last_whole_checkpoint,
     load_state,
     resolve_checkpoint,
-    save_checkpoint,
-    step_folder,
-    step_of,
-    what_is_torn,
 )
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, each_field
@@ -30,10 +23,8 @@ from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.files import remove, sha256_file
 from olmo_sparsity.util.lock import folder_lock
-from olmo_sparsity.util.provenance import provenance
-from olmo_sparsity.util.signals import StoppedBySignal
 
 log = logging.getLogger(__name__)
 
@@ -150,85 +141,3 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
     with ExitStack() as held:
         engine.on_main(claim)
         yield
-
-
-@contextmanager
-def errors_noted(config: Config, engine: Engine) -> Iterator[None]:
-    """Append the traceback of what ends the block to `error-rank<n>.txt` in the run's folder.
-
-    Of many processes, standard error has them mixed, or only what the launcher let through. Bad input of one process
-    alone is not noted: it is one line there.
-    """
-    try:
-        yield
-    except StoppedBySignal:
-        raise
-    except Exception as error:
-        folder = Path(config.save_folder)
-        if not isinstance(error, UserError) or (engine.processes > 1 and folder.is_dir()):
-            time = datetime.now().astimezone().isoformat(timespec="seconds")
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                with open(folder / f"error-rank{engine.rank}.txt", "a", encoding="utf8") as file:
-                    file.write(f"{time}\n{traceback.format_exc()}\n")
-        raise
-
-
-def saves_at(config: Config, step: int) -> bool:
-    """Whether a checkpoint is due after this step."""
-    intervals = (config.save_interval, config.save_interval_unsharded)
-    return any(interval is not None and step % interval == 0 for interval in intervals)
-
-
-def saved_tokenizer(config: Config) -> bytes | None:
-    """What a checkpoint holds as its tokenizer, read at the start: the corpus may be gone when one is saved."""
-    path = run_tokenizer(config)
-    return None if path is None else path.read_bytes()
-
-
-def save(
-    config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, *, finished: bool
-) -> Path:
-    """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
-    weights, optimizer = engine.weights(), engine.optimizer_tensors()
-    state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
-
-    def write() -> None:
-        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
-        for old in dropped(config, saved):
-            remove(old)
-
-    engine.on_main(write)
-    return step_folder(config.save_folder, step)
-
-
-def dropped(config: Config, saved: Path) -> list[Path]:
-    """Checkpoints of the run beyond the last m that are not among every p-th; ``saved`` is the last.
-
-    Those due at OLMo's second interval, `save_interval_unsharded`, have a count of their own, as in OLMo; a count
-    below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond
-    ``saved``.
-    """
-    every, second = config.checkpoints.keep_every, config.save_interval_unsharded
-    whole = [
-        folder
-        for folder in checkpoints(config.save_folder)
-        if step_of(folder) <= step_of(saved) and what_is_torn(folder, checksums=False) is None
-    ]
-    of_second = [folder for folder in whole if second is not None and step_of(folder) % second == 0]
-    of_first = [folder for folder in whole if folder not in of_second]
-    old = []
-    for folders, keep in (
-        (of_first, config.save_num_checkpoints_to_keep),
-        (of_second, config.save_num_unsharded_checkpoints_to_keep),
-    ):
-        old += folders[:-keep] if keep > 0 else []
-    return [folder for folder in old if every is None or step_of(folder) % every]
-
-
-def append_provenance(folder: str | Path, **told: Any) -> None:
-    """Add this process, and what is ``told`` of it, to the list of starts in the `provenance.json` of a run folder."""
-    path = Path(folder) / PROVENANCE_NAME
-    remedy = "remove it, and run the same command again"
-    before = read_json(path, remedy, expect=list) if path.is_file() else []
-    write_json(path, [*before, {**provenance(), **told}])

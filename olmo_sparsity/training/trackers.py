@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import uuid
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_text
-
-log = logging.getLogger(__name__)
 
 RUN_ID_NAME = "wandb_run_id.txt"
 TENSORBOARD_FOLDER = "tensorboard"
-
-
-def check_packages(config: Config) -> None:
-    """Raise `UserError` where the config asks for a tracker that is not installed; every process may call it."""
-    wanted = {"wandb": config.wandb is not None, "tensorboard": config.tensorboard}
-    for package, asked in wanted.items():
-        if asked and importlib.util.find_spec(package) is None:
-            off = "wandb: null" if package == "wandb" else "tensorboard: false"
-            raise UserError(f"{package} is asked for and not installed; pip install {package}, or set {off}")
-    if config.wandb is not None and not config.wandb.rank_zero_only:
-        log.warning("wandb.rank_zero_only: false has no effect: metrics are sums over all processes already")
 
 
 def open_trackers(config: Config, first_step: int) -> list[Tracker]:
@@ -43,7 +27,6 @@ class WeightsAndBiases:
     """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later."""
 
     def __init__(self, config: Config, first_step: int):
-        """Raises `UserError` where no run can be opened: not logged in, no such project, no network."""
         import wandb
 
         options = config.wandb
@@ -51,24 +34,20 @@ class WeightsAndBiases:
         self.interval = options.log_interval
         folder = Path(config.save_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self.run: Any = wandb.init(
-                dir=str(folder),
-                project=options.project,
-                entity=options.entity,
-                group=options.group,
-                name=options.name,
-                tags=options.tags,
-                config=config.asdict(exclude=["wandb"]),
-                id=_run_id(folder, new=first_step == 0),
-                resume="allow",
-            )
-        except wandb.Error as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"wandb: no run can be opened for entity {options.entity!r}, project {options.project!r} ({reason}); "
-                "run `wandb login`, set --wandb.entity (OLMo's default is ai2-llm), WANDB_MODE=offline, or --wandb=null"
-            ) from error
+        path = folder / RUN_ID_NAME
+        if first_step == 0 or not path.is_file():
+            write_text(path, uuid.uuid4().hex[:12] + "\n")
+        self.run: Any = wandb.init(
+            dir=str(folder),
+            project=options.project,
+            entity=options.entity,
+            group=options.group,
+            name=options.name,
+            tags=options.tags,
+            config=config.asdict(exclude=["wandb"]),
+            id=path.read_text(encoding="utf8").strip(),
+            resume="allow",
+        )
 
     def write(self, step: int, row: dict[str, Any]) -> None:
         """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
@@ -108,18 +87,10 @@ def _scalars(row: dict[str, Any]) -> dict[str, float]:
     values = {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
     bins = row.get("heldout_loss_by_position", [])
     width = len(str(bins[-1]["to"])) if bins else 0
-    for each in bins:
-        place = f"{each['from']:0{width}d}-{each['to']:0{width}d}"
-        values[f"heldout_loss_nats_by_position/{place}"] = each["loss_nats"]
+    for of_bin in bins:
+        place = f"{of_bin['from']:0{width}d}-{of_bin['to']:0{width}d}"
+        values[f"heldout_loss_nats_by_position/{place}"] = of_bin["loss_nats"]
     return values
-
-
-def _run_id(folder: Path, *, new: bool) -> str:
-    """Name of the Weights & Biases run that belongs to this run folder; a new one for a run from the start."""
-    path = folder / RUN_ID_NAME
-    if new or not path.is_file():
-        write_text(path, uuid.uuid4().hex[:12] + "\n")
-    return path.read_text(encoding="utf8").strip()
 
 
 Tracker = WeightsAndBiases | TensorBoard

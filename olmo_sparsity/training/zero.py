@@ -137,10 +137,10 @@ class ZeroEngine(Engine):
     def _forward_context(self) -> Any:
         return nullcontext()  # DeepSpeed enters autocast itself
 
-    def _synchronising(self, last: bool) -> Any:
+    def synchronising(self, last: bool) -> Any:
         return nullcontext()  # the boundary below says the same to DeepSpeed
 
-    def _backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, last: bool) -> None:
         self.model.set_gradient_accumulation_boundary(is_boundary=last)
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is scaled for the whole batch already
 

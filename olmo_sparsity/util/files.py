@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -38,21 +37,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         if temporary.is_dir():
             _share(temporary)
         _flush(temporary)
-        if path.is_dir() and not temporary.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not path.is_dir():
-            os.replace(temporary, path)
-        else:
-            _refuse_protected(path)
-            if not _exchange(temporary, path):
-                os.replace(path, replaced)
-                os.replace(temporary, path)
+        if path.is_dir():
+            if not temporary.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            path.rename(replaced)
+        os.replace(temporary, path)
     except BaseException:
         remove(temporary)
         if replaced.is_dir() and not path.exists():
-            os.replace(replaced, path)
+            replaced.rename(path)
         raise
-    remove(temporary)
     remove(replaced)
 
 
@@ -122,30 +116,11 @@ def _sha256(path: str, inode: int, size: int, modified_ns: int, changed_ns: int)
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
-        _refuse_protected(path)
         if ".tmp-" not in path.name:  # a kill in the middle must not leave half a folder under its name
             path = path.rename(_temporary(path))
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _refuse_protected(folder: Path) -> None:
-    """Raise `PermissionError` for a folder that cannot be emptied, before any of it is gone."""
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Let two folders change names in one step, so that a kill leaves neither name empty; False where that cannot be.
-
-    Linux can on its own file systems, not on network ones.
-    """
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
 def _temporary(path: Path) -> Path:

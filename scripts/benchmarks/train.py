@@ -29,6 +29,7 @@ from olmo_sparsity.exported import quiet_transformers
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
+from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -101,7 +102,7 @@ def loop_steps(engine: Engine, config: Config, steps: int) -> Runner:
 
     def run() -> None:
         for _ in range(steps):
-            engine.forward_backward(next(batches))
+            forward_backward(engine, next(batches), None)
             engine.clip_gradients(config.max_grad_norm)
             engine.step(LEARNING_RATE)
 

@@ -280,6 +280,7 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.loop import forward_backward
 """
 
 
@@ -305,7 +306,7 @@ config = load_config({str(folder / "config.yaml")!r}, {options!r}, warn=False)
 engine = Engine(config, build_model(config))
 batches = open_training_data(config, rank=rank, world_size=2).batches(0)
 for step in range(2):
-    values = engine.forward_backward(next(batches)) | engine.clip_gradients(1.0)
+    values = forward_backward(engine, next(batches), None) | engine.clip_gradients(1.0)
     engine.step(1e-3)
     engine.refuse_unequal(str(values), "what the step gives")
 assert engine.is_compiled == (rank == 0)

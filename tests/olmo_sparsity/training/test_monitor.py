@@ -19,7 +19,6 @@ from olmo_sparsity.training.trackers import RUN_ID_NAME, TENSORBOARD_FOLDER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
-from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 HELDOUT = {
@@ -196,20 +195,6 @@ class TestWeightsAndBiases:
             pass
         assert wandb.exits == [1]
 
-    def test_no_run_can_be_opened(self, tmp_path, wandb):
-        config = wandb_config(tmp_path)
-        run(config)
-        before = rows_of(config)
-        wandb.error = wandb.Error("No API key\nconfigured")
-        with refused("entity 'e', project 'p' .No API key configured.*wandb login"):
-            run(config)
-        assert rows_of(config) == before
-
-    def test_one_run_for_all_processes(self, tmp_path, wandb, caplog):
-        run(wandb_config(tmp_path, rank_zero_only=False))
-        assert len(wandb.opened) == 1
-        assert "wandb.rank_zero_only: false has no effect" in caplog.text
-
     @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
     def test_the_real_package_offline(self, tmp_path):
         wandb_config(tmp_path)
@@ -226,16 +211,6 @@ class TestWeightsAndBiases:
         assert found  # two of the same id, unless both started within one second
         content = b"".join(path.read_bytes() for path in found)
         assert all(name in content for name in (b"loss_nats", b"heldout_loss_nats", b"peak_memory_gb"))
-
-
-@pytest.mark.parametrize(("package", "off"), [("wandb", "null"), ("tensorboard", "false")])
-def test_not_installed(tmp_path, monkeypatch, package, off):
-    asked = {"wandb": {"project": "p"}} if package == "wandb" else {"tensorboard": True}
-    config = tiny.train_config(tmp_path, **asked)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for enabled in (True, False):  # in every process: none is left waiting for another
-        with refused(f"pip install {package}, or set {package}: {off}"):
-            Monitor(config, first_step=0, last_step=1, enabled=enabled)
 
 
 class TestTensorBoard:

@@ -16,20 +16,19 @@ import torch
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     checkpoints,
+    incompleteness,
     load_model,
     load_state,
     resolve_checkpoint,
     weights_sha256,
-    what_is_torn,
 )
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training import loop
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import MetricsFile, read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.resume import starting_checkpoint
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -67,7 +66,7 @@ def trained_half():
 # --- torn checkpoints ---
 
 
-@pytest.mark.parametrize("torn", ["empty", "cut off", "flipped", "missing", "no checksums"])
+@pytest.mark.parametrize("torn", ["empty", "cut off", "missing", "no checksums"])
 def test_a_torn_checkpoint_is_skipped_and_never_costs_a_whole_one(tmp_path, caplog, torn):
     config = replace(half(tmp_path), save_num_checkpoints_to_keep=1, save_interval=2)
     whole = checkpoints(tmp_path / "run")[-1]
@@ -77,10 +76,8 @@ def test_a_torn_checkpoint_is_skipped_and_never_costs_a_whole_one(tmp_path, capl
     else:
         shutil.copytree(whole, damaged)
         weights = damaged / "model.safetensors"
-        content = bytearray(weights.read_bytes())
-        content[-1] ^= 1
-        if torn in ("cut off", "flipped"):
-            weights.write_bytes(content[:-100] if torn == "cut off" else content)
+        if torn == "cut off":
+            weights.write_bytes(weights.read_bytes()[:-100])
         else:
             (weights if torn == "missing" else damaged / CHECKSUMS).unlink()
     folder = train(config, resume=True)
@@ -98,18 +95,6 @@ def test_an_unfinished_run_that_ends_in_a_torn_checkpoint_is_not_measured_at_an_
     with refused(r"step00000006 is damaged"):
         load_model(tmp_path / "run" / "step00000006")
     load_model(tmp_path / "run" / "step00000004")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "state.json", CHECKSUMS])
-def test_a_damaged_file_of_a_checkpoint_is_not_believed(tmp_path, name):
-    half(tmp_path)
-    path = checkpoints(tmp_path / "run")[-1] / name
-    content = bytearray(path.read_bytes())
-    content[content.find(b"model") if name == CHECKSUMS else len(content) // 2] ^= 4
-    path.write_bytes(content)
-    for given in (tmp_path / "run", path.parent):
-        with refused("damaged"):
-            load_model(given)
 
 
 def test_weights_alone_are_enough_to_measure(tmp_path):
@@ -271,38 +256,6 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     train(config, resume=True)
 
 
-def test_a_finished_run_without_its_metrics_is_refused(tmp_path):
-    """Found by the fault test, seed 1, injections 62 and 226: it was called finished."""
-    config = tiny.train_config(tmp_path)
-    train(config)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    whole = metrics.read_bytes()
-    metrics.write_bytes(whole.replace(b'"loss_nats": ', b'"loss_nats": 1', 1))
-    with refused("metrics.jsonl: line 1 is damaged"):
-        train(config, resume=True)
-    for lost in (5, len(whole.splitlines()[-1]) + 1):  # of the last line some or all
-        metrics.write_bytes(whole[:-lost])
-        with refused("metrics.jsonl is cut off, with rows of the 8 steps that are done; restore it"):
-            train(config, resume=True)
-    metrics.unlink()
-    with refused("metrics.jsonl is missing, though 8 steps are done; restore it"):
-        train(config, resume=True)
-
-
-def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
-    train(tiny.train_config(tmp_path, "--stop_at=4", "--console_log_interval=1"))
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    whole = metrics.read_bytes()
-    config = tiny.train_config(tmp_path, "--console_log_interval=1")
-    for kept in (len(whole) - 5, len(whole) * 5 // 8):  # in the last row, and in the one before
-        metrics.write_bytes(whole[:kept])
-        with refused("metrics.jsonl is cut off, with rows of the 4 steps that are done; restore it"):
-            train(config, resume=True)
-    metrics.write_bytes(whole + b'{"step": 5, "tok')  # a kill left this
-    train(config, resume=True)
-    assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
 def test_the_time_that_processes_wait_is_checked(monkeypatch):
     for given in ("soon", "nan", "-1", "0", "inf"):
         monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
@@ -318,30 +271,9 @@ def test_a_fresh_start_asks_for_nothing(tmp_path):
 # --- metrics ---
 
 
-def test_every_flipped_bit_of_a_metrics_row_is_seen(tmp_path):
-    rows = [{"step": 1, "loss_nats": 0.1 + 0.2, "grad_norm": float("nan")}, {"step": 2, "loss_nats": 1e-9}]
-    file = MetricsFile(tmp_path, 0)
-    for row in rows:
-        file.write(row)
-    file.close()
+def test_rows_of_earlier_versions_are_read_and_a_torn_last_line_is_not(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    whole = path.read_bytes()
-    assert json.dumps(read_metrics(path)) == json.dumps(rows)
-    for bit in range(8 * whole.index(b"\n")):
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        try:
-            found = read_metrics(path)
-        except UserError:
-            continue
-        # what was flipped was the name of the checksum: the values are those that were written
-        assert all(json.dumps(found[0].get(name)) == json.dumps(value) for name, value in rows[0].items())
-
-
-def test_rows_without_checksums_are_read_and_a_torn_last_line_is_not(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss_nats": 2.0}\n{"step": 2, "lo')
+    path.write_text('{"step": 1, "loss_nats": 2.0, "crc32": "00"}\n{"step": 2, "lo')
     assert read_metrics(path) == [{"step": 1, "loss_nats": 2.0}]
 
 
@@ -428,7 +360,7 @@ def test_a_run_cannot_start_from_the_weights_that_it_overwrites(tmp_path, name):
         "initial_weights: .*step00000008 is in the folder that would be overwritten; choose another"
     ):
         train(itself)
-    assert what_is_torn(last) is None
+    assert incompleteness(last) is None
 
 
 def test_others_may_read_a_checkpoint_as_far_as_its_folder_lets_them(tmp_path):

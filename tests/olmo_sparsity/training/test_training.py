@@ -14,8 +14,9 @@ from olmo_sparsity.checkpoint import TOKENIZER, WEIGHTS, checkpoints, load_model
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.loop import forward_backward, train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.util.signals import StoppedBySignal
@@ -115,7 +116,7 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path, z_weight)
         mask[0] = False
         mask[1, 5:] = False
         batch = replace(batch, loss_mask=mask)
-        parts = engine.forward_backward(batch)
+        parts = forward_backward(engine, batch, None)
         gradients.append([parameter.grad.clone() for parameter in engine.raw_model.parameters()])
         logits = engine.raw_model(batch.input_ids, position_ids=batch.position_ids).logits
         picked = logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
@@ -254,14 +255,14 @@ def refuses_after(step, count):
 
 def test_a_loss_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=2")
-    original, steps = Engine.forward_backward, []
+    original, steps = loop.forward_backward, []
 
-    def diverges(self, batch):
-        losses = original(self, batch)
+    def diverges(engine, *arguments):
+        losses = original(engine, *arguments)
         steps.append(1)
         return losses if len(steps) < 6 else {name: value * math.nan for name, value in losses.items()}
 
-    monkeypatch.setattr(Engine, "forward_backward", diverges)
+    monkeypatch.setattr(loop, "forward_backward", diverges)
     monkeypatch.setattr(Engine, "step", refuses_after(Engine.step, 5))
     with refused("loss_nats is nan at step 6; earlier checkpoints are whole"):
         train(config)
@@ -273,16 +274,16 @@ def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     config = tiny.train_config(
         tmp_path, "--max_duration=8", "--save_interval=2", "--save_num_checkpoints_to_keep=1"
     )
-    original, steps = Engine.forward_backward, []
+    original, steps = loop.forward_backward, []
 
-    def overflows(self, batch):
-        losses = original(self, batch)
+    def overflows(engine, *arguments):
+        losses = original(engine, *arguments)
         steps.append(1)
         if len(steps) == 4:
-            next(self.raw_model.parameters()).grad.view(-1)[0] = math.inf
+            next(engine.raw_model.parameters()).grad.view(-1)[0] = math.inf
         return losses
 
-    monkeypatch.setattr(Engine, "forward_backward", overflows)
+    monkeypatch.setattr(loop, "forward_backward", overflows)
     monkeypatch.setattr(Engine, "step", refuses_after(Engine.step, 3))
     with refused("grad_norm is inf at step 4; earlier checkpoints are whole"):
         train(config)
@@ -339,13 +340,13 @@ def test_a_run_that_is_to_stop_saves_before_it_evaluates(tmp_path, monkeypatch):
 def test_a_corpus_that_is_deleted_costs_nothing(tmp_path, monkeypatch):
     config = tiny.train_config(tmp_path)
     tokenizer = (tmp_path / "corpus" / TOKENIZER).read_bytes()
-    original = Engine.forward_backward
+    original = loop.forward_backward
 
-    def deletes(self, batch):
+    def deletes(engine, *arguments):
         shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
-        return original(self, batch)
+        return original(engine, *arguments)
 
-    monkeypatch.setattr(Engine, "forward_backward", deletes)
+    monkeypatch.setattr(loop, "forward_backward", deletes)
     assert (train(config) / TOKENIZER).read_bytes() == tokenizer
 
 

@@ -8,7 +8,6 @@ from subprocess import PIPE
 import pytest
 import torch
 
-from olmo_sparsity.util import files
 from olmo_sparsity.util.files import atomic_path, last_line, read_json, sha256_file, write_json
 from olmo_sparsity.util.script import run_script
 from tests.support.refusals import refused
@@ -23,10 +22,7 @@ def test_a_folder_is_never_replaced_by_a_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_takes_the_place_of_a_folder_when_whole(tmp_path, monkeypatch, exchanges):
-    if not exchanges:  # as on a network file system
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+def test_a_folder_takes_the_place_of_a_folder_when_whole(tmp_path):
     for content in ("first", "second"):
         with atomic_path(tmp_path / "folder") as temporary:
             temporary.mkdir()
@@ -37,25 +33,6 @@ def test_a_folder_takes_the_place_of_a_folder_when_whole(tmp_path, monkeypatch, 
         1 / 0  # noqa: B018
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_folders_change_names_in_one_step(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-        (folder / folder.name).touch()
-    assert files._exchange(first, second) == sys.platform.startswith("linux")
-    assert [path.name for path in first.iterdir()] == [
-        "second" if sys.platform.startswith("linux") else "first"
-    ]
-
-
-def test_a_folder_that_cannot_be_emptied_is_left_as_it_is(tmp_path, monkeypatch):
-    (tmp_path / "step00000001").mkdir()
-    monkeypatch.setattr(files.os, "access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(PermissionError, match="step00000001"):
-        files.remove(tmp_path / "step00000001")
-    assert [path.name for path in tmp_path.iterdir()] == ["step00000001"]
 
 
 @pytest.mark.parametrize(
