@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from analysis.result import load
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.messages import dotted_names
+from olmo_sparsity.config.schema import leaves
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.util.errors import UserError
@@ -104,7 +104,7 @@ fragments = st.lists(
     ),
     max_size=25,
 ).map("".join)  # fmt: skip
-names = st.sampled_from(sorted(dotted_names(Config)))
+names = st.sampled_from(sorted(leaves(Config())))
 
 
 def changed(data: bytes, places: list[tuple[int, int]], cut: int | None) -> bytes:

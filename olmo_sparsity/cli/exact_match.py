@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 
 def _parameters(text: str) -> dict[str, Any]:
     """Parameters of a task by name. Raises `ArgumentTypeError` for what is no mapping."""
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, OmegaConf
 
-    from olmo_sparsity.config.safe_yaml import YamlError, parse_yaml
+    from olmo_sparsity.config.load import NOT_LOADED
+    from olmo_sparsity.util.errors import first_line
 
     try:
-        found = parse_yaml(text)
-    except YamlError as error:
-        raise ArgumentTypeError(str(error)) from None
+        found = OmegaConf.create(text)
+    except NOT_LOADED as error:
+        raise ArgumentTypeError(first_line(error)) from None
     if not isinstance(found, DictConfig):
         raise ArgumentTypeError(f"{text} is no mapping; give '{{NAME: VALUE}}'")
     return {str(name): value for name, value in found.items()}

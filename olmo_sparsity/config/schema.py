@@ -1,67 +1,33 @@
-"""The fields of a run's configuration: OLMo's `TrainConfig`, our sections, and what is known of every field.
+"""The fields of a run's configuration: OLMo's `TrainConfig`, our sections, and which of OLMo's fields are not read.
 
 Load a configuration with `config.load.load_config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+import re
+from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.encodings import PositionEncoding, encoding_of
 from olmo_sparsity.positions import COUPLED_SCHEMES
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Which numbers a field takes."""
-
-    holds: Callable[[float], bool]
-    otherwise: str
-    """What is wrong with another number, and the remedy."""
-
-
-ABOVE_0 = Bound(lambda value: value > 0, "is not above 0; give a positive number")
-NOT_BELOW_0 = Bound(lambda value: value >= 0, "is below 0; give 0 or more")
-ONE_TO_THREE = Bound(lambda value: 1 <= value <= 3, "is not 1, 2 or 3; give one of them")
-PROBABILITY = Bound(lambda value: 0 <= value <= 1, "is no probability; give 0 … 1")
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a field besides its type; by default it does what it says, and decides the losses."""
-
-    bound: Bound | None = None
-    choices: tuple[str, ...] = ()
-    free: bool = False
-    """
-    A resumed run may have another value: no loss depends on it but for rounding and what dropout draws, or it is
-    compared otherwise.
-    """
-    replaced: str = ""
-    """What this engine has in its place; the field changes nothing about the result."""
-    refused: str = ""
-    """The remedy where it is not at its default: it would change the result and is not implemented."""
-
-
-def known(default: Any, **what: Any) -> Any:
-    """A field with this default, of which this is `Known`."""
-    return field(default=default, metadata={"known": Known(**what)})
+from olmo_sparsity.util.errors import UserError
 
 
 @dataclass
 class TuplesConfig(olmo.BaseConfig):
     """The idealised transformer of the theory, `model.family: tuples`: one attention over tuples of tokens."""
 
-    size: int = known(2, bound=ONE_TO_THREE)
+    size: Literal[1, 2, 3] = 2
     """k: tokens of a tuple. Time grows with the k-th power of the length, memory with that of the vocabulary."""
 
-    locality: int | None = known(None, bound=ABOVE_0)
+    locality: int | None = None
     """Tuples whose position ids span more than this have no weight. Null: all have."""
 
     relative: bool = True
@@ -75,7 +41,7 @@ class TuplesConfig(olmo.BaseConfig):
 class ModelConfig(olmo.ModelConfig):
     """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architectures."""
 
-    family: str = known("olmo", choices=("olmo", "gpt_neox", "tuples"))
+    family: Literal["olmo", "gpt_neox", "tuples"] = "olmo"
     """
     olmo; or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head; or, for tasks, tuples: the
     idealised transformer of the theory. Of this section GPT-NeoX reads d_model, n_heads, n_layers, rope_theta,
@@ -96,12 +62,12 @@ class ModelConfig(olmo.ModelConfig):
     attention: str = SOFTMAX
     """softmax, or a name of `olmo_sparsity.attention.ATTENTIONS` (docs/method.md 1)."""
 
-    nope_layer_interval: int | None = known(None, bound=ABOVE_0)
+    nope_layer_interval: int | None = None
     """
     RNoPE: every so many layers has no rotation, the first so many less one have; needs `rope: true`. Null: all rotate.
     """
 
-    rope_window: int | None = known(None, bound=ABOVE_0)
+    rope_window: int | None = None
     """
     Layers with RoPE see only the tokens whose ids are less than so many away, before or behind. Null: all.
     """
@@ -139,7 +105,7 @@ class FoundCouplingConfig(olmo.BaseConfig):
     marks: list[int] = field(default_factory=list)
     """Token ids that are the same in every prompt; between them are its segments."""
 
-    counted_from: list[str] = field(default_factory=list)
+    counted_from: list[Literal["start", "end"]] = field(default_factory=list)
     """Of each segment: its start or its end, where its lowest id is."""
 
     first_ids: list[int] = field(default_factory=list)
@@ -160,32 +126,32 @@ class PositionsConfig(olmo.BaseConfig):
     chunks: int = 2
     """PoSE: into how many chunks a window is cut."""
 
-    target_length: int | None = known(None, bound=ABOVE_0)
+    target_length: int | None = None
     """
     T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one. Not read by coupled
     and predicted, whose ids stay below `table_size`.
     """
 
-    table_size: int | None = known(None, bound=ABOVE_0)
+    table_size: int | None = None
     """coupled, predicted: rows of the id embedding and of the id head. The longest test sample must fit."""
 
-    second_table_size: int | None = known(None, bound=ABOVE_0)
+    second_table_size: int | None = None
     """coupled, predicted: the same of the second level, for tasks whose tokens are coupled on two; null for others."""
 
-    skip_probability: float = known(0.0, bound=PROBABILITY)
+    skip_probability: float = 0.0
     """
     coupled, predicted: in this share of the training samples the coupled ids jump ahead once, at a uniform place, by a
     uniform distance that the table has room for: PoSE of coupled ids [ours]. Without it a model never sees two ids
     farther apart than the longest training sample has them.
     """
 
-    coupled_share: float = known(1.0, bound=PROBABILITY)
+    coupled_share: float = 1.0
     """
     predicted: the share of the training samples whose coupled ids are given. The others have contiguous ids after a
     random start, and train the next token alone [ours].
     """
 
-    id_noise: float = known(0.0, bound=PROBABILITY)
+    id_noise: float = 0.0
     """
     coupled, predicted: each coupled id of a training sample is, with this probability, one of the sample's range,
     uniformly drawn [ours].
@@ -193,13 +159,13 @@ class PositionsConfig(olmo.BaseConfig):
 
     found: FoundCouplingConfig = field(default_factory=FoundCouplingConfig)
 
-    rotate: str = known("ids", choices=("ids", "index", "none"))
+    rotate: Literal["ids", "index", "none"] = "ids"
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
 
-    id_weight: float = known(1.0, bound=NOT_BELOW_0)
+    id_weight: float = 1.0
     """predicted: weight of the id's cross-entropy beside the token's."""
 
-    content: str = known("contiguous", choices=("contiguous", "skip"))
+    content: Literal["contiguous", "skip"] = "contiguous"
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
     doc_mask: bool = False
@@ -219,7 +185,7 @@ class PositionsConfig(olmo.BaseConfig):
 class CorpusConfig(olmo.BaseConfig):
     """The corpus to train on. Which text it is, is compared by its content when a run is resumed."""
 
-    path: str | None = known(None, free=True)
+    path: str | None = None
     """
     A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
     from its manifest.
@@ -228,10 +194,10 @@ class CorpusConfig(olmo.BaseConfig):
     train_split: str = "train"
     """The split of the corpus that is trained on."""
 
-    heldout_split: str = known("heldout", free=True)
+    heldout_split: str = "heldout"
     """The split of the corpus that is measured on and never trained on."""
 
-    verify_checksums: bool = known(True, free=True)
+    verify_checksums: bool = True
     """Compare the token files with the checksums in the manifest before training, once in a run unless they change."""
 
 
@@ -242,13 +208,13 @@ class NeedlesConfig(olmo.BaseConfig):
     its value again, at places drawn from the seed [ours]. For models that are to find what they have read once.
     """
 
-    share: float = known(0.0, bound=PROBABILITY)
+    share: float = 0.0
     """Of the windows that get needles. 0: none."""
 
-    per_window: int = known(1, bound=ABOVE_0)
+    per_window: int = 1
     """Needles of such a window."""
 
-    key_tokens: int = known(2, bound=ABOVE_0)
+    key_tokens: int = 2
     """Tokens of a key. One key in eight is never woven, so that tests can ask for it."""
 
     value_tokens: list[int] = field(default_factory=lambda: [1])
@@ -259,13 +225,13 @@ class NeedlesConfig(olmo.BaseConfig):
 class DeepSpeedConfig(olmo.BaseConfig):
     """Training with DeepSpeed's ZeRO."""
 
-    config: str | None = known(None, free=True)
+    config: str | None = None
     """
     A JSON of `configs/deepspeed`, or your own. Null: no DeepSpeed. What this YAML decides (batch sizes, clipping,
     precision, optimizer) is "auto" or absent there.
     """
 
-    offload_optimizer: bool = known(False, free=True)
+    offload_optimizer: bool = False
     """Keep the optimizer's state in the memory of the host (ZeRO 1 to 3)."""
 
 
@@ -284,7 +250,7 @@ class CompilerConfig(olmo.CompilerConfig):
 class CheckpointsConfig(olmo.BaseConfig):
     """Which checkpoints are kept, besides the last `save_num_checkpoints_to_keep`."""
 
-    keep_every: int | None = known(None, bound=ABOVE_0, free=True)
+    keep_every: int | None = None
     """Also keep every checkpoint whose step is a multiple of this. Null: none."""
 
 
@@ -298,7 +264,7 @@ class TaskConfig(olmo.BaseConfig):
     parameters: dict[str, Any] = field(default_factory=dict)
     """The fields of the task that differ from their defaults, such as `train_length: [5, 20]`."""
 
-    length_groups: int | None = known(None, bound=ABOVE_0)
+    length_groups: int | None = None
     """
     A minimax objective over lengths: of so many groups of a step's samples, by length, the step trains on the one whose
     mean loss is largest [ours; the paper's improved bound assumes such an objective]. Null: the mean over all samples.
@@ -313,37 +279,37 @@ class EvaluationConfig(olmo.BaseConfig):
     (how many samples of a length), batch_size and seed.
     """
 
-    interval: int | None = known(None, bound=ABOVE_0, free=True)
+    interval: int | None = None
     """Measured every so many steps, and at the last one. Null: never."""
 
-    windows: int = known(64, bound=ABOVE_0, free=True)
+    windows: int = 64
     """How many windows each of the two measures reads, fewer where the held-out text has fewer."""
 
-    until: float | None = known(None, bound=PROBABILITY, free=True)
+    until: float | None = None
     """
     A task: the run is finished before `max_duration` when the exact match at the longest training length reaches this.
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
     """
 
-    batch_size: int | None = known(None, bound=ABOVE_0, free=True)
+    batch_size: int | None = None
     """
     Windows of the training length that one process reads at a time; of longer ones as many as have no more
     tokens. Null: `device_train_microbatch_size`; for a task, as many samples as have 32,768 tokens.
     """
 
-    position_length: int | None = known(None, bound=ABOVE_0, free=True)
+    position_length: int | None = None
     """
     Tokens of the windows that are measured by position, each inside one document. Null: T',
     `positions.target_length`, or the training length where that is null.
     """
 
-    position_bins: int = known(16, bound=ABOVE_0, free=True)
+    position_bins: int = 16
     """Into how many bins of equal width the positions 0 … `position_length` - 1 are put."""
 
-    paths: list[str] | None = field(default=None, metadata={"known": Known(free=True)})
+    paths: list[str] | None = None
     """Held-out token files, of type `data.memmap_dtype`. Null: the `corpus.heldout_split` of the corpus."""
 
-    seed: int = known(0, bound=NOT_BELOW_0, free=True)
+    seed: int = 0
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
 
@@ -378,7 +344,10 @@ class Config(olmo.TrainConfig):
     compile: CompilerConfig | None = field(default_factory=CompilerConfig)
     """The training step is compiled, in runs that are long enough, where a compiler is installed. Null: never."""
 
-    tensorboard: bool = known(False, free=True)
+    precision: Literal["amp_bf16", "fp32"] | None = None
+    """Null: bf16 where the machine has it."""
+
+    tensorboard: bool = False
     """Metrics also go to TensorBoard event files in the run's folder `tensorboard` (for W&B: OLMo's `wandb`)."""
 
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
@@ -427,15 +396,7 @@ class Config(olmo.TrainConfig):
         return coupled or self.target_length
 
 
-def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:
-    """``what``, of these fields of OLMo: those of `TrainConfig` itself, and those of its sections."""
-    names = top.split()
-    for section, text in sections.items():
-        names += [f"{section}.{name}" for name in text.split()]
-    return dict.fromkeys(names, what)
-
-
-_REFUSED = {
+REFUSED = {
     "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
     "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
     "fast_forward_batches": "no data can be skipped; set it to null",
@@ -449,81 +410,35 @@ _REFUSED = {
     "data.generate_attention_mask": "windows have no padding to mask; set it to false",
     "data.drop_last": "every step trains on a whole global batch; set it to true",
 }
+"""Fields of OLMo that would change the result and are not implemented, and the remedy where one is set."""
 
-OLMO_FIELDS: dict[str, Known] = {
-    **_olmo(
-        Known(),
-        "softmax_auxiliary_loss",
-        model="""activation_type block_type alibi rope rope_full_precision flash_attention multi_query_attention
-            attention_layer_norm embedding_layer_norm layer_norm_type layer_norm_with_affine include_bias
-            attention_layer_norm_with_affine bias_for_layer_norm scale_logits embedding_size weight_tying scale_emb_init
-            norm_after""",
-        optimizer="name betas selective_updates decay_norm_and_bias decay_embeddings",
-        scheduler="name units",
-        data="memmap_dtype instance_filter generate_doc_lengths",
-    ),
-    # those of OLMo's that it implements
-    **_olmo(Known(choices=("mitchell", "normal", "full_megatron")), model="init_fn"),
-    **_olmo(
-        Known(bound=ABOVE_0),
-        "global_train_batch_size max_grad_norm",
-        model="""d_model n_heads n_kv_heads n_layers mlp_ratio mlp_hidden_size block_group_size rope_theta
-            max_sequence_length vocab_size alibi_bias_max clip_qkv init_cutoff_factor""",
-    ),
-    **_olmo(
-        Known(bound=NOT_BELOW_0),
-        "seed epoch auxiliary_loss_multiplier",
-        model="layer_norm_eps init_std emb_init_std eos_token_id pad_token_id",
-        optimizer="learning_rate weight_decay eps",
-        scheduler="t_warmup t_max alpha_f grad_clip_warmup_steps grad_clip_warmup_factor warmup_min_lr",
-        data="seed",
-    ),
-    **_olmo(Known(bound=PROBABILITY), model="attention_dropout residual_dropout embedding_dropout"),
-    # max_duration may be made longer, with a warning; the precision that was trained in and the text are compared as
-    # such, not by these names of them.
-    **_olmo(
-        Known(free=True),
-        """run_name save_folder save_num_checkpoints_to_keep save_num_unsharded_checkpoints_to_keep save_overwrite
-        dry_run wandb compile activation_checkpointing max_duration precision""",
-        data="paths datasets pin_memory persistent_workers",
-        tokenizer="identifier",
-    ),
-    **_olmo(
-        Known(bound=ABOVE_0, free=True),
-        "device_train_microbatch_size console_log_interval save_interval save_interval_unsharded time_limit",
-        speed_monitor="window_size gpu_flops_available",
-        data="prefetch_factor",
-    ),
-    **_olmo(Known(bound=NOT_BELOW_0, free=True), "stop_at stop_after", data="num_workers timeout"),
-    **_olmo(
-        Known(replaced="Accelerate or DeepSpeed spreads the work"),
-        "distributed_strategy fsdp ddp device_train_batch_size device_train_grad_accum",
-        model="init_device precision",
-    ),
-    **_olmo(
-        Known(replaced="checkpoints here have one format, in save_folder"),
-        """remote_save_folder sharded_checkpointer load_path_sharded_checkpointer new_style_checkpoints
-        save_interval_ephemeral force_save_unsharded no_pre_train_checkpoint save_data_indices""",
-    ),
-    **_olmo(
-        Known(replaced="not measured; metrics go to metrics.jsonl"),
-        "module_outputs_save_steps python_profiling torch_profiling",
-        optimizer="metrics_log_interval record_update_metrics",
-    ),
-    **_olmo(
-        Known(replaced="held-out loss has the section evaluation"),
-        """evaluators eval_interval eval_subset_num_batches eval_on_load device_eval_batch_size
-        hf_datasets_cache_dir""",
-    ),
-    **_olmo(Known(replaced="windows are always full"), data="pad_direction", tokenizer="truncate_direction"),
-    **_olmo(
-        Known(replaced="the loop has its own way"),
-        "canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss",
-    ),
-    **{name: Known(refused=remedy) for name, remedy in _REFUSED.items()},
+_IGNORED = {
+    "Accelerate or DeepSpeed spreads the work": """distributed_strategy fsdp ddp device_train_batch_size
+        device_train_grad_accum model.init_device model.precision""",
+    "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
+        load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
+        no_pre_train_checkpoint save_data_indices""",
+    "not measured; metrics go to metrics.jsonl": """module_outputs_save_steps python_profiling torch_profiling
+        optimizer.metrics_log_interval optimizer.record_update_metrics""",
+    "held-out loss has the section evaluation": """evaluators eval_interval eval_subset_num_batches eval_on_load
+        device_eval_batch_size hf_datasets_cache_dir""",
+    "windows are always full": "data.pad_direction tokenizer.truncate_direction",
+    "the loop has its own way": "canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss",
 }
-"""Every field of OLMo's `TrainConfig`, or whole section of it. A test holds it complete, so that a new version of OLMo
-cannot add a field that is silently ignored."""
+IGNORED = {name: reason for reason, names in _IGNORED.items() for name in names.split()}
+"""Fields and sections of OLMo that change nothing about the result, and what this engine has in their place."""
+
+FREE = {
+    *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_num_unsharded_checkpoints_to_keep"),
+    *("save_overwrite", "save_interval", "save_interval_unsharded", "checkpoints", "evaluation", "dry_run"),
+    *("wandb", "tensorboard", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
+    *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
+    *("time_limit", "corpus.path", "corpus.heldout_split", "corpus.verify_checksums", "tokenizer.identifier"),
+    *("data.paths", "data.datasets", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
+    *("data.num_workers", "data.timeout"),
+}
+"""Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
+draws. Of `max_duration` a warning is logged; the precision and the text are compared as such, not by these names."""
 
 NEOX_HAS: dict[str, Any] = {
     "mlp_ratio": 4,
@@ -537,22 +452,16 @@ NEOX_HAS: dict[str, Any] = {
     "init_cutoff_factor": None,
 }
 """What GPT-NeoX is made of, under OLMo's names. Where other values are written, as for OLMo, a line says so."""
-_NEOX_IN_WORDS = (
-    "GPT-NeoX has an MLP of 4 d_model with GELU, LayerNorm with weights, biases everywhere, a head of its own and "
-    "normal initial weights"
-)
 
 
-def each_field(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Known]]:
-    """Dotted name, value and `Known` of every field of a configuration; sections of OLMo's table count as one field."""
-    for item in fields(values):
-        name, value = prefix + item.name, getattr(values, item.name)
-        if name in OLMO_FIELDS:
-            yield name, value, OLMO_FIELDS[name]
-        elif is_dataclass(value):
-            yield from each_field(value, f"{name}.")
-        else:
-            yield name, value, item.metadata.get("known", Known())
+def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The value of every field by its dotted name; a section that is null counts as a field."""
+    values: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        inner = leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else {prefix + item.name: value}
+        values |= inner
+    return values
 
 
 def field_value(config: Any, name: str) -> Any:
@@ -560,32 +469,27 @@ def field_value(config: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), config)
 
 
-def changed_fields(config: Config) -> Iterator[tuple[str, Any, Known]]:
-    """As `each_field`, the fields that differ from their default; null, false, 0 and empty count as the same."""
-    defaults = {name: value for name, value, _ in each_field(type(config)())}
-    for name, value, what in each_field(config):
-        default = defaults.get(name)
-        if value != default and (value or default):
-            yield name, value, what
+def is_set(config: Config, name: str) -> bool:
+    """Whether a field differs from its default; null, false, 0 and empty count as the same."""
+    value, default = field_value(config, name), field_value(Config(), name)
+    return value != default and bool(value or default)
 
 
-def replaced_fields(config: Config) -> dict[str, str]:
-    """The fields of ``config`` that ask for something which this engine does otherwise, and what it has instead."""
-    return {
-        name: what.replaced
-        for name, value, what in changed_fields(config)
-        # weights are drawn on the CPU anyway
-        if what.replaced and value and (name, value) != ("model.init_device", "cpu")
-    }
+def may_change(name: str) -> bool:
+    """Whether a resumed run may have another value of a field."""
+    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *IGNORED))
 
 
-def unlike_neox(model: ModelConfig) -> dict[str, str]:
-    """The fields that GPT-NeoX does not have as ``model`` says, and what it has instead."""
-    if model.family != "gpt_neox":
-        return {}
-    values = {name: getattr(model, name) for name in NEOX_HAS}
-    return {
-        f"model.{name}": _NEOX_IN_WORDS
-        for name, value in values.items()
-        if value is not None and value != NEOX_HAS[name]
-    }
+def parse_duration(value: int | str) -> tuple[float, str]:
+    """The number in ``10000`` or ``"1e4"`` (steps), ``"2e12T"`` (tokens) or ``"2ep"`` (epochs), and its unit.
+
+    Raises `UserError` for anything else.
+    """
+    match = re.fullmatch(r"(.*?)(T|ep|)", str(value).strip())
+    units = {"": "steps", "T": "tokens", "ep": "epochs"}
+    with suppress(ValueError, OverflowError):  # no number; infinity
+        if match and (number := float(match[1])) > 0 and number == int(number):
+            return number, units[match[2]]
+    raise UserError(
+        f"max_duration: {value!r} is no duration; give steps (10000), tokens (2e12T) or epochs (2ep)"
+    )

@@ -20,10 +20,8 @@ from typing import Any
 from olmo.util import clean_opt
 from omegaconf import OmegaConf as om
 
-from olmo_sparsity.config.load import Config, load_config, refuse_dry_run
-from olmo_sparsity.config.messages import shorten
-from olmo_sparsity.config.safe_yaml import YamlError, parse_override
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.config.load import NOT_LOADED, Config, load_config, refuse_dry_run
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
 
 FORMAT = 1
@@ -250,9 +248,9 @@ def _as_yaml(text: str) -> str:
 
 def _typed(text: str) -> Any:
     try:
-        return om.to_container(parse_override("value", text), resolve=False)["value"]  # type: ignore[index, call-overload]
-    except YamlError as error:
-        raise UserError(f"--grid: {shorten(text, 60)} {error}") from None
+        return om.to_container(om.from_dotlist([f"value={text}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
+    except NOT_LOADED as error:
+        raise UserError(f"--grid: {text} cannot be read: {first_line(error)}") from None
 
 
 def _settings(config: Config) -> dict[str, Any]:

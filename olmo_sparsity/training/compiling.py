@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from olmo.config import ActivationCheckpointingStrategy
 
-from olmo_sparsity.config.checks import parse_duration
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, parse_duration
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line

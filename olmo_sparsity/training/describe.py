@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from omegaconf import OmegaConf
 
-from olmo_sparsity.config.checks import parse_duration
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, parse_duration
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.model.build import empty_model, token_embedding
 from olmo_sparsity.positions import COUPLED_SCHEMES

@@ -17,7 +17,7 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
 )
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.config.schema import Config, each_field
+from olmo_sparsity.config.schema import Config, leaves, may_change
 from olmo_sparsity.corpus.tokens import VERIFIED_NAME
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
@@ -82,10 +82,9 @@ def is_finished(config: Config, checkpoint: Path) -> bool:
 def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses."""
     saved = load_config(folder / CONFIG, warn=False)
-    before, now = ({name: value for name, value, _ in each_field(values)} for values in (saved, config))
-    fields = [*each_field(saved), *each_field(config)]  # a section may have its fields in one of them alone
-    for name, _, known in fields:
-        if before.get(name) != now.get(name) and not (known.free or known.replaced):
+    before, now = leaves(saved), leaves(config)
+    for name in {**before, **now}:  # a section may have its fields in one of them alone
+        if before.get(name) != now.get(name) and not may_change(name):
             raise _another_run(folder, name, before.get(name), now.get(name))
     _refuse_other_precision(config, folder)
     if saved.max_duration != config.max_duration:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from olmo.config import SchedulerUnits
 from olmo.optim import build_scheduler
 
-from olmo_sparsity.config.checks import parse_duration
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, parse_duration
 
 
 @dataclass(frozen=True)

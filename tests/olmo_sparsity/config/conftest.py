@@ -33,4 +33,4 @@ def refusal(path: Path, *overrides: str) -> str:
     """The message that ``load_config`` refuses with, without the path of the file."""
     with pytest.raises(UserError) as error:
         load_config(path, overrides)
-    return str(error.value).replace(str(path), "FILE").replace(" (on the command line)", "")
+    return str(error.value).replace(str(path), "FILE")

@@ -13,11 +13,10 @@ from olmo.config import ModelConfig as OLMoModelConfig
 from olmo.config import TrainConfig
 from olmo.util import clean_opt
 
-from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.schema import ModelConfig, replaced_fields
+from olmo_sparsity.config.load import Config, ignored_fields, load_config
+from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.build import empty_model
 from tests.olmo_sparsity.config.conftest import BASE, ROOT, TINY, Write, refusal
-from tests.support.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:register_new_resolver")  # of OLMo's own loader
 
@@ -129,126 +128,85 @@ class TestOverlays:
         write("run_name: a\nsave_folder: runs/${run_name}", "a.yaml")
         assert load_config(write("base: a.yaml\nrun_name: b"), ["--run_name=c"]).save_folder == "runs/c"
 
-    def test_circle_is_refused(self, write: Write, tmp_path: Path) -> None:
+    def test_circle_is_refused(self, write: Write) -> None:
         write("base: x.yaml", "b.yaml")
-        message = refusal(write("base: b.yaml"))
-        b, x = tmp_path / "b.yaml", "FILE"
-        assert message == f"FILE: its base files form a circle: {x} -> {b} -> {x}"
+        assert "its base files form a circle" in refusal(write("base: b.yaml"))
 
-    def test_missing_base_is_named_with_its_file(self, write: Write, tmp_path: Path) -> None:
-        message = refusal(write("base: basee.yaml"))
-        assert message == f"FILE: base: there is no file {tmp_path}/basee.yaml; the path is relative to FILE"
-
-    def test_problem_in_a_base_names_that_file(self, write: Write) -> None:
-        base = write("sed: 3\nepoch: x", "b.yaml")
-        lines = refusal(write("base: b.yaml\nepoch: y")).splitlines()
-        assert lines[1:] == [
-            f"  sed: unknown key; did you mean seed? (in {base})",
-            "  epoch: 'y' does not fit; give a value of type Optional[int]",
-        ]
+    def test_another_base_on_the_command_line(self, write: Write) -> None:
+        other = write("seed: 2\nepoch: 2", "b.yaml")
+        config = load_config(write("base: none.yaml\nepoch: 3"), [f"--base={other}"])
+        assert (config.seed, config.epoch) == (2, 3)
 
 
-# Text of a file, and how its refusal begins.
+# Text of a file, and part of its refusal.
 FILES = {
-    "model:\n  rope: [true\nseed: 1": "line 3, column 5: malformed YAML: ",
-    "seed: 1\nseed: 2": "line 2, column 1: malformed YAML: found duplicate key seed",
-    "- a\n- b": "holds a list; a config is made of lines `name: value`",
-    "save_folder: ${run_name": "cannot be read: ",
-    "base: [a, b]": "base: ['a', 'b'] is no text; name one YAML file, relative to this one",
-    "7: a": "7: unknown key; the keys are the fields of Config in ",
-    "evaluators: [{type: lm}]": "evaluators.0.label: is left open; give it a value",
-    "evaluators: [{label: a}, {label: b, data: {pathz: [c]}}]": "evaluators.1.data.pathz: unknown key; did you mean "
-    "evaluators.1.data.paths?",
-    "data: {paths: [a, '${nowhere}']}": "data.paths.1: '${nowhere}' refers to nowhere, which is no key; ",
+    "model:\n  rope: [true\nseed: 1": "line 3, column 5",
+    "seed: 1\nseed: 2": "found duplicate key seed",
+    "- a\n- b": "a config is made of lines",
+    "'1:2:3'": "FILE",
+    "save_folder: ${run_name": "save_folder",
+    "save_folder: ${run_nam}/x": "save_folder: Interpolation key 'run_nam' not found",
+    "base: none.yaml": "none.yaml",
+    "base: [a, b]": "FILE",
+    "positions: {scheem: pose}": "positions.scheem: Key 'scheem' not in 'PositionsConfig'. Did you mean: 'scheme'?",
+    "7: a": "7",
+    "seed: 1.5": "seed: Value '1.5'",
+    "optimizer: {learning_rate: fast}": "optimizer.learning_rate: Value 'fast'",
+    "optimizer: {name: adam}": "optimizer.name: Invalid value 'adam', expected one of [lionw, adamw]",
+    "seed: ???": "seed: ??? is left open",
+    "model: 7": "7",
+    "evaluators: [{type: lm}]": "evaluators[0].label",
+    "data: {paths: [[a]]}": "data.paths[0]",
+    "data: {paths: [a, '${nowhere}']}": "data.paths[1]: Interpolation key 'nowhere' not found",
 }
 
 
 @pytest.mark.parametrize("text", FILES)
 def test_a_file_is_refused_in_one_line(write: Write, text: str) -> None:
     message = refusal(write(text))
-    assert message.startswith(f"FILE: {FILES[text]}") and "\n" not in message
+    assert message.startswith("FILE: ") and FILES[text] in message and "\n" not in message
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.yaml") == "FILE: there is no such config file"
-    assert refusal(tmp_path).startswith("FILE: cannot be read: ")
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "none.yaml") and "directory" in refusal(tmp_path)
     (tmp_path / "x.yaml").write_bytes(b"run_name: caf\xe9\n")
-    assert refusal(tmp_path / "x.yaml").startswith("FILE: is no UTF-8 text: ")
+    assert "'utf-8' codec" in refusal(tmp_path / "x.yaml")
 
 
 def test_empty_file_is_all_defaults(write: Write) -> None:
     assert load_config(write("")) == Config()
 
 
-class TestOverrides:
-    def test_command_line_is_named(self) -> None:
-        with refused(r"did you mean seed\? \(on the command line\)$"):
-            load_config(BASE, ["--sead=1"])
-
-    def test_long_values_are_cut(self) -> None:
-        line = refusal(BASE, f"--seed={'x' * 500}")
-        assert "… does not fit" in line and len(line) < 130
-
-    @pytest.mark.parametrize("override", ["--a=[1", "--a=${b", "--[=3"])
-    def test_unreadable_override(self, override: str) -> None:
-        message = refusal(BASE, override)
-        assert message.startswith(f"FILE: {override}: ") and "\n" not in message
-        assert message.endswith("; write --name=value or --section.name=value")
+def test_numbers_are_those_of_yaml_1_2(write: Write) -> None:
+    """Plain PyYAML reads 1e-4 as a text."""
+    config = load_config(write("optimizer: {learning_rate: 1e-4}\nrun_name: 1_0"), ["--max_grad_norm=1e-3"])
+    assert (config.optimizer.learning_rate, config.max_grad_norm) == (1e-4, 1e-3)
 
 
-class TestInterpolation:
-    @pytest.mark.parametrize(
-        ("override", "line"),
-        [
-            (
-                "save_folder=${run_nam}/x",
-                "'${run_nam}/x' refers to run_nam, which is no key; did you mean run_name?",
-            ),
-            ("seed=${run_name}", "'${run_name}' cannot be resolved: Value 'base' of type 'str'"),
-            ("save_folder=${save_folder}", "'${save_folder}' cannot be resolved: Recursive interpolation"),
-            (
-                "stop_at=${path.glob:/none/*}",
-                "'${path.glob:/none/*}' cannot be resolved: /none/* does not match",
-            ),
-            (
-                "precision=${oc.env:SLURM_JOB_ID}",
-                "'${oc.env:SLURM_JOB_ID}' cannot be resolved: \"Environment variable",
-            ),
-        ],
+def test_omegaconfs_limit_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that names ten thousand token files could not be resumed."""
+    monkeypatch.setenv("OMEGACONF_MAX_YAML_EXPANDED_NODES", "50")
+    load_config(TINY)
+
+
+@pytest.mark.parametrize("override", ["--a=[1", "--a=${b", "--[=3", "--sead=1"])
+def test_an_override_is_refused_in_one_line(override: str) -> None:
+    assert "\n" not in refusal(BASE, override)
+
+
+def test_job_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    assert (
+        load_config(BASE, ["--run_name=${oc.env:SLURM_JOB_ID,none}-${oc.env:NOWHERE,null}"]).run_name
+        == "123-None"
     )
-    def test_unresolved(self, override: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-        message = refusal(BASE, f"--{override}")
-        assert message.startswith(f"FILE: {override.split('=')[0]}: {line}") and "\n" not in message
 
 
-class TestAllAtOnce:
-    def test_every_kind_in_one_message(self, write: Write) -> None:
-        path = write(
-            "model: {rope: true, alibi: true, d_modle: 3}\nsave_folder: ${nam}\nprecision: amp_fp16\n"
-            "load_path: x\nepoch: never\nmax_duration: 3x"
-        )
-        first, *lines = refusal(path, "--optimizer.learning_rate=fast", "--lrr", "--b=[").splitlines()
-        assert first == "10 problems in FILE:"
-        assert all(line.startswith("  ") for line in lines)
-        assert sorted(line.strip().split(": ")[0] for line in lines) == [
-            *("--b=[", "epoch", "load_path", "lrr", "max_duration", "model.alibi", "model.d_modle"),
-            *("optimizer.learning_rate", "precision", "save_folder"),
-        ]
-
-    def test_what_depends_on_a_broken_value_is_not_judged(self) -> None:
-        message = refusal(BASE, "--model.n_heads=twelve", "--model.d_model=100", "--positions=none")
-        assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == [
-            "model.n_heads",
-            "positions",
-        ]
-
-
-class TestReplacedFields:
+class TestIgnoredFields:
     def test_fsdp_only_where_it_was_written(self, write: Write) -> None:
-        assert "fsdp" in replaced_fields(load_config(write(as_fsdp(TINY.read_text(encoding="utf8")))))
-        assert "fsdp" not in replaced_fields(load_config(TINY))
-        assert [*replaced_fields(load_config(BASE, ["--fsdp.precision=mixed"]))] == ["fsdp"]
+        assert "fsdp" in ignored_fields(load_config(write(as_fsdp(TINY.read_text(encoding="utf8")))))
+        assert "fsdp" not in ignored_fields(load_config(TINY))
+        assert [*ignored_fields(load_config(BASE, ["--fsdp.precision=mixed"]))] == ["fsdp"]
 
     def test_each_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
         overrides = [
@@ -263,7 +221,7 @@ class TestReplacedFields:
             *("remote_save_folder=s3://a", "model.init_device=meta"),
         ]
         config = load_config(BASE, [f"--{override}" for override in overrides])
-        assert set(replaced_fields(config)) == {override.split("=")[0] for override in overrides}
+        assert set(ignored_fields(config)) == {override.split("=")[0] for override in overrides}
         (record,) = caplog.records
         text = record.getMessage()
         assert text.startswith(f"{BASE}: ") and "\n" not in text
@@ -291,4 +249,4 @@ class TestReplacedFields:
     def test_asking_for_nothing_is_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         overrides = ["fsdp=null", "model.init_device=cpu", "gen1_gc_interval=null", "save_data_indices=false"]
         config = load_config(BASE, [f"--{override}" for override in [*overrides, "evaluators=[]"]])
-        assert replaced_fields(config) == {} and not caplog.records
+        assert ignored_fields(config) == {} and not caplog.records

@@ -1,0 +1,281 @@
+"""What a config may not ask for: what would silently train something else than it says, or lose a run's work.
+
+Types, choices and unknown keys are OmegaConf's to refuse, shapes that do not fit OLMo's and PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from olmo.config import BlockType
+
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
+from olmo_sparsity.config.schema import (
+    NEOX_HAS,
+    REFUSED,
+    Config,
+    field_value,
+    is_set,
+    leaves,
+    parse_duration,
+)
+from olmo_sparsity.encodings import SWITCHES
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
+from olmo_sparsity.tasks import Task, make_task
+from olmo_sparsity.tasks.coupling import Segment, found_ids
+from olmo_sparsity.util.errors import UserError
+
+_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "above 0": (
+        lambda value: value > 0,
+        """global_train_batch_size max_grad_norm device_train_microbatch_size console_log_interval save_interval
+        save_interval_unsharded model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
+        model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
+        model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
+        positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
+        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size
+        evaluation.position_bins""",
+    ),
+    "0 or more": (
+        lambda value: value >= 0,
+        """seed epoch auxiliary_loss_multiplier stop_at stop_after model.layer_norm_eps model.init_std
+        model.emb_init_std model.eos_token_id model.pad_token_id optimizer.learning_rate optimizer.weight_decay
+        optimizer.eps scheduler.t_warmup scheduler.t_max scheduler.alpha_f scheduler.grad_clip_warmup_steps
+        scheduler.grad_clip_warmup_factor scheduler.warmup_min_lr data.seed positions.id_weight evaluation.seed""",
+    ),
+    "2 or more": (
+        lambda value: value >= 2,
+        "model.max_sequence_length evaluation.position_length",
+    ),
+    "a probability, 0 … 1": (
+        lambda value: 0 <= value <= 1,
+        """model.attention_dropout model.residual_dropout model.embedding_dropout positions.skip_probability
+        positions.coupled_share positions.id_noise needles.share evaluation.until""",
+    ),
+}
+_READ_BY_NEOX = {
+    *("family", "d_model", "n_heads", "n_layers", "rope", "rope_theta", "max_sequence_length"),
+    *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
+    *("eos_token_id", "pad_token_id", "init_device", "precision", "layer_norm_eps", "init_std"),
+}
+_READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
+_ABOUT_TEXT = {
+    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter", "data.generate_doc_lengths"),
+    *("positions.doc_mask", "positions.content", "tokenizer.identifier", "needles.share"),
+    *("evaluation.paths", "evaluation.position_length"),
+}
+_MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
+
+
+def validate(config: Config) -> list[str]:
+    """What is wrong with ``config``, a line each, which begins with the name of a field."""
+    # What does not go together is judged of values that are possible by themselves.
+    of_data = _of_text if config.task.name is None else _of_task
+    parts = (_of_model, _of_positions, of_data, _of_training)
+    return [*_of_values(config)] or [problem for part in parts for problem in part(config)]
+
+
+def _of_values(config: Config) -> Iterator[str]:
+    for name, value in leaves(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name}: {value} is no finite number"
+        if "${" in str(value):  # it was written \${…}; the saved config would be another one
+            yield f"{name}: {value} still has ${{ in it when it is resolved; write it without"
+    for wanted, (holds, names) in _BOUNDS.items():
+        for name in names.split():
+            value = field_value(config, name)
+            if value is not None and not holds(value):
+                yield f"{name}: {value} is not {wanted}"
+    for name, remedy in REFUSED.items():
+        if is_set(config, name):
+            yield f"{name}: {field_value(config, name)} is not supported: {remedy}"
+    for name, choices in (
+        ("model.attention", (SOFTMAX, *sorted(ATTENTIONS))),
+        ("positions.scheme", (*SCHEMES, *COUPLED_SCHEMES)),
+    ):
+        if field_value(config, name) not in choices:
+            yield f"{name}: {field_value(config, name)} is unknown; choose {', '.join(choices)}"
+
+
+def _of_model(config: Config) -> Iterator[str]:
+    model, positions = config.model, config.positions
+    for first, second in combinations(SWITCHES, 2):
+        if field_value(config, first) and field_value(config, second):
+            yield f"{first}: excludes {second}; set one of them to false"
+    if model.family != "olmo":
+        yield from _of_other_family(config)
+    longest = config.evaluation.position_length or config.target_length
+    if model.family == "olmo" and model.encoding.has_table:
+        beyond = config.evaluation.interval is not None or config.evaluation.position_length is not None
+        if positions.scheme != "contiguous" or config.task.name:
+            yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
+        elif beyond and longest > model.max_sequence_length:
+            yield f"evaluation.position_length: {longest} is past the table of learned position embeddings; lower it"
+    if not model.rope:
+        for name in ("model.nope_layer_interval", "model.rope_window"):
+            if field_value(config, name):
+                yield f"{name}: is for layers of RoPE; set model.rope: true, or leave it out"
+    if (model.nope_layer_interval or 0) > model.n_layers:
+        yield f"model.nope_layer_interval: is above model.n_layers: all {model.n_layers} would have RoPE; lower it"
+    if model.block_type != BlockType.sequential and (model.attention != SOFTMAX or model.rope_window):
+        yield "model.block_type: is sequential with model.attention and model.rope_window; set it so"
+    counts = positions.rotate == "index" or (
+        positions.rotate == "ids" and positions.scheme not in COUPLED_SCHEMES
+    )
+    if model.attention != SOFTMAX and ATTENTIONS[model.attention].reads_ids and not counts:
+        yield f"model.attention: {model.attention} takes ids for places in the text; set positions.rotate: index"
+    if positions.scheme == "random_float" and model.attention == "dape-v2":
+        yield "positions.scheme: dape-v2 convolves over ids 1 apart, which random_float does not have; choose pose"
+
+
+def _of_other_family(config: Config) -> Iterator[str]:
+    model, default = config.model, type(config.model)()
+    for item in fields(model):
+        value = getattr(model, item.name)
+        if item.name not in _READ_BY[model.family] and value != getattr(default, item.name):
+            yield f"model.{item.name}: {value} means nothing to model.family: {model.family}; leave it out"
+    not_read = ["positions.doc_mask", "data.generate_doc_lengths"]
+    if model.family == "tuples":
+        not_read += ["positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"]
+        if config.task.name is None:
+            yield "model.family: tuples is for synthetic tasks; name a task, or choose olmo"
+        if config.positions.scheme in ("predicted", "random_float"):
+            yield "positions.scheme: tuples look whole differences of given ids up; choose one that gives such ids"
+    elif not model.rope:
+        yield "model.rope: GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off"
+    elif len({model.residual_dropout, model.attention_dropout, model.embedding_dropout}) > 1:
+        yield "model.residual_dropout: GPT-NeoX has one probability of dropout; set the three to the same number"
+    for name in not_read:
+        if is_set(config, name):
+            yield f"{name}: means nothing to model.family: {model.family}; leave it out"
+
+
+def _of_positions(config: Config) -> Iterator[str]:
+    positions, length = config.positions, config.model.max_sequence_length
+    scheme, target, found = positions.scheme, positions.target_length, positions.found
+    if config.target_length < length + (scheme == "pose"):
+        yield f"positions.target_length: {target} is too small for {scheme} of windows of {length}; raise it"
+    for name, read_with in (
+        ("positions.content", ("pose",)),
+        ("positions.coupled_share", ("predicted",)),
+        ("positions.id_noise", tuple(COUPLED_SCHEMES)),
+        ("positions.found.first_ids", tuple(COUPLED_SCHEMES)),
+        ("positions.restart_at_documents", ("contiguous",)),
+    ):
+        if is_set(config, name) and scheme not in read_with:
+            yield f"{name}: is read with positions.scheme: {' or '.join(read_with)} alone, not with {scheme}"
+    unlike = len(found.first_ids) != len(found.counted_from)
+    if unlike or min(found.first_ids, default=0) < 0 or (found.marks and not found.first_ids):
+        yield "positions.found.first_ids: give ids from 0 up, and all that results/synthetic/couple.py prints"
+    if positions.restart_at_documents and not config.masks_documents:
+        yield "positions.restart_at_documents: other documents would share ids; set positions.doc_mask: true"
+    if scheme == "predicted" and config.softmax_auxiliary_loss:
+        yield "softmax_auxiliary_loss: is for models of one head, and predicted has two; set it to false"
+    if positions.rotate != "ids" and not (config.model.rope and config.task.name):
+        yield f"positions.rotate: {positions.rotate} is for tasks, with model.rope; for text set model.nope"
+
+
+def _of_text(config: Config) -> Iterator[str]:
+    data, evaluation, length = config.data, config.evaluation, config.model.max_sequence_length
+    needles, scheme = config.needles, config.positions.scheme
+    for name in ("task.parameters", "task.length_groups", "evaluation.until"):
+        if is_set(config, name):
+            yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
+    if scheme in COUPLED_SCHEMES:
+        yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
+    for first, second in combinations(("corpus.path", "data.datasets", "data.paths"), 2):
+        if field_value(config, first) and field_value(config, second):
+            yield f"{first}: excludes {second}; set one of them to null"
+    reads_bare = data.paths or data.datasets or (evaluation.interval and evaluation.paths)
+    if data.memmap_dtype == "uint16" and config.model.vocab_size > 1 << 16 and reads_bare:
+        yield "data.memmap_dtype: uint16 holds ids below 65,536, model.vocab_size is above; set it to uint32"
+    if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
+        yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
+    if min(needles.value_tokens, default=0) < 1:
+        yield f"needles.value_tokens: {needles.value_tokens} are not 1 or more; give one number or several"
+    elif needles.share:
+        tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
+        if needles.per_window > _MOST_NEEDLES or 2 * tokens > 0.75 * length:
+            yield f"needles.per_window: at most {_MOST_NEEDLES}, in 3/4 of a window; these have 2 x {tokens} tokens"
+
+
+def _of_task(config: Config) -> Iterator[str]:
+    model, positions = config.model, config.positions
+    assert config.task.name is not None
+    try:
+        task = make_task(config.task.name, config.task.parameters)
+    except UserError as error:
+        yield f"task: {error}"
+        return
+    for name in sorted(_ABOUT_TEXT):
+        if is_set(config, name):
+            yield f"{name}: is about text, and task.name asks for a task; take one of them away"
+    if model.vocab_size != len(task.vocabulary):
+        yield f"model.vocab_size: {model.vocab_size}, and {task.name} has {len(task.vocabulary)} tokens; set it to that"
+    most = task.train_length[1]
+    longest = task.at_length(most, *task.ks("train")[-1:]).max_tokens(most)
+    if model.max_sequence_length < longest:
+        yield f"model.max_sequence_length: the longest sample of {task.name} has {longest} tokens; set it to that"
+    most_chunks = task.fewest_tokens(task.train_length[0]) // 2
+    if positions.scheme == "pose" and not 2 <= positions.chunks <= most_chunks:
+        yield f"positions.chunks: {positions.chunks} is not in 2 … {most_chunks}, half of the shortest sample"
+    if positions.scheme in COUPLED_SCHEMES:
+        yield from _of_coupling(config, task)
+
+
+def _of_coupling(config: Config, task: Task) -> Iterator[str]:
+    """Of coupled ids: a table too small for the test samples would be found out when the run is over."""
+    positions, longest = config.positions, task.test_length[1]
+    largest, second = task.largest_id(longest), task.largest_second_id()
+    if largest is None:
+        yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
+        return
+    try:
+        largest = max(largest, _largest_found(config, task))
+    except UserError as error:
+        yield str(error)
+    for name, most in (("positions.table_size", largest), ("positions.second_table_size", second)):
+        if most is not None and (field_value(config, name) or 0) <= most:
+            yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
+    if second is not None and positions.rotate == "ids":
+        yield f"positions.rotate: ids is one number, and {task.name} couples on two levels; set it to index or none"
+    if second is not None and (
+        positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids
+    ):
+        yield f"positions.found, id_noise and coupled_share: {task.name} couples on two levels; leave them out"
+
+
+def _largest_found(config: Config, task: Task) -> int:
+    """The largest id of the coupling that was found. Raises `UserError` where prompts have other segments."""
+    found, longest = config.positions.found, task.test_length[1]
+    if not found.first_ids:
+        return 0
+    segments = [Segment(*pair) for pair in zip(found.counted_from, found.first_ids, strict=False)]
+    in_test = task.at_length(longest, *task.ks("test")[-1:]).sample("test", 0, [0])
+    batches: Any = task.sample("train", config.seed, np.arange(64)), in_test
+    return max(int(found_ids(batch, found.marks, segments, task.end_id).max()) for batch in batches)
+
+
+def _of_training(config: Config) -> Iterator[str]:
+    scheduler, evaluation = config.scheduler, config.evaluation
+    if evaluation.until is not None and evaluation.interval is None:
+        yield "evaluation.until: needs evaluation.interval: steps between two looks; set it"
+    if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:
+        yield "scheduler.grad_clip_warmup_steps: DeepSpeed clips alike at every step; set it to null"
+    try:
+        duration, unit = parse_duration(config.max_duration)
+    except UserError as error:
+        yield str(error)
+        return
+    if unit == "epochs" and config.task.name:
+        yield f"max_duration: {config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)"
+    if scheduler.name == "inverse_sqrt_with_warmup" and not scheduler.t_warmup:
+        yield "scheduler.t_warmup: 0 makes every learning rate of inverse_sqrt_with_warmup 0; set it to 1 or more"
+    if unit == scheduler.units and scheduler.name != "constant" and scheduler.t_warmup > duration:
+        shorter = f"--scheduler.t_warmup={duration // 4:.0f}"
+        yield f"scheduler.t_warmup: {scheduler.t_warmup:,} is longer than max_duration; shorten it, as {shorter} does"
