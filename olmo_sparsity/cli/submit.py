@@ -189,7 +189,10 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     settings.check()
     if shards > 1:
         check_shardable(settings)
-    return _in_shards("prepare_data", options, arguments, how.out, merge=["--merge"])
+    # without --workers it would take all cores that it sees, on some clusters those of the whole node
+    return _in_shards(
+        "prepare_data", options, [*arguments, f"--workers={options.cpus}"], how.out, merge=["--merge"]
+    )
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:

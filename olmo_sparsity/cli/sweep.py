@@ -140,7 +140,8 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
         try:
             while running or (waiting and not stop.received):
                 while waiting and len(running) < jobs and not stop.received:
-                    running[waiting[0].name] = _Running(waiting.pop(0), environment)
+                    cell = waiting.pop(0)
+                    running[cell.name] = _Running(cell, environment)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 for name, one in list(running.items()):
                     if stop.received:
