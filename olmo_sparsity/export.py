@@ -96,7 +96,7 @@ def family_of(config: ModelConfig) -> str:
         family = "olmo"
     else:
         family = "llama" if all(_rotated_layers(config)) else "smollm3"
-    needed = {
+    needed: dict[str, Any] = {
         "attention": SOFTMAX,
         "rope_window": None,
         "activation_type": ActivationType.swiglu,

@@ -163,25 +163,19 @@ def _table(rows: list[LengthResult]) -> str:
     import pandas as pd
     from scipy.stats import binomtest
 
-    def cells(row: LengthResult) -> dict[str, str | None]:
-        has_ids = row.teacher_forced_ids is not None
-        wilson = binomtest(row.exact, row.samples).proportion_ci(method="wilson")
-        exact = [100 * share for share in (row.exact / row.samples, wilson.low, wilson.high)]
-        return {
-            "length": f"{row.length:,}",
-            "k": None if row.k is None else str(row.k),
-            "samples": f"{row.samples:,}",
-            "exact [%]": "{:.1f} [{:.1f}, {:.1f}]".format(*exact),
-            "token": f"{row.wrong_token:,}",
-            "id": f"{row.wrong_id:,}" if has_ids else None,
-            "stop": f"{row.wrong_stop:,}",
-            "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
-            "ids [%]": f"{100 * (row.teacher_forced_ids or 0) / row.response_tokens:.2f}"
-            if has_ids
-            else None,
-        }
-
-    table = pd.DataFrame([cells(row) for row in rows]).dropna(axis="columns", how="all")
+    counts = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    intervals = [binomtest(row.exact, row.samples).proportion_ci(method="wilson") for row in rows]
+    exact = [
+        f"{row.exact / row.samples:.1%} [{wilson.low:.1%}, {wilson.high:.1%}]"
+        for row, wilson in zip(rows, intervals, strict=True)
+    ]
+    table = counts[[name for name in ("length", "k", "samples") if name in counts]].assign(exact=exact)
+    predicted = ["token", "id"] if "teacher_forced_ids" in counts else ["token"]
+    for error in (*predicted, "stop"):
+        table[error] = counts[f"wrong_{error}"]
+    for name in predicted:
+        right = counts[f"teacher_forced_{name}s"] / counts["response_tokens"]
+        table[f"{name}s"] = right.map("{:.2%}".format)
     legend = (
         "token, id, stop: what the first error is; tokens, ids: right where the true ones before are read"
     )

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from olmo_sparsity.util.errors import NO_ROOM, UserError
+from olmo_sparsity.util.errors import NO_ROOM, UserError, first_line
 
 OF_TRAINING = ("olmo", "datasets", "accelerate", "deepspeed", "omegaconf", "httpx")
 """What `pip install olmo-sparsity` leaves out and its extra ``train`` brings."""
@@ -24,7 +24,8 @@ def run_script(main: Callable[[], int | None]) -> None:
         sys.stdout.flush()
         _leave(code)
     except KeyboardInterrupt:
-        print("interrupted: the same command starts again or goes on", file=sys.stderr)
+        kept = "files that were written are kept; the same command starts again or goes on"
+        print(f"interrupted: {kept}", file=sys.stderr)
         _leave(130)
     except Exception as error:
         if isinstance(error, BrokenPipeError):
@@ -49,9 +50,9 @@ def _line_of(error: Exception) -> str:
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    if isinstance(error, OSError) and (error.filename or error.errno in NO_ROOM):
-        # nothing half-written is left behind: files are renamed when whole
-        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    of_system = isinstance(error, OSError) and (error.filename or error.errno in NO_ROOM)
+    if of_system or isinstance(error, PermissionError):  # pyarrow says the file in its text
+        return first_line(error)
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name in OF_TRAINING:
         return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"

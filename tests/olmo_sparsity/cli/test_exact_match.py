@@ -58,7 +58,7 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }.items()
     )
-    assert f"{rows[0].exact / 6 * 100:.1f} [" in printed and f"wrote {path}" in printed
+    assert f"{rows[0].exact / 6:.1%} [" in printed and f"wrote {path}" in printed
 
     before = path.stat().st_mtime_ns
     assert "is there already" in script(tmp_path / "run", *options)

@@ -1,4 +1,4 @@
-"""The submit command: what it asks of sbatch and refuses, and jobs under a real SLURM of one node, where there is one."""
+"""The submit command: what it asks of sbatch and refuses, and jobs under a real SLURM, where there is one."""
 
 import os
 import re
