@@ -50,8 +50,10 @@ def _line_of(error: Exception) -> str:
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    of_system = isinstance(error, OSError) and (error.filename or error.errno in NO_ROOM)
-    if of_system or isinstance(error, PermissionError):  # pyarrow says the file in its text
+    if isinstance(error, OSError) and error.errno in NO_ROOM:  # "File too large", the system may say
+        return f"the disk is full, or a quota is reached ({first_line(error)})"
+    # pyarrow has the name of the file in its text alone
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):
         return first_line(error)
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name in OF_TRAINING:
