@@ -1,7 +1,7 @@
 """Checkpoints as directories that transformers loads, without remote code.
 
     DIR/  config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
-          README.md, the model card  olmo_sparsity.json, which says what it was made of
+          olmo_sparsity.json, which says what it was made of
 
 The class is the one whose arithmetic is exactly that of the checkpoint; a shape that none has is refused by name.
 
@@ -20,12 +20,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
 from torch import Tensor
@@ -37,11 +34,10 @@ from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_fi
 from olmo_sparsity.exported import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.util.errors import UserError, first_line, hidden_os_error
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.util.provenance import provenance
 
-CARD_NAME = "README.md"
 _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 _ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 
@@ -77,14 +73,13 @@ def export_checkpoint(
     tokens = _find_tokenizer(source, tokenizer, config.model)
     model = to_transformers(original, config)
     assert_same_logits(original, model, config)
-    with atomic_path(out) as temporary, _full_disk_as_os_error(out):
+    with atomic_path(out) as temporary:
         temporary.mkdir()
         with quiet_transformers():
             (model.bfloat16() if bf16 else model).save_pretrained(temporary)
         _save_tokenizer(tokens, temporary, config)
         note = _note(source, tokens, config, model)
         write_json(temporary / EXPORT_NAME, note)
-        (temporary / CARD_NAME).write_text(model_card(config, note), encoding="utf8")
     return note
 
 
@@ -101,59 +96,37 @@ def family_of(config: ModelConfig) -> str:
         family = "olmo"
     else:
         family = "llama" if all(_rotated_layers(config)) else "smollm3"
-    misfits = [text for text, misfit in _misfits(config, family).items() if misfit]
+    needed: dict[str, Any] = {
+        "attention": SOFTMAX,
+        "rope_window": None,
+        "activation_type": ActivationType.swiglu,
+        "include_bias": False,
+        "scale_logits": False,
+        "embedding_layer_norm": False,
+        "norm_after": family == "olmo2",
+        "attention_layer_norm": family == "olmo2",
+    }
+    if family != "smollm3":
+        needed["nope_layer_interval"] = None
+    if family == "olmo":
+        needed |= {"layer_norm_with_affine": False, "layer_norm_eps": _OLMO_EPS}
+    else:
+        needed |= {"layer_norm_type": LayerNormType.rms, "clip_qkv": None}
+    if family == "olmo2":
+        needed["block_type"] = BlockType.sequential  # the llama block ignores norm_after
+    misfits = [
+        f"model.{name}: {value}" for name in needed if (value := getattr(config, name)) != needed[name]
+    ]
+    if not (config.encoding.rotates or (family == "smollm3" and config.nope)):
+        misfits.append(f"{config.encoding.name}, not RoPE")
+    if config.bias_for_layer_norm:  # unlike null, which is include_bias
+        misfits.append("model.bias_for_layer_norm: True")
     if misfits:
         raise UserError(
-            f"transformers has no class for this shape (Llama, Olmo, Olmo2 or SmolLM3): {'; '.join(misfits)}; use the "
+            f"transformers has no class for this shape, the closest is {family}: {'; '.join(misfits)}; use the "
             "checkpoint folder itself, which scripts/influence.py reads"
         )
     return family
-
-
-def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
-    """What a family lacks, and whether the shape has it."""
-    kind = config.layer_norm_type
-    normed = config.layer_norm_with_affine or (
-        config.attention_layer_norm and config.attention_layer_norm_with_affine
-    )
-    inherited = config.bias_for_layer_norm is None and config.include_bias
-    some_unrotated = family == "smollm3"
-    found = {
-        f"{config.encoding.name}, not RoPE": not (
-            config.encoding.rotates or (some_unrotated and config.nope)
-        ),
-        f"model.attention: {config.attention}, not softmax": config.attention != SOFTMAX,
-        f"model.nope_layer_interval: {config.nope_layer_interval}, not null": (
-            config.nope_layer_interval is not None and not some_unrotated
-        ),
-        f"model.rope_window: {config.rope_window}, not null": config.rope_window is not None,
-        f"model.activation_type: {config.activation_type}, not swiglu": (
-            config.activation_type != ActivationType.swiglu
-        ),
-        "model.include_bias: true": config.include_bias,
-        "model.bias_for_layer_norm: true": normed and bool(config.bias_for_layer_norm or inherited),
-        "model.scale_logits: true": config.scale_logits,
-        "model.embedding_layer_norm: true": config.embedding_layer_norm,
-        "model.block_type: llama with norm_after, which that block ignores": (
-            config.block_type == BlockType.llama and config.norm_after
-        ),
-    }
-    if family == "olmo":
-        return found | {
-            f"model.layer_norm_type: {kind} with layer_norm_with_affine: true": config.layer_norm_with_affine,
-            f"model.layer_norm_eps: {config.layer_norm_eps}, not {_OLMO_EPS} as in Olmo": (
-                config.layer_norm_eps != _OLMO_EPS
-            ),
-        }
-    if family == "olmo2":
-        found |= {
-            "model.attention_layer_norm: true without norm_after": not config.norm_after,
-            "model.norm_after: true without attention_layer_norm": not config.attention_layer_norm,
-            f"model.layer_norm_type: {kind} with norm_after or attention_layer_norm": kind
-            != LayerNormType.rms,
-        }
-    clipped = f"model.clip_qkv: {config.clip_qkv}, which {family.capitalize()} lacks"
-    return found | {clipped: config.clip_qkv is not None}
 
 
 def _rotated_layers(config: ModelConfig) -> list[bool]:
@@ -374,102 +347,3 @@ def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str
         "tokenizer_sha256": sha256_file(tokenizer),
         **provenance(),
     }
-
-
-def _encoding(model: ModelConfig) -> str:
-    if not model.encoding.rotates:
-        return model.encoding.name
-    without = f"; one layer in {model.nope_layer_interval} has none" if model.nope_layer_interval else ""
-    return f"{model.encoding.name}, base {model.rope_theta:,}{without}"
-
-
-def model_card(config: Config, note: dict[str, Any]) -> str:
-    """The README.md of an export: how to load it, position encoding, training settings, provenance and licence."""
-    scheme, window = config.positions.scheme, config.model.max_sequence_length
-    rows = {
-        "class": note["architecture"],
-        "parameters": f"{note['parameters']:,}",
-        "position encoding": _encoding(config.model),
-        "position ids in training": f"{scheme}, below {note['max_positions']:,}",
-        "training window": f"{window:,} tokens",
-        "batch": f"{config.global_train_batch_size:,} windows",
-        "steps": f"{note['step']:,}",
-        "learning rate": f"{config.optimizer.learning_rate:g}, {config.scheduler.name}",
-        "optimizer": f"{config.optimizer.name}, weight decay {config.optimizer.weight_decay:g}",
-        "seed": str(config.seed),
-        "SHA-256 of the checkpoint's weights": f"`{note['source_weights_sha256']}`",
-        "commit of olmo-sparsity": note["commit"] or "not known",
-        "versions": ", ".join(f"{name} {version}" for name, version in note["versions"].items()),
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return _CARD.format(title=config.run_name or "An olmo-sparsity model", table=table)
-
-
-_CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-license: apache-2.0
-tags: [olmo-sparsity]
----
-
-# {title}
-
-A language model trained with olmo-sparsity, which studies how few far-away tokens a prediction needs.
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("PATH OR NAME OF THIS FOLDER")
-tokenizer = AutoTokenizer.from_pretrained("PATH OR NAME OF THIS FOLDER")
-```
-
-At position ids that jump, pass an attention mask of ones: without one transformers takes a jump for the beginning of
-another document. Position ids beyond those of training were never seen.
-
-| | |
-|---|---|
-{table}
-
-`olmo_sparsity.json` has the full provenance. Licence: Apache-2.0, as the code; before publishing the weights, check
-that the text they were trained on allows it.
-"""
-
-
-def push_to_hub(folder: Path, repository: str) -> str:
-    """Upload an export to a model repository of the Hugging Face Hub, private where it is new; returns its address.
-
-    Raises `UserError` where the hub refuses it or cannot be reached.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-
-    api = HfApi()
-    try:
-        address = api.create_repo(repository, private=True, exist_ok=True)
-        api.upload_folder(
-            folder_path=folder, repo_id=repository, commit_message="Upload an olmo-sparsity model"
-        )
-    except (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalTokenNotFoundError,
-        ConnectionError,
-        httpx.HTTPError,
-    ) as error:
-        raise UserError(
-            f"--push-to-hub {repository}: {first_line(error)}; {folder} is whole: log in with `hf auth login`, check "
-            "the name (USER/MODEL) and the network, and run the same command again with --overwrite"
-        ) from error
-    return str(address)
-
-
-@contextmanager
-def _full_disk_as_os_error(path: Path) -> Iterator[None]:
-    """What safetensors and tokenizers raise on a full disk says so in its text only."""
-    try:
-        yield
-    except Exception as error:  # tokenizers raises no other kind
-        if hidden := hidden_os_error(error, path):
-            raise hidden from error
-        raise

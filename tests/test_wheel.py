@@ -83,17 +83,10 @@ def test_an_installed_wheel_brings_its_configs_and_templates(run, olmo_sparsity,
         assert {path.relative_to(shipped) for path in (shipped / name).rglob("*") if path.is_file()} == ours
     (tmp_path / "mine.yaml").write_text("base: configs/base.yaml\nseed: 7\n")
     assert "seed: 7" in olmo_sparsity("train", "mine.yaml", "--dry-run")
-    grid = (
-        "configs/synthetic/addition-small.yaml",
-        "--grid",
-        "seed=1",
-        "--out",
-        "out",
-        "--slurm",
-        "--dry-run",
-    )
-    job = olmo_sparsity("sweep", *grid)
-    assert f"{sys.executable} -P -m olmo_sparsity.cli sweep configs/synthetic/addition-small.yaml" in job
+    grid = ("configs/synthetic/addition-small.yaml", "--grid", "seed=1", "--out", "out", "--dry-run")
+    start = f"{sys.executable} -P -m olmo_sparsity.cli"
+    job = olmo_sparsity("submit", "sweep", *grid)
+    assert f"{shipped}/slurm/job.sbatch {start} sweep configs/synthetic/addition-small.yaml" in job
 
 
 @pytest.mark.slow

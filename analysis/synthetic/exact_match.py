@@ -21,7 +21,7 @@ import pandas as pd
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
-from olmo_sparsity.util.result_files import EXACT_MATCH
+from olmo_sparsity.util.result_files import EXACT_MATCH_NAME, read_exact_match
 
 Settings = Mapping[Any, Any]
 """A row of a frame, or what of it says how a model was trained."""
@@ -100,18 +100,18 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     """
     frames = []
     for path in map(Path, paths):
-        found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH.name)])
+        found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH_NAME)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
             if file.suffix == ".json":
-                frame = record_frame(EXACT_MATCH.load(file))
+                frame = record_frame(read_exact_match(file))
             else:
                 frame = pd.read_parquet(file, page_checksum_verification=True)
             if [*frame] != COLUMNS:
                 raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
     if not frames:
-        raise UserError(f"no {NAME} or {EXACT_MATCH.name} in {', '.join(map(str, paths))}")
+        raise UserError(f"no {NAME} or {EXACT_MATCH_NAME} in {', '.join(map(str, paths))}")
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
     folders = sorted({*rows["folder"]})
     wanted = [one for one in folders if not only or any(Path(one).is_relative_to(part) for part in only)]

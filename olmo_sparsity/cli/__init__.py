@@ -17,7 +17,7 @@ COMMANDS = {
     "train": ("olmo_sparsity.cli.train:main", "train a model from a YAML config"),
     "prepare_data": ("olmo_sparsity.cli.prepare_data:main", "tokenize text for training and measuring"),
     "sweep": ("olmo_sparsity.cli.sweep:main", "train, and for synthetic tasks evaluate, a grid of runs"),
-    "submit": ("olmo_sparsity.cli.submit:main", "submit training or a measurement to SLURM"),
+    "submit": ("olmo_sparsity.cli.submit:main", "submit a command to SLURM"),
     "export_hf": ("olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"),
     "influence": ("analysis.cli:influence", "what k influential far tokens give a model back (Eq. 20)"),
     "figure2": ("analysis.cli:figure2", "print and draw what influence measured"),
@@ -26,10 +26,7 @@ COMMANDS = {
     "length": ("analysis.probes.length:main", "loss by position, at and beyond the training length"),
     "needle": ("analysis.probes.needle:main", "needles in held-out text"),
     "longppl": ("analysis.probes.longppl:main", "perplexity on key tokens (LongPPL)"),
-    "exact_match": (
-        "olmo_sparsity.cli.exact_match:main",
-        "how often a run answers samples of its task exactly",
-    ),
+    "exact_match": ("olmo_sparsity.cli.exact_match:main", "how often a run answers its task exactly"),
     "figure1": ("analysis.synthetic.figure1:main", "exact match by length of synthetic tasks"),
 }
 """Of each command the function that runs it, imported when it is called, and what it does."""
@@ -78,20 +75,15 @@ def command_line(name: str, arguments: Sequence[object] = ()) -> list[str]:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {title}" for name, (_, title) in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND …",
-            "",
-            "Which few far-away tokens does each prediction of a language model need?",
-            "",
-            "commands:",
-            *lines,
-            "",
-            f"example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<12}  {title}" for name, (_, title) in COMMANDS.items())
+    return f"""usage: {PROGRAM} COMMAND …
+
+Which few far-away tokens does each prediction of a language model need?
+
+commands:
+{commands}
+
+example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes."""
 
 
 def _version() -> str:

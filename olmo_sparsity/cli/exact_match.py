@@ -14,27 +14,133 @@ own unit: bits, digits, symbols, assignments, or tokens of the prompt. Every che
 Writes exact_match.json and prints a table: exact match with Wilson's 95 % interval over samples, the sorts of errors,
 and, of the same samples, how many tokens (and ids) are right when the model reads the true ones before them. A file
 that holds the same lengths, k, samples and seed of the same weights is left alone, so that a sweep can be run again.
-One that holds another measurement is replaced with --overwrite only. The same command, interrupted, goes on with the
-length (and k) that it was at.
+One that holds another measurement is replaced with --overwrite only.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.util.arguments import argument, out_folder, parse_settings, seed_number
+from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import EXACT_MATCH
+from olmo_sparsity.util.result_files import EXACT_MATCH_NAME
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
     from olmo_sparsity.evaluate.exact_match import Cell, LengthResult
     from olmo_sparsity.tasks import Task
-    from olmo_sparsity.util.result_files import Json
+
+
+def parser() -> Parser:
+    """Of what is measured on what."""
+    made = Parser(prog="olmo-sparsity exact_match", description=__doc__)
+    add = made.add_argument
+    add("checkpoint", metavar="CKPT", help="checkpoint, or run (then its last one)")
+    add(
+        "--lengths",
+        type=whole_numbers,
+        help="comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
+        "far as the task's test_length goes)",
+    )
+    add(
+        "--ks",
+        type=whole_numbers,
+        help="planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
+        "lengths that hold it)",
+    )
+    add(
+        "--parameters",
+        type=_parameters,
+        metavar="YAML",
+        help="parameters of the task that differ from those of training: '{distance: [100, 200]}'",
+    )
+    add("--samples", type=whole_number, default=200, help="samples of each length (default: 200)")
+    add("--seed", type=seed_number, default=0, help="seed of the samples (default: 0)")
+    add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help="decoded at a time (32768)")
+    add("--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)")
+    add("--overwrite", action="store_true", help="replace another measurement in --out")
+    add("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    return made
+
+
+def main() -> None:
+    """Measure, write and print, unless it is measured already."""
+    given = parser().parse_args()
+
+    from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
+    from olmo_sparsity.data.task_batches import TaskPositions
+    from olmo_sparsity.evaluate.exact_match import exact_match_record, measure
+    from olmo_sparsity.model.build import as_predictor
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
+    from olmo_sparsity.util.provenance import pick_device
+
+    device = pick_device(given.device)
+    folder = resolve_checkpoint(given.checkpoint)
+    model, config = load_model(folder)
+    task, cells = planned(given, config)
+    path = record_path(given, folder)
+    if is_measured(given, folder, config):
+        print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
+        return
+    if path.is_file() and not given.overwrite:
+        raise UserError(f"{path} holds another measurement; give --out, or --overwrite")
+    predictor = as_predictor(model.to(device))
+    with progress("exact match", len(cells) * given.samples, "samples") as advance:
+        rows = measure(
+            predictor,
+            task,
+            TaskPositions(config),
+            cells,
+            samples=given.samples,
+            seed=given.seed,
+            device=device,
+            batch_tokens=given.batch_tokens,
+            advance=advance,
+        )
+    write_json(
+        path, exact_match_record(folder, config, task, predictor, rows, seed=given.seed, device=device)
+    )
+    print(_table(rows))
+    print(f"wrote {path}")
+
+
+def record_path(given: argparse.Namespace, checkpoint: Path) -> Path:
+    """Where the record of a checkpoint folder goes."""
+    return (given.out or checkpoint.parent) / EXACT_MATCH_NAME
+
+
+def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]]:
+    """The task of ``config`` with the other parameters that are asked for, and the cells to measure it in.
+
+    Raises `UserError` for what cannot be measured of a run of ``config``.
+    """
+    from olmo_sparsity.data.task_batches import TaskPositions, task_of
+    from olmo_sparsity.evaluate.exact_match import grid, multiples_of_training_length
+    from olmo_sparsity.tasks import make_task
+
+    if config.task.name is None:
+        raise UserError(
+            "exact match is of a task, and this run is of text; olmo-sparsity length measures its loss by position"
+        )
+    task = make_task(config.task.name, {**config.task.parameters, **(given.parameters or {})})
+    if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
+        raise UserError(
+            f"--parameters {given.parameters} number the symbols in another way; leave them as they were trained"
+        )
+    lengths = given.lengths or multiples_of_training_length(task)
+    return task, grid(TaskPositions(config), task, lengths, given.ks)
+
+
+def is_measured(given: argparse.Namespace, checkpoint: Path, config: Config) -> bool:
+    """Whether a record is there already of these weights, task, lengths, k, samples and seed."""
+    from olmo_sparsity.evaluate.exact_match import record_is_of
+
+    task, cells = planned(given, config)
+    path = record_path(given, checkpoint)
+    return record_is_of(path, checkpoint, task, cells, samples=given.samples, seed=given.seed)
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -45,167 +151,12 @@ def _parameters(text: str) -> dict[str, Any]:
     from olmo_sparsity.util.errors import first_line
 
     try:
-        found = OmegaConf.create(text)
+        read = OmegaConf.create(text)
     except NOT_LOADED as error:
-        raise ArgumentTypeError(first_line(error)) from None
-    if not isinstance(found, DictConfig):
-        raise ArgumentTypeError(f"{text} is no mapping; give '{{NAME: VALUE}}'")
-    return {str(name): value for name, value in found.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExactMatchSettings:
-    """What is measured on what."""
-
-    checkpoint: str = field(
-        metadata=argument("checkpoint, or run (then its last one)", positional=True, metavar="CKPT")
-    )
-    lengths: tuple[int, ...] | None = field(
-        default=None,
-        metadata=argument(
-            "comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
-            "far as the task's test_length goes)"
-        ),
-    )
-    ks: tuple[int, ...] | None = field(
-        default=None,
-        metadata=argument(
-            "planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
-            "lengths that hold it)"
-        ),
-    )
-    parameters: dict[str, Any] | None = field(
-        default=None,
-        metadata=argument(
-            "parameters of the task that differ from those of training, as YAML: '{distance: [100, 200]}'",
-            type=_parameters,
-            metavar="YAML",
-        ),
-    )
-    samples: int = field(default=200, metadata=argument("samples of each length"))
-    seed: int = field(default=0, metadata=argument("seed of the samples", type=seed_number))
-    batch_tokens: int = field(
-        default=1 << 15,
-        metadata=argument("tokens decoded at a time; lower it when memory runs out", metavar="N"),
-    )
-    out: Path | None = field(
-        default=None,
-        metadata=argument("folder for exact_match.json (default: the run's)", type=out_folder, metavar="DIR"),
-    )
-    overwrite: bool = field(default=False, metadata=argument("replace another measurement in --out"))
-    device: str | None = field(
-        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    )
-
-
-def main() -> None:
-    """Measure, write and print, unless it is measured already."""
-    settings = parse_settings(__doc__, ExactMatchSettings)
-
-    from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
-    from olmo_sparsity.data.task_batches import TaskPositions
-    from olmo_sparsity.evaluate.exact_match import exact_match_record, is_measured, measure
-    from olmo_sparsity.model.build import as_predictor
-    from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.provenance import pick_device
-    from olmo_sparsity.util.result_files import json_checksum
-
-    device = pick_device(settings.device)
-    folder = resolve_checkpoint(settings.checkpoint)
-    model, config = load_model(folder)
-    if config.task.name is None:
-        raise UserError(
-            f"{folder} was trained on text, and exact match is of a task; olmo-sparsity length measures its loss by "
-            "position"
-        )
-    task, cells = planned(settings, config)
-    path = (settings.out or folder.parent) / EXACT_MATCH.name
-    if is_measured(path, folder, task, cells, samples=settings.samples, seed=settings.seed):
-        print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
-        return
-    if not settings.overwrite:
-        _refuse_to_replace(path)
-    predictor, positions = as_predictor(model.to(device)), TaskPositions(config)
-
-    def measure_cell(cell: Cell, advance: Callable[[int], None]) -> LengthResult:
-        [row] = measure(
-            predictor,
-            task,
-            positions,
-            lengths=[cell[0]],
-            ks=None if cell[1] is None else [cell[1]],
-            samples=settings.samples,
-            seed=settings.seed,
-            device=device,
-            batch_tokens=settings.batch_tokens,
-            advance=advance,
-        )
-        return row
-
-    def record(rows: list[LengthResult]) -> Json:
-        return exact_match_record(folder, config, task, predictor, rows, seed=settings.seed, device=device)
-
-    asked = json_checksum({**record([]), "cells": cells, "samples": settings.samples})
-    unfinished = path.with_name(f"{path.stem}-unfinished.json")
-    rows = _measure_cells(unfinished, asked, cells, settings.samples, measure_cell)
-    write_json(path, record(rows))
-    unfinished.unlink(missing_ok=True)
-    print(_table(rows))
-    print(f"wrote {path}")
-
-
-def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Cell]]:
-    """The task of ``config`` with the other parameters that are asked for, and the cells to measure it in.
-
-    Raises `UserError` for what cannot be measured of a run of ``config``.
-    """
-    from olmo_sparsity.data.task_batches import TaskPositions, task_of
-    from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
-    from olmo_sparsity.tasks import make_task
-
-    assert config.task.name is not None, "only runs of a task are measured"
-    task = make_task(config.task.name, {**config.task.parameters, **(settings.parameters or {})})
-    if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
-        raise UserError(
-            f"--parameters {settings.parameters} number the symbols in another way; leave them as they were trained"
-        )
-    lengths = settings.lengths or multiples_of_training_length(task)
-    return task, checked_grid(TaskPositions(config), task, lengths, settings.ks)
-
-
-def _measure_cells(
-    unfinished: Path,
-    asked: str,
-    cells: list[Cell],
-    samples: int,
-    measure_cell: Callable[[Cell, Callable[[int], None]], LengthResult],
-) -> list[LengthResult]:
-    """A row for each cell; each is kept in ``unfinished``, whence a measurement of the same checksum goes on."""
-    from olmo_sparsity.evaluate.exact_match import LengthResult
-    from olmo_sparsity.util.files import read_json, write_json
-    from olmo_sparsity.util.progress import progress
-
-    kept = read_json(unfinished, "remove it") if unfinished.is_file() else {}
-    rows = [LengthResult(**row) for row in kept["rows"]] if kept.get("asked") == asked else []
-    done = len(rows) * samples
-    with progress("exact match", len(cells) * samples, "samples", done=done) as advance:
-        for cell in cells[len(rows) :]:
-            rows.append(measure_cell(cell, advance))
-            write_json(unfinished, {"asked": asked, "rows": [asdict(row) for row in rows]})
-    return rows
-
-
-def _refuse_to_replace(path: Path) -> None:
-    """Raise `UserError` where a measurement is there; what is damaged may be replaced."""
-    try:
-        record = EXACT_MATCH.load(path)
-    except UserError:
-        return
-    lengths, samples = (sorted({row[name] for row in record["rows"]}) for name in ("length", "samples"))
-    raise UserError(
-        f"{path} holds another measurement (step {record['step']}, {', '.join(map(str, samples))} samples of lengths "
-        f"{', '.join(map(str, lengths))}, evaluation seed {record['evaluation_seed']}); give --out, or --overwrite"
-    )
+        raise argparse.ArgumentTypeError(first_line(error)) from None
+    if not isinstance(read, DictConfig):
+        raise argparse.ArgumentTypeError(f"{text} is no mapping; give '{{NAME: VALUE}}'")
+    return {str(name): value for name, value in read.items()}
 
 
 def _table(rows: list[LengthResult]) -> str:
@@ -213,25 +164,19 @@ def _table(rows: list[LengthResult]) -> str:
     import pandas as pd
     from scipy.stats import binomtest
 
-    def cells(row: LengthResult) -> dict[str, str | None]:
-        has_ids = row.teacher_forced_ids is not None
-        wilson = binomtest(row.exact, row.samples).proportion_ci(method="wilson")
-        exact = [100 * share for share in (row.exact / row.samples, wilson.low, wilson.high)]
-        return {
-            "length": f"{row.length:,}",
-            "k": None if row.k is None else str(row.k),
-            "samples": f"{row.samples:,}",
-            "exact [%]": "{:.1f} [{:.1f}, {:.1f}]".format(*exact),
-            "token": f"{row.wrong_token:,}",
-            "id": f"{row.wrong_id:,}" if has_ids else None,
-            "stop": f"{row.wrong_stop:,}",
-            "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
-            "ids [%]": f"{100 * (row.teacher_forced_ids or 0) / row.response_tokens:.2f}"
-            if has_ids
-            else None,
-        }
-
-    table = pd.DataFrame([cells(row) for row in rows]).dropna(axis="columns", how="all")
+    counts = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    intervals = [binomtest(row.exact, row.samples).proportion_ci(method="wilson") for row in rows]
+    exact = [
+        f"{row.exact / row.samples:.1%} [{wilson.low:.1%}, {wilson.high:.1%}]"
+        for row, wilson in zip(rows, intervals, strict=True)
+    ]
+    table = counts[[name for name in ("length", "k", "samples") if name in counts]].assign(exact=exact)
+    predicted = ["token", "id"] if "teacher_forced_ids" in counts else ["token"]
+    for error in (*predicted, "stop"):
+        table[error] = counts[f"wrong_{error}"]
+    for name in predicted:
+        right = counts[f"teacher_forced_{name}s"] / counts["response_tokens"]
+        table[f"{name}s"] = right.map("{:.2%}".format)
     legend = (
         "token, id, stop: what the first error is; tokens, ids: right where the true ones before are read"
     )

@@ -2,7 +2,6 @@
 
 example:
   olmo-sparsity export_hf runs/demo --out runs/demo/hf
-  olmo-sparsity export_hf runs/demo --out runs/demo/hf --push-to-hub USER/MODEL
 
 then, anywhere:
   from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -13,6 +12,7 @@ or measure it as any other model: olmo-sparsity influence runs/demo/hf --corpus 
 The class is the one that computes exactly the same, Llama, Olmo, Olmo2, GPTNeoX, or SmolLM3 for layers of NoPE; another
 shape is refused by name. Logits of both are compared before anything is written. At position ids that jump, give
 transformers an attention mask of ones: without one it takes a jump for the beginning of another document.
+`hf upload USER/MODEL DIR` puts the folder on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ def main() -> None:
         "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in --out")
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="USER/MODEL",
-        help="then upload it to this repository of the Hugging Face Hub, private where it is new",
-    )
     arguments = parser.parse_args()
-    from olmo_sparsity.export import export_checkpoint, push_to_hub  # here, so that --help needs no torch
+    from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
 
     show_log()
     done = export_checkpoint(
@@ -53,5 +48,3 @@ def main() -> None:
     )
     size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
     print(f"{arguments.out}: {done['architecture']}, {size}")
-    if arguments.push_to_hub:
-        print(f"pushed to {push_to_hub(arguments.out, arguments.push_to_hub)}")

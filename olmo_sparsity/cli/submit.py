@@ -1,85 +1,146 @@
-"""Submit training, preparation of C4, or a measurement to SLURM, or print the job scripts (--dry-run).
+"""Submit a command to SLURM: training, a sweep, preparation of C4, a measurement; or print the calls of sbatch.
 
 examples:
-  olmo-sparsity submit train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 --dry-run
-  olmo-sparsity submit train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 \\
-      --partition gpu --account lab -- --seed=2 --save_folder=runs/second
-  olmo-sparsity submit prepare_c4 --out data/c4 --array 64%16 --cpus 4 -- --limit-tokens 10000000000
+  olmo-sparsity submit train configs/base.yaml --seed=2 --nodes 2 --gpus-per-node 4 --time 24:00:00 --dry-run
+  olmo-sparsity submit sweep configs/base.yaml --grid seed=1,2,3,4 --out runs/seeds --jobs 2 --gpus-per-node 1
+  olmo-sparsity submit prepare_data c4 --out data/c4 --limit-tokens 10000000000 --array 64%16
   olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --array 8 \\
-      --gpus-per-node 1 -- --n-long 512 --n-short 64 --targets 4000
+      --gpus-per-node 1 --partition gpu --account lab --sbatch=--qos=high
 
-all three as a chain, each with --after the last job that the one before it has printed (here the merge, 12, and 13):
-  olmo-sparsity submit prepare_c4 --out data/c4 --array 64%16
-  olmo-sparsity submit train configs/base.yaml --gpus-per-node 4 --after 12 -- --corpus.path=data/c4
+a chain, each with --after the last job that the one before it has printed:
+  olmo-sparsity submit prepare_data c4 --out data/c4 --array 64%16
+  olmo-sparsity submit train configs/base.yaml --corpus.path=data/c4 --gpus-per-node 4 --after 12
   olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
 
-What follows `--` goes to the command of the job: train, prepare_data c4, or influence. Whatever can be checked is
-checked before a job waits in the queue: options, configuration, text, token files and what the run folder holds; not
-the hub, checksums, weights and the machine. The job scripts are made from the templates in slurm/, which explain
-themselves, and are kept beside what they make: RUN/train.sbatch, OUT/influence.sbatch.
+All but the options below goes to the command. Of the commands in this list, what can be checked is checked before a
+job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
+weights and the machine. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
-train        saves, requeues and resumes by itself at the time limit and after a preemption.
-prepare_c4   --array shards in parallel, then a merge, in a second job that waits for them.
-influence    --array shards of the targets for each checkpoint, then a merge. Several checkpoints get a folder each.
+train         saves, requeues and resumes by itself at the time limit and after a preemption.
+sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
+prepare_data, influence     with --array that many shards in parallel, then a merge, a second job that waits for them.
 
-With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The
-corpus and the runs that they make need not be there yet; a run's last checkpoint is then looked up by the job.
+With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The corpus and
+the runs that they make need not be there yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.cli import command_line
-from olmo_sparsity.sweep.slurm import (
-    Array,
-    Job,
-    add_slurm_options,
-    common_values,
-    dependency,
-    job_numbers,
-    plain_word,
-    split_arguments,
-    words,
-)
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.cli import COMMANDS, command_line
+from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.shipped import shipped
 
-if TYPE_CHECKING:
-    from olmo_sparsity.config.load import Config
+TASK = "%a"
+"""slurm/job.sbatch puts the number of the task in its place."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is submitted."""
+
+    name: str
+    folder: Path
+    """Of the logs."""
+    command: Sequence[str]
+    options: Sequence[str] = ()
+    """Of sbatch, beside those that all jobs have."""
+    merge: Sequence[str] = ()
+    """A command that waits for the tasks of the array."""
+    missing: str = ""
+    """What must be there when the job starts, and is not yet."""
 
 
 def main() -> None:
     """Check, then print or submit."""
-    own, theirs = split_arguments(sys.argv[1:])
-    options = _parser().parse_args(own)
-    job, *then = {"train": train_jobs, "prepare_c4": prepare_jobs, "influence": influence_jobs}[options.kind](
-        options, theirs
-    )
-    waits = dependency(options.after)
+    # A -- is allowed in front of the arguments of the command: they are told from our options by their names.
+    options, arguments = _parser().parse_known_args([word for word in sys.argv[1:] if word != "--"])
+    options.may_come = options.after is not None or options.dry_run
+    job = JOBS.get(options.command, _other)(options, arguments)
+    after = [options.after] if options.after else []
+    calls = [_sbatch(options, job, job.command, job.options, after)]
+    if job.merge:
+        calls.append(_sbatch(argparse.Namespace(**vars(options) | {"gpus_per_node": None}), job, job.merge))
     if options.dry_run:
-        print(job.script, end="")
-        if waits:
-            print(f"\n# ---- with sbatch {' '.join(waits)}")
-        for other in then:
-            print(f"\n# ---- then, with sbatch --dependency=afterok:<the job above>\n{other.script}", end="")
+        if job.missing:
+            print(f"# {job.missing} is not there yet; it must be when this job starts")
+        print("\n".join(map(shlex.join, calls)))
+        if job.merge:
+            print("# the second with --dependency=afterok: and the number of the first")
         return
-    number, line = job.submit(*waits)
-    print(line)
-    for other in then:
-        print(other.submit(*dependency([number]))[1])
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
+        )
+    job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
+    number = _submit(calls[0])
+    for call in calls[1:]:
+        number = _submit([call[0], *_dependency([number]), *call[1:]])
+    print(f"logs: {job.folder}/slurm-*.out")
 
 
-def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:
-    """One job that trains. Raises `UserError` for what training would refuse when it starts."""
+def _sbatch(
+    options: argparse.Namespace,
+    job: Job,
+    command: Sequence[str],
+    more: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> list[str]:
+    """The call that submits a command."""
+    log = "%A_%a" if any(option.startswith("--array") for option in more) else "%j"
+    given = {name: getattr(options, name) for name in ("time", "partition", "account", "mem")}
+    given |= {"gpus-per-node": options.gpus_per_node, "cpus-per-task": options.cpus}
+    script = shipped(f"slurm/{'train' if options.command == 'train' else 'job'}.sbatch")
+    return [
+        "sbatch",
+        *_dependency(after),
+        f"--job-name={job.name}",
+        f"--output={job.folder}/slurm-{log}.out",
+        *more,
+        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *options.sbatch,
+        str(script),
+        *command,
+    ]
+
+
+def _dependency(jobs: Sequence[str]) -> list[str]:
+    """Options for a job that starts when ``jobs`` have ended well; if one fails, it leaves the queue."""
+    return [f"--dependency=afterok:{':'.join(jobs)}", "--kill-on-invalid-dep=yes"] if jobs else []
+
+
+def _submit(call: Sequence[str]) -> str:
+    """Make a call of sbatch, print and return the number of the job. sbatch itself says what it refuses."""
+    done = subprocess.run([call[0], "--parsable", *call[1:]], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"SLURM refused {shlex.join(call)}")
+    number = done.stdout.strip().partition(";")[0]  # behind it the cluster's name, where there are several
+    print(f"submitted as job {number}")
+    return number
+
+
+def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config, refuse_dry_run
+    from olmo_sparsity.data.batches import open_training_data
+    from olmo_sparsity.evaluate.exact_match import TaskEvaluation
+    from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+    from olmo_sparsity.training.resume import starting_checkpoint
+    from olmo_sparsity.training.zero import deepspeed_config
 
-    config = load_config(options.config, overrides)
+    path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
+    config = load_config(path, overrides)
     refuse_dry_run(config)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
@@ -89,173 +150,139 @@ def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Jo
             f"({options.nodes} nodes x {per_node}); choose --nodes and --gpus-per-node whose product divides it"
         )
     if config.deepspeed.config is not None:
-        from olmo_sparsity.training.zero import deepspeed_config
-
-        deepspeed_config(config, processes)  # refuses what DeepSpeed would refuse after the wait in the queue
-    run = plain_word(config.save_folder, "save_folder")
-    name, what = Path(options.config).stem, "the name of the config file"
-    if config.run_name:
-        name, what = config.run_name, "run_name"
-    values = {
-        **common_values(options, name, what),
-        "RUN": run,
-        "NODES": options.nodes,
-        "PROCESSES_PER_NODE": per_node,
-        "CPUS_PER_PROCESS": options.cpus,
-        "TRAIN": words(command_line("train", [options.config, *overrides])),
-    }
-    _check_start(config, after=bool(options.after))
-    return [Job("train", Path(run), values)]
-
-
-def _check_start(config: Config, *, after: bool) -> None:
-    """Raise `UserError` for what training would refuse before its first step; weights and checksums are not read.
-
-    Left out is, for a job ``after`` another, a corpus that is not there yet.
-    """
-    from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.evaluate.exact_match import TaskEvaluation
-    from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-    from olmo_sparsity.training.resume import starting_checkpoint
-
-    is_text, corpus = config.task.name is None, config.corpus.path
-    to_come = is_text and corpus is not None and _is_to_come(corpus, after)
-    if not to_come:
+        deepspeed_config(config, processes)
+    is_text = config.task.name is None
+    missing = _not_there(config.corpus.path, options) if is_text else ""
+    if not missing:
         open_training_data(config)
-    if config.evaluation.interval is not None and (config.evaluation.paths or not to_come):
-        if is_text:
-            HeldoutEvaluation(config)
-        else:
-            TaskEvaluation(config)
+    if config.evaluation.interval is not None and (config.evaluation.paths or not missing):
+        (HeldoutEvaluation if is_text else TaskEvaluation)(config)
     starting_checkpoint(config, resume=True)
+    return Job(
+        config.run_name or Path(path).stem,
+        Path(config.save_folder),
+        command_line("train", [path, *overrides, "--resume"]),
+        [f"--nodes={options.nodes}", f"--ntasks-per-node={per_node}"],
+        missing=missing,
+    )
 
 
-def prepare_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
-    """An array that makes the shards of C4, and the merge. Raises `UserError` for what each shard would refuse."""
+def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """Raises `UserError` for what the sweep refuses before its first cell."""
+    from olmo_sparsity.cli.sweep import plan
+
+    planned, cells = plan(arguments)
+    for cell in cells:
+        _ = cell.is_finished  # refuses a folder with a run of other settings
+    array = f"--array=1-{len(cells)}" + (f"%{planned.jobs}" if planned.jobs else "")
+    command = command_line("sweep", [*arguments, "--only", TASK])
+    return Job(planned.out.resolve().name, planned.out, command, [array])
+
+
+def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """Raises `UserError` for what each shard would refuse."""
     from olmo_sparsity.cli.prepare_data import parse_settings
     from olmo_sparsity.data.prepare import check_shardable
 
-    out, array = plain_word(options.out, "--out"), Array.parse(options.array)
-    _refuse(arguments, "--out", "--shard", "--merge", "--workers")
-    settings, _ = parse_settings(["c4", "--out", out, "--shard", f"1/{array.tasks}", *arguments])
+    shards, _ = options.array
+    settings, how = parse_settings([*arguments, *([f"--shard=1/{shards}"] if shards > 1 else [])])
     settings.check()
-    check_shardable(settings)
-    command = command_line("prepare_data", ["c4", "--out", out, *arguments])
-    common = {**common_values(options, "prepare_c4"), "OUT": out, "CPUS": options.cpus}
-    values = {**common, "ARRAY": str(array), "SHARDS": array.tasks, "PREPARE": words(command)}
-    merge = words([*command, "--merge", f"--workers={options.cpus}"])
-    return [Job("prepare_c4", Path(out), values), Job("merge", Path(out), {**common, "MERGE": merge})]
-
-
-def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
-    """An array over checkpoints and shards of their targets, and the merge.
-
-    Raises `UserError` for a missing input, and for arguments that each shard would refuse.
-    """
-    out, array = plain_word(options.out, "--out"), Array.parse(options.array)
-    _refuse(arguments, "--out", "--shard", "--corpus")
-    checkpoints = [_checkpoint(text, bool(options.after)) for text in options.checkpoints]
-    command = [checkpoints[0], "--corpus", options.corpus, "--out", out, *arguments]
-    to_come = _is_to_come(options.corpus, bool(options.after))
-    # by its name: training knows nothing of the analysis
-    importlib.import_module("analysis.cli").check_influence(
-        command, shards=array.tasks, read_texts=not to_come
+    if shards > 1:
+        check_shardable(settings)
+    # without --workers it would take all cores that it sees, on some clusters those of the whole node
+    return _in_shards(
+        "prepare_data", options, [*arguments, f"--workers={options.cpus}"], how.out, merge=["--merge"]
     )
-    records = _record_folders(out, checkpoints)
-    values = {
-        **common_values(options, "influence"),
-        "OUT": out,
-        "CPUS": options.cpus,
-        "ARRAY": str(Array(array.tasks * len(checkpoints), array.at_once)),
-        "CHECKPOINTS": words(checkpoints),
-        "RECORDS": words(records),
-        "SHARDS": array.tasks,
-        "INFLUENCE": words(command_line("influence")),
-        "ARGUMENTS": words(["--corpus", options.corpus, *arguments]),
-    }
-    job = Job("influence", Path(out), values)
-    if array.tasks == 1:
-        return [job]
-    without_gpus = argparse.Namespace(**{**vars(options), "gpus_per_node": 0})
-    common = {**common_values(without_gpus, "influence-merge"), "OUT": out, "CPUS": 1}
-    # without --shard, influence puts finished shards together
-    measured = ["--corpus", options.corpus, *arguments]
-    merges = [
-        words(command_line("influence", [checkpoint, "--out", folder, *measured]))
-        for checkpoint, folder in zip(checkpoints, records, strict=True)
-    ]
-    return [job, Job("merge", Path(out), {**common, "MERGE": " && ".join(merges)})]
 
 
-def _checkpoint(text: str, after: bool) -> str:
-    """The checkpoint that ``text`` means: a run's last one, so that all shards measure the same while it goes on.
-
-    ``after`` another job, which may make it, the path stays as it is, and the job looks there.
-    """
+def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """Raises `UserError` for what each shard would refuse before it loads a model."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    path, _ = split_scaling(text)  # refuses an unknown way to scale RoPE
-    is_of_hub = path.count("/") == 1 and not Path(path).exists() and not Path(path).parent.exists()
-    if after or is_of_hub or Path(path).is_file():
-        return text
-    return str(resolve_checkpoint(path)) + text[len(path) :]
+    command = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
+    given = command.influence_parser().parse_args(arguments)
+    missing = _not_there(given.corpus, options)
+    has_corpus = given.corpus is not None and not missing
+    command.check_influence(list(arguments), shards=options.array[0], read_texts=has_corpus)
+    path, _ = split_scaling(given.model)
+    is_of_hub = path.count("/") == 1 and not Path(path).parent.exists()
+    fixed = given.model
+    if not (options.may_come or is_of_hub or Path(path).is_file()):
+        # A run's last checkpoint now: all shards measure the same while it goes on.
+        fixed = str(resolve_checkpoint(path)) + given.model[len(path) :]
+    arguments = [fixed if word == given.model else word for word in arguments]
+    return _in_shards("influence", options, arguments, given.out, missing=missing)
 
 
-def _is_to_come(corpus: str, after: bool) -> bool:
-    """Whether a corpus is left to an earlier job."""
+def _in_shards(
+    name: str,
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    out: Path,
+    *,
+    merge: Sequence[str] = (),
+    missing: str = "",
+) -> Job:
+    """An array of shards, if there is more than one, and what puts them together."""
+    shards, array = options.array
+    command = command_line(name, arguments)
+    if shards == 1:
+        return Job(name, out, command, missing=missing)
+    shard = ["--shard", f"{TASK}/{shards}"]
+    return Job(name, out, [*command, *shard], [f"--array={array}"], [*command, *merge], missing)
+
+
+def _other(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """A command that is not checked; its log goes to the current folder."""
+    return Job(options.command, Path(), command_line(options.command, arguments))
+
+
+JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}
+
+
+def _not_there(corpus: str | None, options: argparse.Namespace) -> str:
+    """A corpus that may come before the job starts and has not; empty where it must be there now, or is."""
     from olmo_sparsity.corpus.tokens import MANIFEST_NAME
 
-    return after and not (Path(corpus) / MANIFEST_NAME).is_file()
+    is_missing = corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
+    return f"the corpus {corpus}" if is_missing and options.may_come else ""
 
 
-def _record_folders(out: str, checkpoints: Sequence[str]) -> list[Path]:
-    """Where each checkpoint's records go: ``out``, or for several a folder in it, named after run and step."""
-    if len(checkpoints) == 1:
-        return [Path(out)]
-    names = ["-".join(Path(path).resolve().parts[-2:]) for path in checkpoints]
-    if len(set(names)) < len(names):
-        raise UserError(f"checkpoints of the same name: {', '.join(sorted(names))}; submit them apart")
-    return [Path(out) / name for name in names]
-
-
-def _refuse(arguments: Sequence[str], *names: str) -> None:
-    for argument in arguments:
-        if (name := argument.partition("=")[0]) in names:
-            raise UserError(f"{name} is decided by submit; give it before the --, or leave it out")
+def _array(text: str) -> tuple[int, str]:
+    """Number of shards and what sbatch calls them: ``64%16``, at most 16 of 64 at a time, is ``1-64%16``."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})(%[1-9][0-9]*)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of shards, such as 64, or 64%16 at a time")
+    return int(match[1]), f"1-{text}"
 
 
 def _parser() -> Parser:
-    parser = Parser(description=__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    train = _kind(kinds, "train", "train a model on any number of nodes")
-    train.add_argument("config", metavar="CONFIG", help="YAML file; overrides of it follow --")
-    train.add_argument("--nodes", type=whole_number, default=1, help="default: %(default)s")
-    train.add_argument(
-        "--processes-per-node", type=whole_number, metavar="N", help="default: one for each GPU, or one"
+    parser = Parser(prog="olmo-sparsity submit", description=__doc__)
+    commands = [name for name in COMMANDS if name != "submit"]
+    parser.add_argument("command", metavar="COMMAND", choices=commands, help=", ".join(commands))
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="print the calls of sbatch and submit nothing")
+    add("--after", metavar="JOB[:JOB]", help="start when these jobs have ended well")
+    add("--array", type=_array, default=(1, "1"), metavar="N[%%M]", help="shards, at most M at a time")
+    add("--nodes", type=whole_number, default=1, help="of train (default: 1)")
+    add(
+        "--processes-per-node",
+        type=whole_number,
+        metavar="N",
+        help="of train (default: one for each GPU, or one)",
     )
-    prepare = _kind(kinds, "prepare_c4", "prepare C4 in an array of tasks")
-    influence = _kind(kinds, "influence", "measure checkpoints in an array of tasks")
-    influence.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints, or runs")
-    influence.add_argument("--corpus", required=True, metavar="DIR", help="folder made by prepare_data")
-    for each in (prepare, influence):
-        each.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-        each.add_argument(
-            "--array", default="1", metavar="N[%M]", help="shards, at most M at a time (default: %(default)s)"
-        )
-    return parser
-
-
-def _kind(kinds: Any, name: str, what: str) -> Parser:
-    """The options that all kinds of job share."""
-    parser = kinds.add_parser(name, help=what, description=what)
-    parser.add_argument("--dry-run", action="store_true", help="print the job scripts and submit nothing")
-    parser.add_argument(
-        "--after",
-        type=job_numbers,
-        default=(),
-        metavar="JOB[,JOB]",
-        help="start when these jobs have ended well; what they make need not be there yet",
+    add("--gpus-per-node", type=whole_number, metavar="N")
+    add("--cpus", type=whole_number, default=4, metavar="N", help="cores a process (default: 4)")
+    add("--time", metavar="D-HH:MM:SS", help="time limit (default: the partition's)")
+    add("--partition")
+    add("--account")
+    add("--mem", metavar="SIZE", help="memory a node, such as 64G")
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="=OPTION",
+        help="any other of sbatch: --sbatch=--qos=high",
     )
-    add_slurm_options(parser)
     return parser

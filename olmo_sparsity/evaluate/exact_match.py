@@ -32,7 +32,7 @@ from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import available_cores, current_commit
-from olmo_sparsity.util.result_files import EXACT_MATCH
+from olmo_sparsity.util.result_files import EXACT_MATCH, read_exact_match
 
 BATCH_TOKENS = 1 << 15
 """Tokens decoded at a time, where nothing else is said: 1,024 ids to choose from take 128 MiB of logits."""
@@ -75,7 +75,7 @@ class LengthResult:
     """Standard deviation of that probability over samples."""
 
 
-_COUNTS = [each.name for each in fields(LengthResult)][3:-2]
+_COUNTS = [field.name for field in fields(LengthResult)][3:-2]
 """What is summed over samples; behind them Σ p and Σ p² are."""
 
 
@@ -83,9 +83,8 @@ def measure(
     model: PositionPredictor,
     task: Task,
     positions: TaskPositions,
+    cells: Sequence[Cell],
     *,
-    lengths: Sequence[int],
-    ks: Sequence[int] | None = None,
     samples: int,
     seed: int,
     device: torch.device | str = "cpu",
@@ -95,21 +94,18 @@ def measure(
     reduce_sum: ReduceSum = lambda tensor: tensor,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[LengthResult]:
-    """Exact match on ``samples`` test samples of every cell of `grid`, in its order.
+    """Exact match on ``samples`` test samples of every one of these cells, of `grid`, in their order.
 
     Sample i of a cell is a function of (seed, length, k, i), whichever others are decoded with it. This process decodes
     its share, samples rank, rank + world_size, …, at most ``batch_tokens`` tokens at a time (at least one sample), and
     ``reduce_sum`` adds up the shares: a collective call, the only one; the forward passes of two processes may differ
-    in number. ``advance`` is told how many samples were decoded.
+    in number. ``advance`` gets how many samples were decoded.
 
     The model is on ``device``, in evaluation mode. Ids of the response are given unless the model predicts them, so an
     oracle is one, and elsewhere they go on as contiguous ones do. Decoding takes as many steps as the longest true
     response of a batch has: a response that does not end where the true one does is wrong at that step already, so
     that no id beyond the true response affects the result.
-
-    Raises `UserError`, before anything runs, for what `checked_grid` refuses.
     """
-    cells = checked_grid(positions, task, lengths, ks)
     counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):
         sized = task.at_length(length, k)
@@ -121,10 +117,10 @@ def measure(
             forced = _forced_counts(model, batch, ids, device)
             if task.end_id is None:  # one label: nothing is read back, so that free-running is teacher-forced
                 exact, labels, right = forced[:3]
-                found = [exact, labels - right, right - exact, 0.0]
+                decoded = [exact, labels - right, right - exact, 0.0]
             else:
-                found = _decoded_counts(model, batch, ids, task.end_id, device)
-            counts[number] += torch.tensor(found + forced, dtype=counts.dtype, device=device)
+                decoded = _decoded_counts(model, batch, ids, task.end_id, device)
+            counts[number] += torch.tensor(decoded + forced, dtype=counts.dtype, device=device)
             advance(len(indices))
     return [
         _result(cell, samples, values, model.options.predicts_ids)
@@ -132,41 +128,34 @@ def measure(
     ]
 
 
-def grid(task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None) -> list[Cell]:
+def grid(
+    positions: TaskPositions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
+) -> list[Cell]:
     """The lengths at which a task is measured, for one k after the other where it has one.
 
     Without ``ks`` a task that has a k is measured for every one of its test split, each at the lengths that hold it.
-    Raises `UserError` for no length, lengths that the task refuses, ``ks`` of a task without, or a k that a length does
-    not hold.
+    Raises `UserError` for lengths that the task refuses, ``ks`` of a task without, a k that a length does not hold, and
+    an id table too small for a length.
     """
-    if not lengths:
-        raise UserError("no lengths to measure at; give at least one")
-    own = sorted(set(task.ks("test")))
-    if not own:
+    of_task = sorted(set(task.ks("test")))
+    if not of_task:
         if ks is not None:
             raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
         cells: list[Cell] = [(length, None) for length in lengths]
     elif ks is not None:
         cells = [(length, k) for k in ks for length in lengths]
     else:
-        cells = [(length, k) for k in own for length in lengths if task.holds(length, k)]
+        cells = [(length, k) for k in of_task for length in lengths if task.holds(length, k)]
     if not cells:
-        raise UserError(f"no k of {task.name} fits into lengths {list(lengths)}; give ks, or longer lengths")
+        raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
+    size, second_size = positions.table_size or 1, positions.settings.second_table_size or 1
+    tables = PredictiveOptions(table_size=size, second_table_size=second_size)
     for length, k in cells:
-        task.at_length(length, k)
-    return cells
-
-
-def checked_grid(
-    positions: TaskPositions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
-) -> list[Cell]:
-    """The cells of `grid`.
-
-    Raises `UserError` also for an id table too small for the largest length, with the longest length that fits.
-    """
-    cells = grid(task, lengths, ks)
-    for length, k in cells:
-        _check_tables(positions, task.at_length(length, k), length)
+        largest_ids = positions.largest_ids(task.at_length(length, k), length)
+        try:
+            tables.check_ids(*largest_ids)
+        except UserError as error:
+            raise UserError(f"{task.name} at length {length}: {error}") from None
     return cells
 
 
@@ -178,8 +167,8 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
     """
     unit = task.tokens_per_place
     shortest, longest = max(task.train_length[0], task.test_length[0]), task.test_length[1]
-    asked = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
-    return sorted({min(max(length, shortest), longest) for length in asked})
+    lengths = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
+    return sorted({min(max(length, shortest), longest) for length in lengths})
 
 
 class TaskEvaluation:
@@ -194,9 +183,8 @@ class TaskEvaluation:
         options = config.evaluation
         self.options, self.rank, self.world_size = options, rank, world_size
         self.task, self.positions = task_of(config), TaskPositions(config)
-        self.lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
-        self.ks = self.task.ks("train")[-1:] or None
-        grid(self.task, self.lengths, self.ks)
+        lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
+        self.cells = grid(self.positions, self.task, lengths, self.task.ks("train")[-1:] or None)
         self.batch_tokens = BATCH_TOKENS
         if options.batch_size is not None:
             self.batch_tokens = options.batch_size * self.task.max_tokens(self.task.train_length[1])
@@ -207,12 +195,11 @@ class TaskEvaluation:
         ``model`` is on ``device``, whole and in evaluation mode. Every process calls this at the same step and gets the
         same result; what they do in between is not in step, so ZeRO 3 must have gathered the weights.
         """
-        found = measure(
+        rows = measure(
             as_predictor(model),
             self.task,
             self.positions,
-            lengths=self.lengths,
-            ks=self.ks,
+            self.cells,
             samples=self.options.windows,
             seed=self.options.seed,
             device=device,
@@ -221,7 +208,7 @@ class TaskEvaluation:
             world_size=self.world_size,
             reduce_sum=reduce_sum,
         )
-        return {"exact_match": [asdict(row) for row in found]}
+        return {"exact_match": [asdict(row) for row in rows]}
 
 
 def exact_share(row: dict[str, Any]) -> float:
@@ -244,13 +231,16 @@ def exact_match_record(
 
     ``config`` is the run's, ``task`` what was measured, perhaps with other parameters, ``seed`` the evaluation's.
     """
-    found = {
+    return {
+        **EXACT_MATCH,
         "run": checkpoint.resolve().parent.name,
         "checkpoint": str(checkpoint),
         "step": load_state(checkpoint).step,
         "weights_sha256": weights_sha256(checkpoint),
         "commit": current_commit(),
-        "machine": _machine(torch.device(device)),
+        "machine": torch.cuda.get_device_name(device)
+        if torch.device(device).type == "cuda"
+        else f"{available_cores()} {platform.machine()} cores",
         "task": {"name": task.name, "parameters": asdict(task)},
         "trained": asdict(task_of(config)),
         "scheme": config.positions.scheme,
@@ -264,7 +254,6 @@ def exact_match_record(
         "evaluation_seed": seed,
         "rows": [asdict(row) for row in rows],
     }
-    return EXACT_MATCH.stamped(found)
 
 
 def further_options(config: Config) -> dict[str, Any]:
@@ -279,41 +268,29 @@ def further_options(config: Config) -> dict[str, Any]:
         *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
         *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
     )
-    asked = {name: field_value(config, name) for name in names}
-    options = {name: value for name, value in asked.items() if value != field_value(default, name)}
+    values = {name: field_value(config, name) for name in names}
+    options = {name: value for name, value in values.items() if value != field_value(default, name)}
     if config.model.family == "tuples":
         options |= {f"model.tuples.{name}": value for name, value in asdict(config.model.tuples).items()}
-    found = config.positions.found
-    if found.first_ids:
-        rules = zip(found.counted_from, found.first_ids, strict=True)
+    found_ids = config.positions.found
+    if found_ids.first_ids:
+        rules = zip(found_ids.counted_from, found_ids.first_ids, strict=True)
         options["positions.found"] = ", ".join(f"{end} {first_id}" for end, first_id in rules)
     return options
 
 
-def is_measured(
+def record_is_of(
     path: Path, checkpoint: Path, task: Task, cells: Sequence[Cell], *, samples: int, seed: int
 ) -> bool:
     """Whether a record is there already, of these weights on this task's cells; False for a file that is not one."""
     try:
-        record = EXACT_MATCH.load(path)
-        made_of = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
-        asked = weights_sha256(checkpoint), seed, json.loads(json.dumps(asdict(task)))
-        rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    except (UserError, KeyError, TypeError):
+        record = read_exact_match(path)
+    except UserError:
         return False
-    return made_of == asked and rows == [(*cell, samples) for cell in cells]
-
-
-def _check_tables(positions: TaskPositions, task: Task, length: int) -> None:
-    size, second_size = positions.table_size or 1, positions.settings.second_table_size or 1
-    largest, second = positions.largest_ids(task, length)
-    try:
-        PredictiveOptions(table_size=size, second_table_size=second_size).check_ids(largest, second)
-    except UserError as error:
-        fitting = [n for n in range(1, length) if (task.largest_id(n) or 0) < size]
-        longest = f"; the longest that fits is {max(fitting, default=0)}"
-        hint = longest if largest >= size and not positions.segments else ""
-        raise UserError(f"{task.name} at length {length}: {error}{hint}") from None
+    of_record = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
+    rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
+    wanted = weights_sha256(checkpoint), seed, json.loads(json.dumps(asdict(task)))
+    return of_record == wanted and rows == [(*cell, samples) for cell in cells]
 
 
 def _decoded_counts(
@@ -350,8 +327,8 @@ def _decoded_counts(
         end_token=end_token,
         true_ids=true_ids if predicts_ids else None,
     )
-    found = Counter(sorts)
-    return [float(found[sort]) for sort in (None, "token", "id", "stop")]
+    counted = Counter(sorts)
+    return [float(counted[sort]) for sort in (None, "token", "id", "stop")]
 
 
 @torch.no_grad()
@@ -368,11 +345,11 @@ def _forced_counts(
     if output.id_logits is not None:
         right_ids = output.id_logits.argmax(dim=-1) == ids_given[:, first:]
     exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
-    own = output.logits.gather(-1, true_tokens[..., None])[..., 0]
-    log_p = own.double() - output.logits.float().logsumexp(dim=-1).double()
+    true_logits = output.logits.gather(-1, true_tokens[..., None])[..., 0]
+    log_p = true_logits.double() - output.logits.float().logsumexp(dim=-1).double()
     p = torch.where(counted, log_p, 0).sum(dim=1).exp()
-    found = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
-    return [float(each.sum()) for each in found]
+    summed = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
+    return [float(values.sum()) for values in summed]
 
 
 def _on(values: np.ndarray, device: torch.device | str) -> Tensor:
@@ -381,18 +358,11 @@ def _on(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 def _result(cell: Cell, samples: int, values: list[float], predicts_ids: bool) -> LengthResult:
     *numbers, p, p_squared = values
-    found: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, numbers, strict=True)}
+    counted: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, numbers, strict=True)}
     if not predicts_ids:
-        found["teacher_forced_ids"] = None
+        counted["teacher_forced_ids"] = None
     mean = p / samples
     std = max(0.0, p_squared / samples - mean**2) ** 0.5
-    result = LengthResult(*cell, samples, **found, mean_probability=mean, std_probability=std)
+    result = LengthResult(*cell, samples, **counted, mean_probability=mean, std_probability=std)
     assert result.exact + result.wrong_token + result.wrong_id + result.wrong_stop == samples
     return result
-
-
-def _machine(device: torch.device) -> str:
-    """What was computed on."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{available_cores()} {platform.machine()} cores"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -181,15 +181,6 @@ def settings_from(
     given = {name: value for name, value in vars(arguments).items() if name in names}
     tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return settings(**given | tuples | others)
-
-
-def parse_settings(
-    description: str | None, settings: type[_Settings], arguments: Sequence[str] | None = None
-) -> _Settings:
-    """The settings that the command line asks for, or these ``arguments`` would; a command with no other options."""
-    parser = Parser(description=description)
-    add_arguments(parser, settings)
-    return settings_from(settings, parser.parse_args(arguments))
 
 
 def _add_argument(parser: Any, field: Field[Any]) -> None:

@@ -1,15 +1,14 @@
-"""Results as one JSON file, which says of what kind and version it is and carries a checksum of all that it says."""
+"""Results as one JSON file: checksums, shapes, and the record of an exact match."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import file_in, read_json, write_json
+from olmo_sparsity.util.files import read_json
 
 Json = dict[str, Any]
 
@@ -56,73 +55,14 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-@dataclass(frozen=True)
-class ResultFile:
-    """A kind of result."""
-
-    name: str
-    """Of the file, such as length.json."""
-    kind: str
-    """What the file calls itself."""
-    version: int
-    """Of the format. Files of the version before, which had no checksum, are read as well."""
-    holds: str
-    """What is in it, for messages."""
-    script: str
-    """What makes it."""
-    shape: Json = field(default_factory=dict)
-    """What its readers need, see `misfit`."""
-    before: Json | None = None
-    """What a file of the version before says of itself, where that is not kind and version."""
-
-    def stamped(self, result: Json) -> Json:
-        """``result`` with kind, version and checksum before it."""
-        head = {"kind": self.kind, "version": self.version}
-        value = {**head, **result, **head}
-        return {CHECKSUM: json_checksum(value), **value}
-
-    def save(self, path: str | Path, result: Json) -> None:
-        """Write ``result``, stamped, atomically."""
-        write_json(path, self.stamped(result))
-
-    def load(self, path: str | Path) -> Json:
-        """The result, given its file or folder. Raises `UserError` where it is none, of another version or damaged."""
-        path, again = file_in(path, self.name), f"make it with {self.script}"
-        found = read_json(path, again)
-        is_stamped = CHECKSUM in found or self._says(found, self.version)
-        known = self._says(found, self.version) if is_stamped else self._is_of_before(found)
-        if known and is_stamped and found.get(CHECKSUM) != _checksum_of(found):
-            raise UserError(f"{path} was edited or damaged (it does not fit its checksum); {again}")
-        odd = misfit(found, self.shape) if known else None
-        if not known or (odd and self.before == {}):
-            raise UserError(f"{path} holds no {self.holds} of format version {self.version}; {again}")
-        if odd:
-            raise UserError(f"{path} is damaged ({odd}); {again}")
-        return found
-
-    def _says(self, found: Json, version: int) -> bool:
-        return (found.get("kind"), found.get("version")) == (self.kind, version)
-
-    def _is_of_before(self, found: Json) -> bool:
-        if self.before is None:
-            return self._says(found, self.version - 1)
-        unnamed = not {"kind", "version"} & found.keys()
-        return unnamed and all(found.get(name) == value for name, value in self.before.items())
+EXACT_MATCH_NAME = "exact_match.json"
+EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
+"""What such a file says of itself. `olmo_sparsity.evaluate.exact_match` writes it; no torch is needed to read it."""
 
 
-def _checksum_of(found: Json) -> str | None:
-    try:
-        return json_checksum(found)
-    except RecursionError:  # nested deeper than it can be written
-        return None
-
-
-EXACT_MATCH = ResultFile(
-    "exact_match.json",
-    "olmo-sparsity exact match",
-    2,
-    "exact match",
-    "scripts/exact_match.py",
-    before={"format": 1},
-)
-"""Written by `olmo_sparsity.evaluate.exact_match`, read without torch."""
+def read_exact_match(path: str | Path) -> Json:
+    """The record in a file. Raises `UserError` where it is none, damaged, or of another version."""
+    record: Json = read_json(path, remedy := "make it with olmo-sparsity exact_match")
+    if not EXACT_MATCH.items() <= record.items():
+        raise UserError(f"{path} holds no exact match of format version {EXACT_MATCH['version']}; {remedy}")
+    return record

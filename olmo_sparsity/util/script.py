@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import sys
@@ -13,7 +12,6 @@ from olmo_sparsity.util.errors import NO_ROOM, UserError, first_line
 
 OF_TRAINING = ("olmo", "datasets", "accelerate", "deepspeed", "omegaconf", "httpx")
 """What `pip install olmo-sparsity` leaves out and its extra ``train`` brings."""
-_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def run_script(main: Callable[[], int | None]) -> None:
@@ -25,17 +23,14 @@ def run_script(main: Callable[[], int | None]) -> None:
         code = main() or 0
         sys.stdout.flush()
         _leave(code)
-    except _user_errors() as error:
-        message = str(error)
-    except BrokenPipeError:
-        _leave_unread()
-        raise
     except KeyboardInterrupt:
         kept = "files that were written are kept; the same command starts again or goes on"
         print(f"interrupted: {kept}", file=sys.stderr)
         _leave(130)
     except Exception as error:
-        message = _line_of(error) if isinstance(error, OSError) else _absent(error)
+        if isinstance(error, BrokenPipeError):
+            _leave_unread()
+        message = _line_of(error)
         if not message:
             message = _remedy_of(error)
             if not message:
@@ -50,12 +45,20 @@ def _is_one_of_several() -> bool:
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def _absent(error: Exception) -> str:
-    """One line for a package of training that is not installed; empty for any other error."""
+def _line_of(error: Exception) -> str:
+    """What is printed of an error that a user can mend, in place of a traceback; empty for any other."""
+    olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
+    if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:  # "File too large", the system may say
+        return f"the disk is full, or a quota is reached ({first_line(error)})"
+    # pyarrow has the name of the file in its text alone
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):
+        return first_line(error)
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name not in OF_TRAINING:
-        return ""
-    return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"
+    if name in OF_TRAINING:
+        return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"
+    return ""
 
 
 def _remedy_of(error: Exception) -> str:
@@ -89,37 +92,6 @@ def _leave_unread() -> None:
     printed = select.poll()
     printed.register(sys.stdout.fileno(), 0)
     if printed.poll(0):
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for the interpreter flushes once more
+        # for the interpreter flushes once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(1)
-
-
-def _user_errors() -> tuple[type[BaseException], ...]:
-    """Errors that become one line: ours, and OLMo's where OLMo is loaded (importing it would load torch)."""
-    olmo = sys.modules.get("olmo.exceptions")
-    return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
-
-
-def _line_of(error: OSError) -> str:
-    """One line for what the system refused, with its remedy; empty for what no user can mend.
-
-    Nothing half-written is left behind: files are renamed when whole.
-    """
-    name = error.filename
-    if error.errno in NO_ROOM:
-        where = f" (writing {name})" if name else ""
-        return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
-    if error.errno in _NO_PERMISSION:
-        # pyarrow says it in its text
-        which = f"for {name} ({error.strerror})" if name else f"({first_line(error)})"
-        return f"no permission {which}; change its mode, or give another place"
-    if name is None or error.errno is None:
-        return ""
-    remedies = {
-        errno.ENOENT: "it was moved or removed; check the path and run the same command again",
-        errno.EISDIR: "name a file, or remove the folder yourself",
-        errno.ENOTDIR: "a file stands where a folder is needed; remove it, or give another place",
-        errno.EEXIST: "a file stands where a folder is needed; remove it, or give another place",
-    }
-    return f"{name}: {error.strerror}; {remedies.get(error.errno, 'check the path and the file system')}"

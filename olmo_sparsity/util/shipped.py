@@ -1,4 +1,4 @@
-"""Files that come with the code: configurations and SLURM templates.
+"""Files that come with the code: configurations and the job scripts of SLURM.
 
 In a checkout they are in its `configs/` and `slurm/`; a wheel has a copy of both within this package (`setup.py`).
 """

@@ -16,7 +16,8 @@ from analysis.synthetic.exact_match import (
     wilson,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import EXACT_MATCH
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.result_files import EXACT_MATCH, EXACT_MATCH_NAME
 from tests.analysis.synthetic.made_up import SPARSE, pooled, record, row, rows
 
 PARITY = "scratchpad_parity"
@@ -51,7 +52,7 @@ class TestReading:
     def test_runs_and_frames_are_read_together_and_parts_of_them_alone(self, tmp_path):
         own = [row(20, 3, 4, p=0.5)]
         of_run = record(own, options={"b": 1, "a": 2}, initial_weights=True, seed=7, parameters=9)
-        EXACT_MATCH.save(tmp_path / "run" / EXACT_MATCH.name, of_run)
+        write_json(tmp_path / "run" / EXACT_MATCH_NAME, {**EXACT_MATCH, **of_run})
         save(tmp_path / "study" / NAME, rows([row(20, 4, 4)]).assign(folder="text/x"))
         assert [*load([tmp_path])["seed"]] == [7, 1]
         of_run = load([tmp_path], ["run"]).iloc[0]

@@ -44,7 +44,7 @@ REFUSED = {
 """What each type of argument must refuse, beside a file called file."""
 REFUSED_BY_NAME = {
     "several.<locals>.parse": ("0,,1", "nan", "1e400", "", "0,inf"),
-    "job_numbers": ("", "x", "1,x", "1:2"),
+    "_array": ("0", "0-3", "2-5", "a", "4%0", "1,2", "", "1" * 30, "4\n5"),
 }
 """The same of types that are made where they are needed."""
 
@@ -129,8 +129,7 @@ def script(run_here):
     ("command", "message"),
     [
         (("influence", "a"), "the following arguments are required: --out"),
-        (("submit", "trian"), "argument KIND: invalid choice: 'trian'"),
-        (("submit", "train", "a.yaml", "--node", "3"), "unrecognized arguments: --node 3"),
+        (("submit", "trian"), "argument COMMAND: invalid choice: 'trian'"),
         (("benchmark",), "the following arguments are required: benchmark"),
         (("figure2", "a", "b", "--ou\nt"), "unrecognized arguments: --ou t"),
     ],

@@ -1,1 +1,0 @@
-"""Many runs: grids of settings, their processes, and SLURM jobs."""
