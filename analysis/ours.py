@@ -35,7 +35,7 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest, Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, Verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file

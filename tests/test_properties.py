@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from analysis.result import load
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.messages import dotted_names
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.sources import TextFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.results import made_result

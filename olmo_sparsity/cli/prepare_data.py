@@ -37,9 +37,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard

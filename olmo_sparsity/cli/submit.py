@@ -204,7 +204,7 @@ def _checkpoint(text: str, after: bool) -> str:
 
 def _is_to_come(corpus: str, after: bool) -> bool:
     """Whether a corpus is left to an earlier job."""
-    from olmo_sparsity.corpus.tokens import MANIFEST_NAME
+    from olmo_sparsity.data.tokens import MANIFEST_NAME
 
     return after and not (Path(corpus) / MANIFEST_NAME).is_file()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.task_batches import TaskData, task_text
+from olmo_sparsity.data.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
 __all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.corpus.groups import groups_name, write_groups
-from olmo_sparsity.corpus.tokens import TokenFile
+from olmo_sparsity.data.groups import groups_name, write_groups
 from olmo_sparsity.data.text import (
     BUCKETS,
     SPACE,
@@ -31,6 +30,7 @@ from olmo_sparsity.data.text import (
     write_document,
 )
 from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokens import TokenFile
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.util.result_files import CHECKSUM, json_checksum

@@ -21,9 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.corpus.groups import choose_buckets, groups_name, read_groups, shared_groups
-from olmo_sparsity.corpus.near_copies import find_near_copies, near_copies_name, write_near_copies
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile, dtype_name
 from olmo_sparsity.data.encode import (
     EncodedUnit,
     EncodeJob,
@@ -34,9 +31,12 @@ from olmo_sparsity.data.encode import (
     encode_unit,
     hold_out,
 )
+from olmo_sparsity.data.groups import choose_buckets, groups_name, read_groups, shared_groups
+from olmo_sparsity.data.near_copies import find_near_copies, near_copies_name, write_near_copies
 from olmo_sparsity.data.sources import GroupField, PrepareSettings, TextFiles, find_source
 from olmo_sparsity.data.text import GROUP_FIELD, SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile, dtype_name
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
     SHARDS_NAME,

@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.corpus.groups import group_of_url
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
+from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.text import GROUP_FIELD, Document, Unit
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,

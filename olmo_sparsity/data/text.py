@@ -42,7 +42,7 @@ class SplitRule:
     heldout_fraction: float
     """0 where the held-out documents are given otherwise."""
     heldout_buckets: frozenset[int] = frozenset()
-    """Of the groups to hold out, see `olmo_sparsity.corpus.groups.choose_buckets`."""
+    """Of the groups to hold out, see `olmo_sparsity.data.groups.choose_buckets`."""
 
     def is_heldout(self, document: Document) -> bool:
         """Whether this document is held out."""

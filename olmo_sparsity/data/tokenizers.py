@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME
 from olmo_sparsity.data.text import SPACE, split_pieces
+from olmo_sparsity.data.tokens import TOKENIZER_NAME
 from olmo_sparsity.util.errors import UserError
 
 EOS_TOKEN = "<|endoftext|>"

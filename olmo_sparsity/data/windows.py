@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
 from olmo_sparsity.data.tokenizers import hub_tokenizer, id_range, load_tokenizer
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import leave_signals_to_main_process

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.corpus.groups import GROUPS_SUFFIX, groups_name
-from olmo_sparsity.corpus.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.groups import GROUPS_SUFFIX, groups_name
+from olmo_sparsity.data.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
 from olmo_sparsity.data.sources import LEFT_OUT_WHERE_OFF, PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.util.errors import NO_ROOM, UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock

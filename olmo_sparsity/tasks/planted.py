@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask

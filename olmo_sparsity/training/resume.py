@@ -25,7 +25,7 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, each_field
-from olmo_sparsity.corpus.tokens import VERIFIED_NAME
+from olmo_sparsity.data.tokens import VERIFIED_NAME
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import METRICS_NAME

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.corpus.tokens import CorpusManifest
 from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data import workspace
 from olmo_sparsity.data.prepare import prepare, prepare_shard
+from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.shard import Shard
 from olmo_sparsity.util.workers import StoppedEarly

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.corpus.tokens import TokenFiles
+from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
 from tests.support import tiny

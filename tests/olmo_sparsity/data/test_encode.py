@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from olmo_sparsity.corpus.groups import groups_name
 from olmo_sparsity.data import encode
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.encode import Encoding, WordEncoder, cuts_at_words, encode_documents
+from olmo_sparsity.data.groups import groups_name
 from olmo_sparsity.data.text import MAX_PIECE_CHARACTERS, PIECE_CHARACTERS, Document, split_pieces
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles, Verified
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import EOS_TOKEN, train_bpe
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, Verified
 from tests.support.corpora import (
     SCRIPT,
     arguments,

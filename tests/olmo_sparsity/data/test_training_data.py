@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.corpus import tokens
-from olmo_sparsity.corpus.tokens import VERIFIED_NAME, Verified
+from olmo_sparsity.data import tokens
 from olmo_sparsity.data.batches import open_training_data, verify_checksums
+from olmo_sparsity.data.tokens import VERIFIED_NAME, Verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny

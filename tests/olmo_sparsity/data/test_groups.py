@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.corpus.groups import choose_buckets, group_of_url
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data.groups import choose_buckets, group_of_url
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import BUCKETS, Document, SplitRule
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.windows import open_training_tokens
 from tests.support import tiny
 from tests.support.corpora import (

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from olmo_sparsity.corpus.groups import groups_name, read_groups
-from olmo_sparsity.corpus.near_copies import near_copies_name, read_near_copies
+from olmo_sparsity.data.groups import groups_name, read_groups
+from olmo_sparsity.data.near_copies import near_copies_name, read_near_copies
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.progress import progress
