@@ -1,55 +1,40 @@
 """Token files as OLMo has them: nothing but token ids, every document ended by the EOS id.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
-splits (`TokenFiles`), which are compared with what is said of them before they are used (`Verified`).
+splits (`TokenFiles`).
 
 Shapes: n tokens of one document or file, T tokens of one training window.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from io import FileIO
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from olmo_sparsity.data.groups import groups_name, read_groups
 from olmo_sparsity.data.near_copies import near_copies_name, read_near_copies
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.files import read_json, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
-from olmo_sparsity.util.provenance import available_cores
-from olmo_sparsity.util.result_files import misfit
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
 VERIFIED_NAME = "verified.json"
 DTYPES = ("uint16", "uint32")
-CHUNK_MB = 4
-MAX_THREADS = 8
 _PIECE = 1 << 24
+_SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
+"""What of a file without a manifest is looked at before training: so many stretches of so many bytes, evenly spread."""
 _FEW = 32
 """Of fewer ids that are not 0 nobody can tell how many bytes they have."""
-QUIET_MB = 2000
-"""Less is read in seconds: no progress is shown."""
-_FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
-_MANIFEST_SHAPE = {
-    **dict.fromkeys(("corpus", "tokenizer_sha256", "dtype"), str),
-    **dict.fromkeys(("vocab_size", "eos_token_id"), int),
-    "splits": {...: [_FILE_SHAPE]},
-    "settings": dict,
-}
 
 
 def dtype_name(vocab_size: int) -> str:
@@ -74,20 +59,6 @@ class TokenFile:
     near_copies_sha256: str | None = None
     """Checksum of the file of its near copies, see `near_copies_name`; None where they were not looked for."""
 
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for what cannot be one."""
-        if not self.name.isprintable() or self.name in ("", ".", "..") or {"/", "\\"} & set(self.name):
-            raise ValueError(f"{self.name!r} is no bare file name")
-        if self.tokens < 0 or self.documents < 0:
-            raise ValueError(f"{self.name} has a negative number of tokens or documents")
-        checksums = (self.groups_sha256, self.near_copies_sha256)
-        if not all(isinstance(each, str | None) for each in checksums):
-            raise ValueError("a checksum is no text")
-
-    def as_dict(self) -> dict[str, Any]:
-        """As in the manifest: checksums that are None are left out, as before there were groups."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True)
 class CorpusManifest:
@@ -109,8 +80,12 @@ class CorpusManifest:
 
     def save(self, folder: str | Path) -> None:
         """Write `manifest.json`, atomically."""
-        splits = {name: [file.as_dict() for file in files] for name, files in self.splits.items()}
-        write_json(Path(folder) / MANIFEST_NAME, asdict(self) | {"splits": splits})
+        value = asdict(self)
+        for file in chain.from_iterable(value["splits"].values()):
+            for name in ("groups_sha256", "near_copies_sha256"):
+                if file[name] is None:  # left out, as before there were groups
+                    del file[name]
+        write_json(Path(folder) / MANIFEST_NAME, value)
 
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
@@ -126,27 +101,16 @@ class CorpusManifest:
                 f"{path} has format version {raw.get('version')}, this code reads {MANIFEST_VERSION}; {remedy}"
             )
         try:
-            return cls._parse(raw)
-        except (TypeError, ValueError) as error:
+            manifest = cls(**raw)
+            np.dtype(manifest.dtype)
+            splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
+        except (TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({first_line(error)}); {remedy}") from error
-
-    @classmethod
-    def _parse(cls, raw: dict[str, Any]) -> CorpusManifest:
-        manifest = cls(**raw)
-        if odd := misfit(vars(manifest), _MANIFEST_SHAPE):
-            raise ValueError(odd)
-        if manifest.dtype not in DTYPES:
-            raise ValueError(f"dtype {manifest.dtype!r} is none of {', '.join(DTYPES)}")
-        if not 0 <= manifest.eos_token_id < manifest.vocab_size:
-            raise ValueError(
-                f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
-            )
-        splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
         return replace(manifest, splits=splits)
 
 
 class TokenFiles:
-    """Token ids of one split, whose files stay open: one that is removed can be read on.
+    """Token ids of one split, memory-mapped: a file that is removed or replaced can be read on.
 
     Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
     """
@@ -169,8 +133,8 @@ class TokenFiles:
         self.eos_token_id = eos_token_id
         self.paths, self.described = [Path(path) for path in paths], described
         _allow_open_files(len(paths))
-        self._files = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
-        self.lengths = [os.fstat(file.fileno()).st_size // self.dtype.itemsize for file in self._files]
+        self._ids = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self.lengths = [len(ids) for ids in self._ids]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For loader workers that are not forked: they open the files anew."""
@@ -190,32 +154,26 @@ class TokenFiles:
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, files)
 
-    def _open(self, path: Path, described: TokenFile | None) -> FileIO:
-        if not path.is_file():
-            raise UserError(
-                f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py"
-            )
-        size = path.stat().st_size
-        if size == 0:
-            raise UserError(f"token file {path} is empty; prepare the corpus again")
+    def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
+        if not path.is_file() or not (size := path.stat().st_size):
+            raise UserError(f"token file {path} is missing or empty; prepare the corpus again")
         if size % self.dtype.itemsize:
             raise UserError(
                 f"token file {path} is truncated or not of type {self.dtype.name}: {size} bytes is no multiple of "
                 f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
             )
-        tokens = size // self.dtype.itemsize
-        if described is not None and tokens != described.tokens:
+        ids = np.memmap(path, self.dtype, mode="r").view(np.ndarray)
+        if described is not None and len(ids) != described.tokens:
             raise UserError(
-                f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
+                f"token file {path} is truncated or was changed: it has {len(ids):,} tokens, its manifest says "
                 f"{described.tokens:,}; prepare the corpus again"
             )
-        file = FileIO(path)
-        if file.read(6) == b"\x93NUMPY":
+        if ids[:4].tobytes().startswith(b"\x93NUMPY"):
             raise UserError(
                 f"{path} was written by numpy.save; token files hold nothing but the ids: "
                 "write them with numpy.load(old).tofile(new)"
             )
-        return file
+        return ids
 
     @property
     def num_tokens(self) -> int:
@@ -223,24 +181,8 @@ class TokenFiles:
         return sum(self.lengths)
 
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,).
-
-        Not through a memory map, which ends the process, or gives zeros, where a file was cut meanwhile: that raises
-        `UserError`.
-        """
-        length, path = self.lengths[file], self.paths[file]
-        ids = np.empty(len(range(length)[start:stop]), self.dtype)
-        rest, offset = ids.data.cast("B"), start * self.dtype.itemsize
-        while rest:
-            with _readable(path):
-                done = os.preadv(self._files[file].fileno(), [rest], offset)
-            if not done:
-                raise UserError(
-                    f"token file {path} was cut while it was in use: it had {length:,} tokens; put it back whole and "
-                    "run the same command again (training: with --resume)"
-                )
-            rest, offset = rest[done:], offset + done
-        return ids
+        """A copy of the token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,)."""
+        return self._ids[file][start:stop].copy()
 
     @cached_property
     def document_bounds(self) -> np.ndarray:
@@ -265,8 +207,7 @@ class TokenFiles:
         names: list[str | None] = []
         for path, file in zip(self.paths, self.described, strict=True):
             if file.groups_sha256:
-                beside = path.with_name(groups_name(file.name))
-                names += read_groups(beside, file.groups_sha256, file.documents)
+                names += read_groups(path.with_name(groups_name(file.name)), file.groups_sha256)
             else:
                 names += [None] * file.documents
         named = [name or f"document {number} by itself" for number, name in enumerate(names)]
@@ -322,161 +263,92 @@ def _allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-# --- verified token files ---
+# --- is it the file that it should be ---
 
 
-@dataclass(frozen=True)
-class ExpectedFile:
-    """A token file, and what must be true of it."""
-
-    path: Path
-    dtype: str
-    vocab_size: int
-    """All ids are below it."""
-    remedy: str
-    """For an id that is not."""
-    sha256: str | None = None
-    """None: unknown, and so is whether the ids are of this type."""
+def open_verified(corpus: str | Path, split: str) -> TokenFiles:
+    """The token files of one split of a prepared corpus. Raises `UserError` also where a checksum is another."""
+    tokens = TokenFiles.of_split(corpus, split)
+    for path, file in zip(tokens.paths, tokens.described, strict=True):
+        _verify(path, file)
+    return tokens
 
 
-class Found(NamedTuple):
-    """What a file holds."""
+def verify_splits(splits: Sequence[tuple[str, str]], folder: str | Path) -> None:
+    """Compare the files of prepared (corpus, split)s with their checksums; a split that there is not has no files.
 
-    sha256: str
-    largest_id: int
-    id_bytes: int
-    """How many bytes an id has, as far as the ids tell."""
-
-
-def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
-    """The files of some splits of a prepared corpus; a split that it does not have has none."""
-    manifest = CorpusManifest.load(corpus)
-    remedy = "its manifest was changed, or made for other files: prepare the corpus again"
-    return [
-        ExpectedFile(Path(corpus) / file.name, manifest.dtype, manifest.vocab_size, remedy, file.sha256)
-        for split in splits
-        for file in manifest.splits.get(split, [])
-    ]
-
-
-class Verified:
-    """Compares token files with what is said of them: checksums, type of the ids, and that all are in the vocabulary.
-
-    A file is read once for all. What was found is remembered in `verified.json` of ``folder``, which need not exist
-    before `save`, for as long as the file's size and times of change stay the same.
+    Files that were right are remembered in `verified.json` of ``folder``, and not read again while their size and time
+    of change stay the same. Raises `UserError` for the first one that is not right.
     """
-
-    def __init__(self, folder: str | Path):
-        self.path = Path(folder) / VERIFIED_NAME
-        self._known: dict[str, Any] = {}
-        with suppress(UserError):  # without it, files are read again
-            self._known = read_json(self.path, "")
-        self._changed = False
-
-    def open_split(self, corpus: str | Path, split: str) -> TokenFiles:
-        """The verified token files of one split of a prepared corpus. Raises `UserError` as both parts do."""
-        tokens = TokenFiles.of_split(corpus, split)
-        self.check(expected_files(corpus, split))
-        return tokens
-
-    def check(self, files: Sequence[ExpectedFile]) -> None:
-        """Read the files that are not known yet. Raises `UserError` for the first of ``files`` that is not right."""
-        states = [_state(file) for file in files]
-        found = [self._recall(file, state) for file, state in zip(files, states, strict=True)]
-        new = iter(_read_all([file for file, known in zip(files, found, strict=True) if known is None]))
-        for file, state, known in zip(files, states, found, strict=True):
-            holds = known or next(new)
-            _refuse(file, holds)
-            if known is None:
-                self._known[str(file.path.resolve())] = [*state, *holds]
-                self._changed = True
-
-    def save(self) -> None:
-        """Write what was found to `verified.json`."""
-        if self._changed:
-            write_json(self.path, self._known)
-            self._changed = False
-
-    def _recall(self, file: ExpectedFile, state: list[int | str]) -> Found | None:
-        match self._known.get(str(file.path.resolve())):
-            case [*known, str() as sha256, int() as largest_id, int() as id_bytes] if known == state:
-                return Found(sha256, largest_id, id_bytes)
-        return None
-
-
-def _state(file: ExpectedFile) -> list[int | str]:
-    with _readable(file.path):
-        stat = file.path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.dtype]
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"token file {path} cannot be read ({error.strerror}); copy it again") from error
-
-
-def _read_all(files: Sequence[ExpectedFile]) -> list[Found]:
-    """What the files hold, several at a time."""
-    total = sum(-(-file.path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for file in files)
-    with (
-        progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
-        ThreadPoolExecutor(min(MAX_THREADS, available_cores())) as pool,
-    ):
-        return list(pool.map(lambda file: _read(file, lambda: advance(CHUNK_MB)), files))
-
-
-def _read(file: ExpectedFile, advance: Callable[[], None]) -> Found:
-    digest, dtype = hashlib.sha256(), np.dtype(file.dtype)
-    largest = nonzero = bits = 0
-    with _readable(file.path), open(file.path, "rb") as handle:
-        while chunk := handle.read(CHUNK_MB << 20):
-            digest.update(chunk)
-            ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
-            largest = max(largest, int(ids.max(initial=0)))
-            nonzero += np.count_nonzero(ids)
-            bits |= int(np.bitwise_or.reduce(np.frombuffer(chunk, np.uint64, count=len(chunk) // 8)))
+    memory, known = Path(folder) / VERIFIED_NAME, {}
+    with suppress(UserError):  # without it, files are read again
+        known = read_json(memory, "")
+    todo = []
+    for corpus, split in splits:
+        for file in CorpusManifest.load(corpus).splits.get(split, []):
+            path = Path(corpus) / file.name
+            stat = path.stat()
+            state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.sha256]
+            if known.get(str(path.resolve())) != state:
+                todo.append((path, file, state))
+    if not todo:
+        return
+    with progress("verifying token files", len(todo), "files", enabled=len(todo) > 1) as advance:
+        for path, file, state in todo:
+            _verify(path, file)
+            known[str(path.resolve())] = state
             advance()
-    id_bytes = _bytes_of_ids(dtype.itemsize, largest, nonzero, bits)
-    return Found(digest.hexdigest(), largest, id_bytes)
+    write_json(memory, known)
 
 
-def _bytes_of_ids(read: int, largest: int, nonzero: int, bits: int) -> int:
-    """How many bytes an id has, given those that it was read as; ``bits`` has those set in any eight bytes of the file.
+def _verify(path: Path, file: TokenFile) -> None:
+    if (sha256 := sha256_file(path)) != file.sha256:
+        raise UserError(
+            f"checksum mismatch in {path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
+            "copy it again from where it was prepared, or prepare the corpus again"
+        )
+
+
+def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
+    """Raise `UserError` where a file without a manifest has ids of another type, or beyond ``vocab_size``.
+
+    Large files are looked at in samples, see `_SAMPLES`.
+    """
+    content, itemsize = np.memmap(path, np.uint8, mode="r"), np.dtype(dtype).itemsize
+    last = max(0, len(content) - _SAMPLE_BYTES)
+    starts = np.unique(np.linspace(0, last, _SAMPLES).astype(np.int64) // 8 * 8)
+    sample = np.concatenate([content[start : start + _SAMPLE_BYTES] for start in starts])
+    ids = sample[: len(sample) // itemsize * itemsize].view(dtype)
+    largest, found = int(ids.max()), _bytes_of_ids(ids, sample[: len(sample) // 8 * 8].view(np.uint64))
+    if found != itemsize:
+        remedy = f"set data.memmap_dtype: uint{8 * found}"
+        if found == 8:
+            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
+        raise UserError(f"{path} holds ids of {found} bytes, read as {itemsize}; {remedy}")
+    if largest >= vocab_size:
+        raise UserError(
+            f"{path} holds id {largest}, beyond the vocabulary of {vocab_size} (model.vocab_size): the file was made "
+            "with another tokenizer or another data.memmap_dtype"
+        )
+
+
+def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
+    """How many bytes an id has, given those that they were read as, and the same as numbers of eight bytes.
 
     What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
     numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few.
     """
-    if nonzero < _FEW:
+    read, bits = ids.itemsize, int(np.bitwise_or.reduce(eights))
+    if np.count_nonzero(ids) < _FEW:
         return read
     if bits < 1 << 32:
         return 8
     low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
     if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
         return 4
-    if read == 4 and 1 << 24 <= largest < 0xFFFF << 16:  # above are negative numbers, such as -1 for no token
+    if (
+        read == 4 and 1 << 24 <= ids.max() < 0xFFFF << 16
+    ):  # above are negative numbers, such as -1 for no token
         return 2
     return read
-
-
-def _refuse(file: ExpectedFile, found: Found) -> None:
-    """Raise `UserError` where a file is not what it should be."""
-    sha256, largest_id, id_bytes = found
-    read_as = np.dtype(file.dtype).itemsize
-    if file.sha256 is None and id_bytes != read_as:
-        remedy = f"set data.memmap_dtype: uint{8 * id_bytes}"
-        if id_bytes == 8:
-            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
-            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
-        raise UserError(f"{file.path} holds ids of {id_bytes} bytes, read as {read_as}; {remedy}")
-    if file.sha256 not in (None, sha256):
-        raise UserError(
-            f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
-            "copy it again from where it was prepared, or prepare the corpus again"
-        )
-    if largest_id >= file.vocab_size:
-        raise UserError(
-            f"{file.path} holds id {largest_id}, beyond the vocabulary of {file.vocab_size}; {file.remedy}"
-        )

@@ -115,10 +115,8 @@ def add_groups(folder: Path, groups: Sequence[str | None]) -> None:
     """Name the group of each held-out document of a corpus that `write_corpus` wrote."""
     manifest = CorpusManifest.load(folder)
     [file] = manifest.splits["heldout"]
-    with write_groups(folder / groups_name(file.name)) as written:
-        for group in groups:
-            written.write(group)
-    splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=written.sha256)]}
+    sha256 = write_groups(folder / groups_name(file.name), groups)
+    splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=sha256)]}
     replace(manifest, splits=splits).save(folder)
 
 
