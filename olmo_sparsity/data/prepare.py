@@ -110,8 +110,8 @@ def prepare(
         _claim(out, request, settings, overwrite)
         if shard is None:  # else other shards may be at work
             _remove_temporaries(out)
-        work = _Work(settings, out, request, workers or available_cores())
         try:
+            work = _Work(settings, out, request, workers or available_cores())
             if shard is not None:
                 train, written = work.encode_training(work.hold_out(), work.encoding(), shard=shard)
                 return Prepared(None, train, written)
