@@ -17,7 +17,7 @@ from functools import lru_cache
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
@@ -45,8 +45,8 @@ READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
 TEXT_UNIT_BYTES = 16 << 20
 """Consecutive .txt files are put together up to this size: training windows do not cross token files."""
-HUB_UNIT_DOCUMENTS, HUB_UNIT_TOKENS = 50_000, 25_000_000
-"""With a limit on documents or tokens, shards are put together in units of about this size."""
+HUB_UNIT_TOKENS = 25_000_000
+"""With a limit on tokens, shards are put together in units of about this size."""
 LEFT_OUT_WHERE_OFF = ("group_field", "near_copy_tokens")
 """Of a request, so that it equals that of corpora which were made before there were such."""
 BPE_VOCAB_SIZES = range(257, 1_000_001)
@@ -82,9 +82,6 @@ class PrepareSettings:
     packages: tuple[str, ...] = _option((), "only these; python: standard library", "docs")
     dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout or of its files", "c4")
     dataset_config: str = _option("en", "its configuration", "c4")
-    limit_documents: int | None = _option(
-        None, "at most this many training documents", "c4", parse=whole_number
-    )
     limit_tokens: int | None = _option(
         None, "about this many training tokens, in whole documents", "c4", parse=whole_number
     )
@@ -129,11 +126,6 @@ class PrepareSettings:
     def tokenizer_name(self) -> str:
         """`tokenizer`, or the source's own choice."""
         return self.tokenizer or find_source(self.source).tokenizer
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether groups are asked for."""
-        return self.group_field != NO_GROUPS
 
     def check(self) -> None:
         """Raise `UserError` for settings that do not go together."""
@@ -219,7 +211,7 @@ def group_field(settings: PrepareSettings) -> GroupField | None:
     """The field of groups: the named one, which every row must have, or the url of those that have one."""
     if settings.group_field is None:
         return GroupField(URL_FIELD)
-    return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
+    return None if settings.group_field == NO_GROUPS else GroupField(settings.group_field, is_needed=True)
 
 
 def document_of_row(row: Any, where: str, group_field: GroupField | None) -> Document:
@@ -342,8 +334,8 @@ class HubShards:
     split: str
     index: int
     count: int
-    limit_documents: int | None = None
-    group_field: GroupField | None = None
+    limit_documents: int | None
+    group_field: GroupField | None
 
     def documents(self) -> Iterator[Document]:
         """Those of at most ``limit_documents`` rows. Raises `UserError` where the connection is lost."""
@@ -361,28 +353,6 @@ class HubShards:
                 f"{where} can no longer be read ({first_line(error)}); see to the connection, or to the folder, and "
                 "run the same command again: what is finished is kept"
             ) from error
-
-
-def hub_units(
-    settings: PrepareSettings, split: str, limit_documents: int | None, limit_tokens: int | None = None
-) -> tuple[list[HubShards], int | None]:
-    """Units of one split, and how many tokens each may give (None: no limit).
-
-    Without limits each shard is a unit. With them, the shards are divided into as few units as keep each
-    one's size reasonable, every one with an equal part of the limit: a taste need not open a thousand files.
-    Raises `UserError` for an unknown data set, config or split.
-    """
-    dataset, config = settings.dataset, settings.dataset_config
-    count = _open_stream(dataset, config, split).num_shards
-    if limit_documents is not None:
-        count = min(count, -(-limit_documents // HUB_UNIT_DOCUMENTS))
-    if limit_tokens is not None:
-        count = min(count, -(-limit_tokens // HUB_UNIT_TOKENS))
-    units = []
-    for index in range(count):
-        share = None if limit_documents is None else (limit_documents + count - 1 - index) // count
-        units.append(HubShards(dataset, config, split, index, count, share, group_field(settings)))
-    return units, None if limit_tokens is None else -(-limit_tokens // count)
 
 
 @lru_cache(maxsize=4)
@@ -409,8 +379,7 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
 # --- sources ---
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A kind of text."""
 
     identify: Callable[[PrepareSettings], dict[str, Any]]
@@ -435,7 +404,7 @@ def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
     return {
         "packages": docs_packages(settings.packages),
         "heldout_fraction": settings.heldout_fraction,
-        "group_field": "package" if settings.has_groups else None,
+        "group_field": None if settings.group_field == NO_GROUPS else "package",
     }
 
 
@@ -443,7 +412,7 @@ def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     folder = work / "text"
     if not folder.is_dir():
         write_documents(folder, list(docs_packages(settings.packages)), workers)
-    groups = GroupField(GROUP_FIELD) if settings.has_groups else None
+    groups = None if settings.group_field == NO_GROUPS else GroupField(GROUP_FIELD)
     return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl"))), groups))
 
 
@@ -471,7 +440,7 @@ def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
 
 
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
-    names = [option.name for option in fields(settings)[1:] if option.metadata["sources"] == ("c4",)]
+    names = ("dataset", "dataset_config", "limit_tokens", "heldout_documents")
     groups = group_field(settings)
     return {name: getattr(settings, name) for name in names} | {
         "group_field": groups.name if groups else None
@@ -479,9 +448,20 @@ def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    train, limit_tokens = hub_units(settings, "train", settings.limit_documents, settings.limit_tokens)
-    heldout, _ = hub_units(settings, "validation", settings.heldout_documents)
-    return Corpus(train, heldout, limit_tokens)
+    """Without a limit each shard is a unit; with one, the units are as few as keep their size reasonable, and have
+    equal parts of it: a taste need not open a thousand files."""
+    where, groups, limit = (
+        (settings.dataset, settings.dataset_config),
+        group_field(settings),
+        settings.limit_tokens,
+    )
+    count = _open_stream(*where, "train").num_shards
+    if limit is not None:
+        count = min(count, -(-limit // HUB_UNIT_TOKENS))
+        limit = -(-limit // count)
+    train = [HubShards(*where, "train", index, count, None, groups) for index in range(count)]
+    heldout = [HubShards(*where, "validation", 0, 1, settings.heldout_documents, groups)]
+    return Corpus(train, heldout, limit)
 
 
 SOURCES = {

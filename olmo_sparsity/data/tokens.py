@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, zip_longest
@@ -28,7 +27,6 @@ from olmo_sparsity.util.progress import progress
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
-VERIFIED_NAME = "verified.json"
 DTYPES = ("uint16", "uint32")
 _PIECE = 1 << 24
 _SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
@@ -269,44 +267,16 @@ def _allow_open_files(count: int) -> None:
 def open_verified(corpus: str | Path, split: str) -> TokenFiles:
     """The token files of one split of a prepared corpus. Raises `UserError` also where a checksum is another."""
     tokens = TokenFiles.of_split(corpus, split)
-    for path, file in zip(tokens.paths, tokens.described, strict=True):
-        _verify(path, file)
-    return tokens
-
-
-def verify_splits(splits: Sequence[tuple[str, str]], folder: str | Path) -> None:
-    """Compare the files of prepared (corpus, split)s with their checksums; a split that there is not has no files.
-
-    Files that were right are remembered in `verified.json` of ``folder``, and not read again while their size and time
-    of change stay the same. Raises `UserError` for the first one that is not right.
-    """
-    memory, known = Path(folder) / VERIFIED_NAME, {}
-    with suppress(UserError):  # without it, files are read again
-        known = read_json(memory, "")
-    todo = []
-    for corpus, split in splits:
-        for file in CorpusManifest.load(corpus).splits.get(split, []):
-            path = Path(corpus) / file.name
-            stat = path.stat()
-            state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.sha256]
-            if known.get(str(path.resolve())) != state:
-                todo.append((path, file, state))
-    if not todo:
-        return
-    with progress("verifying token files", len(todo), "files", enabled=len(todo) > 1) as advance:
-        for path, file, state in todo:
-            _verify(path, file)
-            known[str(path.resolve())] = state
+    count = len(tokens.paths)
+    with progress(f"verifying {split} files", count, "files", enabled=count > 1) as advance:
+        for path, file in zip(tokens.paths, tokens.described, strict=True):
+            if (sha256 := sha256_file(path)) != file.sha256:
+                raise UserError(
+                    f"checksum mismatch in {path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
+                    "copy it again from where it was prepared, or prepare the corpus again"
+                )
             advance()
-    write_json(memory, known)
-
-
-def _verify(path: Path, file: TokenFile) -> None:
-    if (sha256 := sha256_file(path)) != file.sha256:
-        raise UserError(
-            f"checksum mismatch in {path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
-            "copy it again from where it was prepared, or prepare the corpus again"
-        )
+    return tokens
 
 
 def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:

@@ -88,7 +88,8 @@ def _beginning(config: Config, resume: bool) -> tuple[Path | None, Path | None, 
 
 def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Path | None) -> Path:
     """Train from the checkpoint ``last``, or from the start, to the end."""
-    engine.on_main(lambda: verify_checksums(config))
+    if last is None:  # a run that goes on has its text's checksums, of the manifest, in its checkpoint
+        engine.on_main(lambda: verify_checksums(config))
     schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
     first_step = 0
     if last is not None:

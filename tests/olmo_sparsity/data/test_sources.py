@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from olmo_sparsity.data.sources import (
     TextFiles,
     Unit,
     file_units,
-    hub_units,
+    find_source,
 )
 from olmo_sparsity.data.text import split_paragraphs
 from olmo_sparsity.util.errors import UserError
@@ -138,27 +139,28 @@ def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
         write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", each, urls)
     (tmp_path / "c4" / "en" / "c4-train.00001-of-00002.json.gz.part").write_bytes(b"being copied")
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
-    units = [unit for split in ("train", "validation") for unit in hub_units(settings, split, None)[0]]
-    assert [texts_of(unit) for unit in units] == list(texts.values())
-    with refused("split test cannot be opened"):
-        hub_units(settings, "test", None)
+    corpus = find_source("c4").corpus(settings, tmp_path, 1)
+    assert [texts_of(unit) for unit in (*corpus.train, *corpus.heldout)] == list(texts.values())
     manifest = prepare(settings, tmp_path / "out", workers=1).manifest
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
+    with refused("config en, split train cannot be opened"):
+        prepare(PrepareSettings("c4", dataset=str(tmp_path / "none")), tmp_path / "other")
 
 
 @needs_c4_sample
 def test_c4_streams_from_a_local_copy_within_limits(tmp_path, monkeypatch):
-    settings = PrepareSettings("c4", dataset=str(c4_folder(tmp_path / "c4")))
-    train, limit_tokens = hub_units(settings, "train", None)
-    assert [texts_of(unit) for unit in train] == [c4_texts(0), c4_texts(1)]
-    assert limit_tokens is None
-    [unit], limit_tokens = hub_units(settings, "train", 13, 1000)
-    assert texts_of(unit) == (c4_texts(0) + c4_texts(1))[:13]
-    assert limit_tokens == 1000
-    monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
-    units, _ = hub_units(settings, "train", 13)
-    assert [len(texts_of(unit)) for unit in units] == [7, 6]
+    settings = PrepareSettings("c4", dataset=str(c4_folder(tmp_path / "c4")), heldout_documents=3)
+    corpus = find_source("c4").corpus(settings, tmp_path, 1)
+    assert [texts_of(unit) for unit in corpus.train] == [c4_texts(0), c4_texts(1)]
+    assert [texts_of(unit) for unit in corpus.heldout] == [c4_texts(2)[:3]]
+    assert corpus.limit_tokens is None
+    corpus = find_source("c4").corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
+    assert [texts_of(unit) for unit in corpus.train] == [c4_texts(0) + c4_texts(1)]
+    assert corpus.limit_tokens == 1001
+    monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_TOKENS", 501)
+    corpus = find_source("c4").corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
+    assert (len(corpus.train), corpus.limit_tokens) == (2, 501)
 
 
 def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):

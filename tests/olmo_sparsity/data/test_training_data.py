@@ -1,9 +1,8 @@
-"""Prepared token files at the start of training: verified once, and OLMo's own taken as they are."""
+"""Prepared token files at the start of training: verified, and OLMo's own taken as they are."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
 from olmo_sparsity.data.batches import open_training_data, verify_checksums
-from olmo_sparsity.data.tokens import VERIFIED_NAME, open_verified
+from olmo_sparsity.data.tokens import open_verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
@@ -29,35 +28,14 @@ def bare(config: Config, paths: list, dtype: str = "uint16") -> Config:
     return replace(config, corpus=replace(config.corpus, path=None), data=data)
 
 
-def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
-    config = tiny.train_config(tmp_path)
-    read = []
-    original = tokens._verify
-    monkeypatch.setattr(tokens, "_verify", lambda path, file: read.append(path) or original(path, file))
-    path = tmp_path / "corpus" / "train-00000.npy"
-    verify_checksums(config)
-    verify_checksums(config)
-    assert read == [path]
-    os.utime(path, ns=(1, 1))
-    verify_checksums(config)
-    assert read == [path] * 2
-    for value in ("{torn", "[]", '{"PATH": [1, 2]}'):
-        (tmp_path / "run" / VERIFIED_NAME).write_text(value.replace("PATH", str(path)))
-        verify_checksums(config)
-    assert read == [path] * 5
-    verify_checksums(replace(config, evaluation=replace(config.evaluation, interval=5)))
-    assert read[5:] == [tmp_path / "corpus" / "heldout-00000.npy"]
-
-
 def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     config = tiny.train_config(tmp_path)
     path = tmp_path / "corpus" / "train-00000.npy"
     before = sha256_file(path)
     verify_checksums(config)
     change_one_byte(path)
-    for _ in range(2):  # it is not remembered as right
-        with refused() as error:
-            verify_checksums(config)
+    with refused() as error:
+        verify_checksums(config)
     message = str(error.value)
     assert f"checksum mismatch in {path}: its manifest says sha256 {before}" in message
     assert f"the file has {sha256_file(path)}; copy it again" in message and "\n" not in message
