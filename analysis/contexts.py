@@ -138,7 +138,7 @@ def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, st
         for row in map(json.loads, filter(str.strip, file)):
             group = row.get("group")
             if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
-                group = importlib.import_module("olmo_sparsity.corpus.groups").group_of_url(row["url"])
+                group = importlib.import_module("olmo_sparsity.data.groups").group_of_url(row["url"])
             yield group, row["text"]
 
 

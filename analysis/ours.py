@@ -35,7 +35,7 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest, Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, open_verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -247,7 +247,7 @@ class PreparedTexts(Texts):
 
     def __init__(self, corpus: str | Path, split: str = "heldout"):
         corpus = Path(corpus)
-        self._files = Verified(corpus).open_split(corpus, split)
+        self._files = open_verified(corpus, split)
         self.name, self.sha256 = str(corpus), sha256_file(corpus / MANIFEST_NAME)
         self.lengths = np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
         self.groups = self._files.groups

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from analysis.result import load
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import leaves
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
@@ -232,69 +230,6 @@ def test_documents_come_back(tmp_path: Path, count: int) -> None:
         assert read_corpus(tmp_path / "x.txt") == ["".join(texts)] * bool("".join(texts).strip())
 
     holds(count, check, st.lists(st.text(max_size=40), max_size=4), st.booleans())
-
-
-# Manifests.
-
-
-def is_typed(manifest: CorpusManifest) -> bool:
-    files = [file for split in manifest.splits.values() for file in split]
-    counts = [
-        manifest.vocab_size,
-        manifest.eos_token_id,
-        *(n for file in files for n in (file.tokens, file.documents)),
-    ]
-    texts = [manifest.corpus, manifest.tokenizer_sha256, manifest.dtype, *manifest.splits]
-    texts += [text for file in files for text in (file.name, file.sha256)]
-    return all(type(number) is int and number >= 0 for number in counts) and all(
-        type(t) is str for t in texts
-    )
-
-
-manifest_changes = st.tuples(
-    st.sampled_from(["replace", "remove", "add", "file"]),
-    st.integers(0, 20),
-    st.text(max_size=5),
-    json_values,
-)
-
-
-def with_change(manifest: dict[str, Any], change: tuple[str, int, str, Any]) -> dict[str, Any]:
-    """A manifest with one field replaced, removed or added; of the whole, or of a file of its first split."""
-    how, number, key, value = change
-    copy = json.loads(json.dumps(manifest))
-    part = copy
-    if how == "file" and copy.get("splits"):
-        part = next(iter(copy["splits"].values()))[0]
-    name = sorted(part)[number % len(part)]
-    if how == "add":
-        part[key] = value
-    elif how == "remove":
-        del part[name]
-    else:
-        part[name] = value
-    return copy
-
-
-@examples(300)
-def test_manifests(tmp_path: Path, count: int) -> None:
-    tiny.train_config(tmp_path)
-    shutil.copy(tmp_path / "corpus" / MANIFEST_NAME, tmp_path)
-    path = tmp_path / MANIFEST_NAME
-    whole = json.loads(path.read_text(encoding="utf8"))
-
-    def check(change: tuple, anything: Any, places: list, cut: int | None, sort: int) -> None:
-        value = (anything, with_change(whole, change), whole)[sort]
-        path.write_bytes(changed(json_text(value), places, cut) if sort == 2 else json_text(value))
-        manifest = right_or_refused(lambda: CorpusManifest.load(tmp_path))
-        if manifest is not None:
-            assert is_typed(manifest)
-            manifest.save(tmp_path)
-            assert CorpusManifest.load(tmp_path) == manifest
-
-    holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
-    path.write_bytes(b"[" * 100_000)
-    assert right_or_refused(lambda: CorpusManifest.load(tmp_path)) is None
 
 
 # Results.

@@ -37,9 +37,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFile
-from olmo_sparsity.data.prepare import prepare, prepare_shard
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard
@@ -47,21 +47,20 @@ from olmo_sparsity.util.shard import Shard
 
 def main() -> int:
     settings, how = parse_settings()
-    out, start = how.out, time.monotonic()
-    if how.shard is not None:
-        shard = prepare_shard(settings, out, Shard.parse(how.shard), workers=how.workers)
-        written, is_ready = shard.tokens_written, shard.corpus_is_ready
-        lines = [] if is_ready else [f"shard {how.shard}: {_amount(shard.files)} units"]
-    else:
-        prepared = prepare(settings, out, workers=how.workers, overwrite=how.overwrite, merge=how.merge)
-        written, is_ready = prepared.tokens_written, not prepared.tokens_written
-        lines = summary(prepared.manifest)
+    start = time.monotonic()
+    shard = None if how.shard is None else Shard.parse(how.shard)
+    done = prepare(
+        settings, how.out, workers=how.workers, overwrite=how.overwrite, merge=how.merge, shard=shard
+    )
     seconds = time.monotonic() - start
-    if is_ready:
-        lines.append(f"{out} was ready already, made with the same settings; nothing to do")
+    lines = (
+        [f"shard {shard}: {_amount(done.train)} units"] if done.manifest is None else summary(done.manifest)
+    )
+    if done.manifest is not None and not done.tokens_written:
+        lines.append(f"{how.out} was ready already, made with the same settings; nothing to do")
     else:
-        what = f"{out} is ready" if how.shard is None else "when every shard is done: --merge"
-        lines.append(f"{seconds:,.1f} s, {written / seconds:,.0f} tokens/s; {what}")
+        what = f"{how.out} is ready" if shard is None else "when every shard is done: --merge"
+        lines.append(f"{seconds:,.1f} s, {done.tokens_written / seconds:,.0f} tokens/s; {what}")
     print("\n".join(lines))
     return 0
 

@@ -243,7 +243,7 @@ JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence":
 
 def _not_there(corpus: str | None, options: argparse.Namespace) -> str:
     """A corpus that may come before the job starts and has not; empty where it must be there now, or is."""
-    from olmo_sparsity.corpus.tokens import MANIFEST_NAME
+    from olmo_sparsity.data.tokens import MANIFEST_NAME
 
     is_missing = corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
     return f"the corpus {corpus}" if is_missing and options.may_come else ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.task_batches import TaskData, task_text
+from olmo_sparsity.data.tokens import check_ids, open_verified
 from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
 __all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]
@@ -23,26 +21,20 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
 
 
 def verify_checksums(config: Config) -> None:
-    """Verify all token files that the run reads; for one process of a run, before it starts.
+    """Verify all token files that a run reads; for one process of a run, before its first step.
 
-    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. All ids must
-    be in the vocabulary. Files that were right, and have not changed since, are not read again. Raises `UserError` for
-    the first one that is not right.
+    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. Of others the
+    ids must be of the type that they are read as, and in the vocabulary. Raises `UserError` for the first one that is
+    not right.
     """
     corpus, evaluates = config.corpus, config.evaluation.interval is not None
     evaluation_paths = (config.evaluation.paths or []) if evaluates else []
-    files = []
-    if corpus.path is not None and corpus.verify_checksums:
-        heldout = [corpus.heldout_split] if evaluates and not evaluation_paths else []
-        files += expected_files(corpus.path, corpus.train_split, *heldout)
-    if (text := task_text(config)) and corpus.verify_checksums:
-        files += expected_files(text, "train", "heldout")
-    remedy = (
-        f"model.vocab_size is {config.model.vocab_size}: the file was made with another tokenizer or another "
-        "data.memmap_dtype"
-    )
+    splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
+    if corpus.path is not None:
+        splits.append((corpus.path, corpus.train_split))
+        if evaluates and not evaluation_paths:
+            splits.append((corpus.path, corpus.heldout_split))
+    for folder, split in splits if corpus.verify_checksums else []:
+        open_verified(folder, split)
     for path in [*bare_training_paths(config), *evaluation_paths]:  # token files without a manifest
-        files.append(ExpectedFile(Path(path), config.data.memmap_dtype, config.model.vocab_size, remedy))
-    verified = Verified(config.save_folder)
-    verified.check(files)
-    verified.save()
+        check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

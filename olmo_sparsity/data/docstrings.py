@@ -6,6 +6,7 @@ One document per module (its docstrings in source order) and per topic. Modules 
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import platform
 import re
@@ -21,10 +22,10 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs, write_document
+from olmo_sparsity.data.jobs import run_jobs
+from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
-from olmo_sparsity.util.workers import report, run_jobs
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +140,7 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
         temporary.mkdir()
         for part in range(PARTS):
             with open(temporary / f"docs-{part:05d}.jsonl", "w", encoding="utf8") as file:
-                for document in cleaned[part::PARTS]:
-                    write_document(file, document)
+                file.writelines(json.dumps(document._asdict()) + "\n" for document in cleaned[part::PARTS])
 
 
 def _shuffle_key(name: str) -> bytes:
@@ -164,9 +164,7 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
 
 def read_docstrings(modules: Sequence[Path]) -> list[list[str]]:
     """Docstrings of each source file, in its order; none for a file that is missing or not Python."""
-    found = [_docstrings(path) for path in modules]
-    report(sum(map(bool, found)))
-    return found
+    return [_docstrings(path) for path in modules]
 
 
 def _docstrings(path: Path) -> list[str]:

@@ -2,8 +2,10 @@
 
     text ──► held-out documents and their paragraphs ──► tokenizer ──► train-*.npy ──► heldout ──► manifest
 
-What is finished is kept in the folder, with the state of unfinished work in `.partial`, so that a run that
-was killed goes on where it stopped. Shards, on any machines that share the folder, make a part of train-*.npy each.
+Every file is written whole or not at all, and the manifest last: a folder without one is unfinished. State of
+unfinished work, the request that it answers among it, is in `.partial`; what is there is not made again, so that a run
+that was killed goes on where it stopped. Shards, on any machines that share the folder, make a part of train-*.npy
+each; what all of them need (tokenizer, held-out documents) each makes if it is not there, with the same bytes.
 """
 
 from __future__ import annotations
@@ -11,76 +13,69 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.corpus.groups import choose_buckets, groups_name, read_groups, shared_groups
-from olmo_sparsity.corpus.near_copies import find_near_copies, near_copies_name, write_near_copies
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile, dtype_name
-from olmo_sparsity.data.encode import (
-    EncodedUnit,
-    EncodeJob,
-    Encoding,
-    HoldOutJob,
-    count_groups,
-    encode_heldout,
-    encode_unit,
-    hold_out,
+from olmo_sparsity.data.encode import Encoding, encode_documents, write_token_file
+from olmo_sparsity.data.groups import GROUPS_SUFFIX, SplitRule, choose_buckets, groups_name, read_groups
+from olmo_sparsity.data.jobs import run_jobs
+from olmo_sparsity.data.near_copies import (
+    NEAR_COPIES_SUFFIX,
+    find_near_copies,
+    near_copies_name,
+    write_near_copies,
 )
-from olmo_sparsity.data.sources import GroupField, PrepareSettings, TextFiles, find_source
-from olmo_sparsity.data.text import GROUP_FIELD, SplitRule, Unit
+from olmo_sparsity.data.sources import (
+    GROUP_FIELD,
+    LEFT_OUT_WHERE_OFF,
+    GroupField,
+    PrepareSettings,
+    TextFiles,
+    Unit,
+    find_source,
+)
+from olmo_sparsity.data.text import Decontamination, Document, paragraph_hashes
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
-from olmo_sparsity.data.workspace import (
-    REQUEST_NAME,
-    SHARDS_NAME,
-    WORK_NAME,
-    claim,
-    finished_corpus,
-    has_nothing_finished,
-    is_whole,
-    locked,
-    refuse_missing,
-    remove_outputs,
-    remove_temporaries,
-    remove_work,
+from olmo_sparsity.data.tokens import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    CorpusManifest,
+    TokenFile,
+    TokenFiles,
+    dtype_name,
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import available_cores
 from olmo_sparsity.util.shard import Shard
-from olmo_sparsity.util.workers import StoppedEarly, run_jobs
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
+WORK_NAME = ".partial"
+REQUEST_NAME = "request.json"
+OUTPUT_PATTERNS = (
+    *(MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME, f"heldout-*{NEAR_COPIES_SUFFIX}"),
+    *(f"{split}-*{suffix}" for split in ("train", "heldout") for suffix in (".npy", GROUPS_SUFFIX)),
+)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished corpus and what this run did for it."""
+    """What `prepare` made or found."""
 
-    manifest: CorpusManifest
-    tokens_written: int
-    """By this run; 0 where the corpus was there already."""
-
-
-@dataclass(frozen=True)
-class PreparedShard:
-    """What a finished share of a corpus holds, and what this run did for it."""
-
-    files: list[TokenFile]
-    """Of each unit of the share; without tokens where it has no training document."""
+    manifest: CorpusManifest | None
+    """None where a shard was made, and the corpus is not finished."""
+    train: list[TokenFile]
+    """Training files, of the shard where one was asked for."""
     tokens_written: int
     """By this run; the rest was there already."""
-    corpus_is_ready: bool = False
-    """All shares were merged already; nothing was left to do."""
 
 
 def prepare(
@@ -90,118 +85,147 @@ def prepare(
     workers: int | None = None,
     overwrite: bool = False,
     merge: bool = False,
+    shard: Shard | None = None,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
-    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With
-    ``merge`` every training unit must be there already, made by `prepare_shard`. Raises `UserError` for bad
-    input, leaving nothing behind, and for a folder that holds another corpus, leaving that alone unless
-    ``overwrite``.
+    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With a
+    ``shard`` only its share of the training files is made, at the same time as others if need be; with ``merge`` all of
+    them must be there. Raises `UserError` for bad input, and for a folder that holds another corpus, leaving that alone
+    unless ``overwrite``.
     """
-    stages = _Stages(settings, out, workers)
-    out, request = stages.out, stages.request
-    if not overwrite and (finished := finished_corpus(out, request)) is not None:
-        remove_work(out)
-        return Prepared(finished, 0)
+    settings.check()
+    if shard is not None:
+        check_shardable(settings)
+    # as a manifest gives it back
+    request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
+    out = Path(out)
+    if not overwrite and (finished := _finished(out, request)):
+        return finished
     if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
         raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
-    with locked(out):
-        if not overwrite and (finished := finished_corpus(out, request)) is not None:
-            return Prepared(finished, 0)  # another process made it in the meantime
-        claim(out, request, settings, overwrite=overwrite)
+    with folder_lock(out, part=None if shard is None else f"{shard.number}-of-{shard.count}"):
+        if not overwrite and (finished := _finished(out, request)):
+            return finished  # another process made it in the meantime
+        _claim(out, request, settings, overwrite)
+        if shard is None:  # else other shards may be at work
+            _remove_temporaries(out)
         try:
-            manifest, written = stages.run(merge)
-        except BaseException as error:
-            remove_temporaries(out)  # of workers that were stopped in the middle
-            of_shards = merge or (out / WORK_NAME / SHARDS_NAME).is_file()  # the work of many tasks is kept
-            bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly) and not of_shards
-            if bad_input or has_nothing_finished(out):
-                remove_outputs(out)
+            work = _Work(settings, out, request, workers or available_cores())
+            if shard is not None:
+                train, written = work.encode_training(work.hold_out(), work.encoding(), shard=shard)
+                return Prepared(None, train, written)
+            finished = work.run(merge)
+        except BaseException:
+            if shard is None:
+                _remove_temporaries(out)  # of workers that were stopped in the middle
+                if not merge and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
+                    _remove_outputs(out)
             raise
         remove(out / WORK_NAME)
-    return Prepared(manifest, written)
-
-
-def prepare_shard(
-    settings: PrepareSettings, out: str | Path, shard: Shard, *, workers: int | None = None
-) -> PreparedShard:
-    """Make one share of the training units; other shares may be made in the same folder at the same time.
-
-    `prepare` with ``merge`` then makes the corpus whole, with the bytes that it would have had in one go. Raises
-    `UserError` for bad input, and for settings that need a look at all the text; finished units are kept.
-    """
-    stages = _Stages(settings, out, workers)
-    check_shardable(settings)
-    out = stages.out
-    if (out / MANIFEST_NAME).is_file():
-        if finished_corpus(out, stages.request) is None:
-            raise UserError(f"{out} is finished but damaged; run the command without --shard to mend it")
-        return PreparedShard([], 0, corpus_is_ready=True)
-    with locked(out, part=f"{shard.number}-of-{shard.count}"):
-        claim(out, stages.request, settings, shard=shard)
-        try:
-            units, written = stages.run_shard(shard)
-        except BaseException:
-            remove_temporaries(out, shard)
-            raise
-    return PreparedShard([unit.file for unit in units], written)
+    return finished
 
 
 def check_shardable(settings: PrepareSettings) -> None:
     """Refuse settings that need the whole text before the first token can be written."""
-    problems = []
     if settings.tokenizer_name == "bpe":
-        problems.append(
+        raise UserError(
             "--shard needs a tokenizer that is there already, and bpe is trained on all the text; pass "
             "--tokenizer olmo, or a tokenizer.json made by an earlier run without --shard"
         )
     if find_source(settings.source).identify(settings).get("heldout_fraction") is not None:
-        problems.append(
+        raise UserError(
             f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
             "documents to hold out; name --heldout-files, or run without --shard"
         )
     if settings.heldout_files and not settings.files:
-        problems.append("--shard divides training files, and there are none; run without --shard")
-    if problems:
-        raise UserError("; ".join(problems))
+        raise UserError("--shard divides training files, and there are none; run without --shard")
 
 
-class _Stages:
+# --- the folder ---
+
+
+def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
+    """The corpus that ``out`` holds. Raises `UserError` where it is another one, or damaged."""
+    if not (out / MANIFEST_NAME).is_file():
+        return None
+    manifest = CorpusManifest.load(out)
+    _refuse_other(out, manifest.settings, request)
+    for split in manifest.splits:
+        TokenFiles.of_split(out, split)
+    return Prepared(manifest, manifest.splits.get("train", []), 0)
+
+
+def _claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
+    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
+    path, written = out / WORK_NAME / REQUEST_NAME, out / TOKENIZER_NAME
+    name = settings.tokenizer_name
+    if name != "bpe" and tokenizer_file(name).resolve() == written.resolve() and not path.is_file():
+        raise UserError(f"--tokenizer names the file that would be written, {written}; choose another --out")
+    if overwrite:
+        _remove_outputs(out)
+    if path.is_file():
+        earlier = read_json(path, "choose another --out, or pass --overwrite to start anew")
+        _refuse_other(out, earlier, request)
+        return
+    foreign = [file.name for pattern in OUTPUT_PATTERNS for file in out.glob(pattern) if file.is_file()]
+    if foreign:
+        raise UserError(
+            f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
+            "--overwrite to replace it"
+        )
+    write_json(path, request)
+
+
+def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
+    names = dict.fromkeys([*request, *LEFT_OUT_WHERE_OFF])
+    differing = [name for name in names if earlier.get(name) != request.get(name)]
+    if differing:
+        raise UserError(
+            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); choose "
+            "another --out, or pass --overwrite to replace it"
+        )
+
+
+def _remove_outputs(out: Path) -> None:
+    for pattern in OUTPUT_PATTERNS:
+        for path in out.glob(pattern):
+            remove(path)
+
+
+def _remove_temporaries(out: Path) -> None:
+    for folder in (out, out / WORK_NAME):
+        for path in folder.glob(".*.tmp-*"):
+            remove(path)
+
+
+# --- the stages ---
+
+
+class _Work:
     """The stages of making a corpus; what an earlier run finished is not made again."""
 
-    def __init__(self, settings: PrepareSettings, out: str | Path, workers: int | None):
-        settings.check()
-        self.settings, self.out, self.work = settings, Path(out), Path(out) / WORK_NAME
-        self.workers = workers or available_cores()
-        request = {"pipeline": PIPELINE_VERSION, **settings.request()}
-        self.request = json.loads(json.dumps(request))  # as a manifest gives it back
+    def __init__(self, settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int):
+        self.settings, self.out, self.work = settings, out, out / WORK_NAME
+        self.request, self.workers = request, workers
+        self.corpus = find_source(settings.source).corpus(settings, self.work, workers)
+        self.rule = SplitRule(settings.seed, 0.0 if self.corpus.heldout else settings.heldout_fraction)
+        if request.get("group_field") and not self.corpus.heldout:
+            self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
-    def run(self, merge: bool) -> tuple[CorpusManifest, int]:
-        """Run all stages; returns the saved manifest and the number of tokens written by this run."""
-        self._open()
-        heldout, paragraphs = self._hold_out()
-        encoding, vocab_size = self._make_tokenizer()
-        units, written = self._encode_training(encoding, paragraphs, merge=merge)
-        train = [unit.file for unit in units if unit.file.tokens]
+    def run(self, merge: bool) -> Prepared:
+        """Run all stages and save the manifest."""
+        heldout, encoding = self.hold_out(), self.encoding()
+        train, written = self.encode_training(heldout, encoding, merge=merge)
+        train = [file for file in train if file.tokens]
         if self.corpus.train and not train:
             raise UserError("no training documents are left; lower --heldout-fraction or give more text")
-        [(heldout_file, removed)] = run_jobs(
-            partial(encode_heldout, heldout, encoding, self.out / "heldout-00000.npy"),
-            [frozenset(digest for unit in units for digest in unit.contaminated)],
-            workers=1,
-            description="held-out split",
-            unit="files",
-        )
-        if not heldout_file.tokens:
-            raise UserError(
-                "every held-out paragraph also stands in the training text; hold out other documents "
-                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
-            )
+        heldout_file, removed = self._encode_heldout(heldout, encoding)
         heldout_file, near_copies = self._mark_near_copies(train, heldout_file, encoding)
         manifest = CorpusManifest(
             corpus=self.settings.source,
-            tokenizer_sha256=sha256_file(self.out / TOKENIZER_NAME),
-            vocab_size=vocab_size,
+            tokenizer_sha256=encoding.tokenizer_sha256,
+            vocab_size=id_range(load_tokenizer(encoding.tokenizer)),
             eos_token_id=encoding.eos_token_id,
             dtype=encoding.dtype,
             splits={**({"train": train} if train else {}), "heldout": [heldout_file]},
@@ -214,21 +238,105 @@ class _Stages:
             },
         )
         manifest.save(self.out)
-        return manifest, written + heldout_file.tokens
+        return Prepared(manifest, train, written + heldout_file.tokens)
+
+    def hold_out(self) -> list[TextFiles]:
+        """The held-out documents, a file of JSON lines for each unit that has some."""
+        rule = None if self.corpus.heldout else self.rule
+        units = self.corpus.heldout or self.corpus.train
+        paths = [self.work / f"heldout-{index:05d}.jsonl" for index in range(len(units))]
+        jobs = [(unit, path) for unit, path in zip(units, paths, strict=True) if not path.is_file()]
+        self._run("choosing held-out documents", partial(_hold_out, rule), jobs)
+        if not any(path.stat().st_size for path in paths):
+            raise UserError(
+                f"no document is held out; give more text, raise --heldout-fraction (now "
+                f"{self.settings.heldout_fraction:g}), or name --heldout-files with text"
+            )
+        return [TextFiles((str(path),), GroupField(GROUP_FIELD)) for path in paths]
+
+    def encoding(self) -> Encoding:
+        """How to encode; writes tokenizer.json, unless an earlier run did."""
+        path = self.out / TOKENIZER_NAME
+        if not path.is_file():
+            with atomic_path(path) as temporary:
+                if self.settings.tokenizer_name == "bpe":
+                    trained = train_bpe(self._sample(), self.settings.vocab_size)
+                    temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
+                else:
+                    temporary.write_bytes(tokenizer_file(self.settings.tokenizer_name).read_bytes())
+        tokenizer = load_tokenizer(path)
+        eos_token_id = find_eos(tokenizer, self.settings.eos_token)
+        return Encoding(str(path), sha256_file(path), eos_token_id, dtype_name(id_range(tokenizer)))
+
+    def encode_training(
+        self,
+        heldout: Sequence[TextFiles],
+        encoding: Encoding,
+        *,
+        shard: Shard | None = None,
+        merge: bool = False,
+    ) -> tuple[list[TokenFile], int]:
+        """Token files of the training split in the order of the units, and how many tokens this run wrote.
+
+        Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
+        """
+        hashes = self.work / "paragraphs.npy"
+        if self.settings.decontaminate and not hashes.is_file():
+            least = self.settings.decontaminate_min_characters
+            found = {
+                digest for document in _all(heldout) for digest in paragraph_hashes(document.text, least)
+            }
+            with atomic_path(hashes) as temporary, open(temporary, "wb") as file:
+                np.save(file, np.array(sorted(found), dtype=np.uint64))
+        indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
+        records = {i: self.work / f"train-{i:05d}.json" for i in indices}
+        missing = [i for i, record in records.items() if not record.is_file()]
+        if merge and missing:
+            raise UserError(
+                f"{len(missing)} of {len(indices)} units are not finished in {self.out}: number "
+                f"{', '.join(str(i + 1) for i in missing[:20])}{', …' * (len(missing) > 20)}. Of n shards, unit u is "
+                "that of shard u, or u - n, u - 2n and so on; run these again, then --merge: what is finished is kept"
+            )
+        encode = partial(
+            _encode_unit, self.rule, encoding, self.settings.decontaminate, self.corpus.limit_tokens
+        )
+        self._run("tokenizing", encode, [(self.corpus.train[i], records[i]) for i in missing])
+        files = {i: TokenFile(**read_json(record, "remove it")["file"]) for i, record in records.items()}
+        return list(files.values()), sum(files[i].tokens for i in missing)
+
+    def _encode_heldout(
+        self, heldout: Sequence[TextFiles], encoding: Encoding
+    ) -> tuple[TokenFile, dict[str, int]]:
+        """The held-out token file, without paragraphs that are in training, and how much was removed."""
+        records = [read_json(path, "remove it") for path in sorted(self.work.glob("train-*.json"))]
+        removal = Decontamination(
+            frozenset(digest for record in records for digest in record["contaminated"])
+        )
+        cleaned = (document._replace(text=removal.clean(document.text)) for document in _all(heldout))
+        left = (document for document in cleaned if document.text)
+        file = write_token_file(self.out / "heldout-00000.npy", encode_documents(left, encoding))
+        if not file.tokens:
+            raise UserError(
+                "every held-out paragraph also stands in the training text; hold out other documents "
+                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
+            )
+        return file, removal.counts
+
+    def _choose_groups(self) -> frozenset[int]:
+        """The buckets of the groups to hold out, kept in a file for the next start."""
+        path = self.work / "groups.json"
+        if not path.is_file():
+            counts = self._run("counting groups", partial(_count_groups, self.rule), self.corpus.train)
+            buckets = choose_buckets(np.sum(counts, axis=0), self.settings.heldout_fraction)
+            write_json(path, sorted(buckets))
+        return frozenset(read_json(path, "remove it", expect=list))
 
     def _count_groups(self, train: Sequence[TokenFile], heldout: TokenFile) -> dict[str, Any]:
         """How many groups are held out, and how many of these are also in training; empty without groups."""
         if heldout.groups_sha256 is None:
             return {}
-        path = self.out / groups_name(heldout.name)
-        held = frozenset(read_groups(path, heldout.groups_sha256, heldout.documents)) - {None}
-        shared = run_jobs(
-            partial(shared_groups, held),
-            [self.out / groups_name(file.name) for file in train if file.groups_sha256],
-            workers=self.workers,
-            description="comparing groups",
-            unit="files",
-        )
+        held = set(_groups_of(self.out, heldout)) - {None}
+        shared = [held.intersection(_groups_of(self.out, file)) for file in train if file.groups_sha256]
         return {"groups": {"heldout": len(held), "in_both": len(set().union(*shared))}}
 
     def _mark_near_copies(
@@ -247,108 +355,13 @@ class _Stages:
             workers=self.workers,
         )
         sha256 = write_near_copies(self.out / near_copies_name(heldout.name), found)
-        tokens = int((found[:, 1] - found[:, 0]).sum())
-        return replace(heldout, near_copies_sha256=sha256), {
-            "near_copies": {"stretches": len(found), "tokens": tokens}
-        }
-
-    def run_shard(self, shard: Shard) -> tuple[list[EncodedUnit], int]:
-        """Make the training units of one share; returns them and the number of tokens written by this run."""
-        self._open()
-        _, paragraphs = self._hold_out()
-        encoding, _ = self._make_tokenizer()
-        return self._encode_training(encoding, paragraphs, shard=shard)
-
-    def _open(self) -> None:
-        """Find the text."""
-        source = find_source(self.settings.source)
-        self.corpus = source.corpus(self.settings, self.work, self.workers)
-        self.rule = SplitRule(
-            self.settings.seed, 0.0 if self.corpus.heldout else self.settings.heldout_fraction
-        )
-        if self.request.get("group_field") and not self.corpus.heldout:
-            self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
-
-    def _choose_groups(self) -> frozenset[int]:
-        """The buckets of the groups to hold out, kept in a file for the next start."""
-        path = self.work / "groups.json"
-        with suppress(UserError):
-            return frozenset(read_json(path, "", expect=list))
-        counts = run_jobs(
-            partial(count_groups, self.rule),
-            self.corpus.train,
-            workers=self.workers,
-            description="counting groups",
-            unit=self.corpus.unit_name,
-        )
-        remedy = (
-            "ask for another --heldout-fraction or --seed, or split by document with --group-field none"
-            + ", or name --heldout-files" * (self.settings.source == "text")
-        )
-        buckets = choose_buckets(np.sum(counts, axis=0), self.settings.heldout_fraction, remedy)
-        write_json(path, sorted(buckets))
-        return buckets
-
-    def _hold_out(self) -> tuple[list[Unit], Path]:
-        """Held-out documents as units, and the file of the hashes of all their paragraphs, (P,) uint64."""
-        rule, least = None if self.corpus.heldout else self.rule, self.settings.decontaminate_min_characters
-        jobs = []
-        for index, unit in enumerate(self.corpus.heldout or self.corpus.train):
-            stem = self.work / f"heldout-{index:05d}"
-            documents, paragraphs, record = map(stem.with_suffix, (".jsonl", ".npy", ".json"))
-            jobs.append(HoldOutJob(unit, rule, documents, paragraphs, record, least))
-        todo = [job for job in jobs if not job.is_done]
-        counts = run_jobs(
-            hold_out,
-            todo,
-            workers=self.workers,
-            description="choosing held-out documents",
-            unit=self.corpus.unit_name,
-            done=len(jobs) - len(todo),
-        )
-        if not any(job.documents.stat().st_size for job in jobs):
-            if not sum(counts):
-                raise UserError("the input has no documents, or only empty ones; give files with text")
-            raise UserError(
-                f"none of {sum(counts):,} documents is held out; raise --heldout-fraction (now "
-                f"{self.settings.heldout_fraction:g}), give more text, or name held-out files with --heldout-files"
-            )
-        path, file = self.work / "paragraphs.npy", BytesIO()
-        np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
-        # Where it is whole, another shard may be reading it.
-        if not path.is_file() or path.read_bytes() != file.getbuffer():
-            with atomic_path(path) as temporary:
-                temporary.write_bytes(file.getbuffer())
-        field = GroupField(GROUP_FIELD)
-        return [TextFiles((str(job.documents),), field) for job in jobs], path
-
-    def _make_tokenizer(self) -> tuple[Encoding, int]:
-        """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
-        path = self.out / TOKENIZER_NAME
-        if not self._has_tokenizer(path):
-            with atomic_path(path) as temporary:
-                if self.settings.tokenizer_name == "bpe":
-                    trained = train_bpe(self._sample(), self.settings.vocab_size)
-                    temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
-                else:
-                    temporary.write_bytes(tokenizer_file(self.settings.tokenizer_name).read_bytes())
-            write_json(self.work / TOKENIZER_NAME, {"sha256": sha256_file(path)})
-        tokenizer = load_tokenizer(path)
-        vocab_size = id_range(tokenizer)
-        eos_token_id = find_eos(tokenizer, self.settings.eos_token)
-        return Encoding(str(path), eos_token_id, dtype_name(vocab_size)), vocab_size
-
-    def _has_tokenizer(self, path: Path) -> bool:
-        """Whether an earlier run, or another shard, wrote it, and its checksum is right."""
-        try:
-            return read_json(self.work / TOKENIZER_NAME, "").get("sha256") == sha256_file(path)
-        except (UserError, OSError):
-            return False
+        counts = {"stretches": len(found), "tokens": int((found[:, 1] - found[:, 0]).sum())}
+        return replace(heldout, near_copies_sha256=sha256), {"near_copies": counts}
 
     def _sample(self) -> Iterator[str]:
         """Training documents from the start of every unit, `tokenizer_sample_mb` in all."""
         units = self.corpus.train
-        with progress("training the tokenizer", len(units), self.corpus.unit_name) as advance:
+        with progress("training the tokenizer", len(units), "units") as advance:
             for unit in units:
                 left = self.settings.tokenizer_sample_mb * 1e6 / len(units)
                 for document in unit.documents():
@@ -359,38 +372,62 @@ class _Stages:
                         break
                 advance()
 
-    def _encode_training(
-        self, encoding: Encoding, paragraphs: Path, *, shard: Shard | None = None, merge: bool = False
-    ) -> tuple[list[EncodedUnit], int]:
-        """Token files of the training split in the order of the units, and how many tokens this run wrote.
+    def _run(self, description: str, function: Any, jobs: Sequence[Any]) -> list[Any]:
+        return run_jobs(function, jobs, workers=self.workers, description=description, unit="units")
 
-        Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
-        """
-        jobs = [
-            EncodeJob(
-                unit,
-                self.rule,
-                encoding,
-                self.out / f"train-{index:05d}.npy",
-                self.work / f"train-{index:05d}.json",
-                paragraphs if self.settings.decontaminate else None,
-                self.corpus.limit_tokens,
-            )
-            for index, unit in enumerate(self.corpus.train)
-            if shard is None or shard.has(index)
-        ]
-        found = [EncodedUnit.load(job.record) for job in jobs]
-        done = [unit if unit and is_whole(self.out, unit.file) else None for unit in found]
-        missing = [index for index, unit in enumerate(done) if unit is None]
-        if merge:
-            refuse_missing(self.work, missing, len(jobs))
-        new = run_jobs(
-            encode_unit,
-            [jobs[index] for index in missing],
-            workers=self.workers,
-            description="tokenizing",
-            unit=self.corpus.unit_name,
-            done=len(jobs) - len(missing),
-        )
-        made = dict(zip(missing, new, strict=True))
-        return [unit or made[index] for index, unit in enumerate(done)], sum(unit.file.tokens for unit in new)
+
+def _all(units: Sequence[Unit]) -> Iterator[Document]:
+    return (document for unit in units for document in unit.documents())
+
+
+def _groups_of(out: Path, file: TokenFile) -> list[str | None]:
+    return read_groups(out / groups_name(file.name), str(file.groups_sha256))
+
+
+# --- jobs, which run in worker processes and leave whole files or none ---
+
+
+def _count_groups(rule: SplitRule, unit: Unit) -> np.ndarray:
+    return rule.count_groups(unit.documents())
+
+
+def _hold_out(rule: SplitRule | None, job: tuple[Unit, Path]) -> None:
+    """Copy the held-out documents of a unit to a file of JSON lines; without a rule all of them are."""
+    unit, path = job
+    with atomic_path(path) as temporary, open(temporary, "w", encoding="utf8") as file:
+        for document in unit.documents():
+            if rule is None or rule.is_heldout(document):
+                file.write(json.dumps({GROUP_FIELD: document.group, "text": document.text}) + "\n")
+
+
+def _encode_unit(
+    rule: SplitRule,
+    encoding: Encoding,
+    decontaminate: bool,
+    limit_tokens: int | None,
+    job: tuple[Unit, Path],
+) -> None:
+    """Write the training documents of a unit as a token file and, last, a record of it.
+
+    The record has the hashes of the held-out paragraphs that stand in it, too. ``limit_tokens``: stop after the
+    document that reaches so many.
+    """
+    unit, record = job
+    heldout: frozenset[int] = frozenset()
+    if decontaminate:
+        heldout = frozenset(np.load(record.with_name("paragraphs.npy")).tolist())
+    contaminated: set[int] = set()
+
+    def encoded() -> Iterator[tuple[Document, np.ndarray]]:
+        training = (document for document in unit.documents() if not rule.is_heldout(document))
+        tokens = 0
+        for document, ids in encode_documents(training, encoding):
+            if heldout:
+                contaminated.update(heldout.intersection(paragraph_hashes(document.text)))
+            yield document, ids
+            tokens += len(ids)
+            if limit_tokens is not None and tokens >= limit_tokens:
+                return
+
+    file = write_token_file(record.parent.parent / f"{record.stem}.npy", encoded())
+    write_json(record, {"file": asdict(file), "contaminated": sorted(contaminated)})

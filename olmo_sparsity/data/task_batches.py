@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import CorpusManifest
+from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches, identity_of
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids

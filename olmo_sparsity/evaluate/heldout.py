@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.windows import (
     check_corpus_matches,
     collate,

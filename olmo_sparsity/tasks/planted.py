@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.tasks.task import SPLITS, Sizes, register
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.mixing import row_hashes
 
 
@@ -119,16 +121,27 @@ _TEXT_OF = {"train": "train", "test": "heldout"}
 """Which split of a corpus the samples of a split are drawn from."""
 
 
+def _manifest(corpus: str) -> dict[str, Any]:
+    """What a prepared corpus says of itself; read here, because `olmo_sparsity.data` makes batches of tasks."""
+    return read_json(Path(corpus) / "manifest.json", "prepare the corpus again, with scripts/prepare_data.py")
+
+
 @cache
 def _vocabulary_size(corpus: str) -> int:
-    return CorpusManifest.load(corpus).vocab_size
+    return _manifest(corpus)["vocab_size"]
 
 
 @cache
 def _text(corpus: str, split: str) -> np.ndarray:
     """All tokens of a split of a prepared corpus, (n,)."""
-    tokens = TokenFiles.of_split(corpus, _TEXT_OF[split])
-    return np.concatenate([tokens.read(file) for file in range(len(tokens.lengths))])
+    manifest = _manifest(corpus)
+    files = manifest["splits"].get(_TEXT_OF[split], [])
+    parts = [np.fromfile(Path(corpus, file["name"]), manifest["dtype"]) for file in files]
+    if not files or [len(part) for part in parts] != [file["tokens"] for file in files]:
+        raise UserError(
+            f"planted: {corpus} has no {_TEXT_OF[split]} text, or not all of it; prepare it again"
+        )
+    return np.concatenate(parts)
 
 
 def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:

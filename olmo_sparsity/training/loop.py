@@ -82,7 +82,10 @@ def train(config: Config, *, resume: bool = False) -> Path:
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
         engine.refuse_unequal(str(data.identity), "the text to train on")
         with run_folder(config, engine, last, resume):
-            engine.on_main(lambda: verify_checksums(config))
+            if (
+                last is None
+            ):  # a run that goes on has its text's checksums, of the manifest, in its checkpoint
+                engine.on_main(lambda: verify_checksums(config))
             first_step = 0 if last is None else restore(engine, last, data)
             engine.on_main(lambda: append_provenance(config, is_new=last is None))
             return run_steps(config, engine, data, first_step)

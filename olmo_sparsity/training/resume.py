@@ -18,7 +18,6 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, leaves, may_change
-from olmo_sparsity.corpus.tokens import VERIFIED_NAME
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import METRICS_NAME
@@ -131,7 +130,7 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
                 f"{config.save_folder} was changed by another process; run the same command again"
             )
         # Of a run that was killed while it saved; another command may be writing to the folder now.
-        folder, names = Path(config.save_folder), ("step*", METRICS_NAME, PROVENANCE_NAME, VERIFIED_NAME)
+        folder, names = Path(config.save_folder), ("step*", METRICS_NAME, PROVENANCE_NAME)
         leftovers = [path for name in names for path in folder.glob(f".{name}.tmp-*")]
         overwritten = [] if resume else [*checkpoints(folder), *folder.glob("error-rank*.txt")]
         for path in [*leftovers, *overwritten]:

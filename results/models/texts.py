@@ -8,7 +8,7 @@ The first reads change logs and release notes in the .tar.gz files of SDISTS (so
 whose headings carry a later date, and writes a text per file with its package as the group: a model that was trained
 before the date has not read them, as far as releases after it describe new work. The second draws one text of every
 group of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a
-group, as a package is; others are as `olmo_sparsity.corpus.groups` has them. The third does so with the files of the
+group, as a package is; others are as `olmo_sparsity.data.groups` has them. The third does so with the files of the
 library of this Python.
 """
 
@@ -25,7 +25,7 @@ from datetime import date, datetime
 from operator import itemgetter
 from pathlib import Path
 
-from olmo_sparsity.corpus.groups import group_of_url
+from olmo_sparsity.data.groups import group_of_url
 
 LOGS = re.compile(r"(?i)(change|news|history|release|whats?.?new).*\.(rst|md|txt)$")
 OTHERS = re.compile(r"vendor|subprojects|template|README|security")

@@ -17,7 +17,7 @@ from analysis.contexts import (
     shuffled_contexts,
 )
 from analysis.ours import PreparedTexts
-from olmo_sparsity.corpus.tokens import TokenFiles
+from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.streams import Stream
 from tests.support import tiny
 from tests.support.refusals import refused

@@ -246,7 +246,7 @@ def test_a_model_object_is_given_back_as_it_came():
 @pytest.mark.parametrize("change", ["", pytest.param("@yarn:2", marks=pytest.mark.slow)])
 def test_a_run_on_its_corpus_equals_a_plain_computation(trained, change, monkeypatch):
     from olmo_sparsity.checkpoint import load_model
-    from olmo_sparsity.corpus.tokens import TokenFiles
+    from olmo_sparsity.data.tokens import TokenFiles
     from olmo_sparsity.export import position_reach
     from olmo_sparsity.model.rope_scaling import RopeScaling
 

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.model.loading import open_model
 from analysis.ours import OlmoAdapter, PreparedTexts, corpus_of
 from olmo_sparsity.checkpoint import config_of
-from olmo_sparsity.corpus.near_copies import near_copies_name, write_near_copies
-from olmo_sparsity.corpus.tokens import CorpusManifest
+from olmo_sparsity.data.near_copies import near_copies_name, write_near_copies
+from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.data import encode
 from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
@@ -110,13 +109,15 @@ def assert_same_as_one_go(settings: PrepareSettings, out: Path) -> None:
 def stop_before_third_file(monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
     """Let preparing stop at the third training file, half written, as Ctrl-C does."""
 
-    def failing(job):
-        if job.output.name == "train-00002.npy":
+    real = prepare_module._encode_unit
+
+    def failing(*arguments):
+        if arguments[-1][1].name == "train-00002.json":
             (out / ".train-00002.npy.tmp-here-1").touch()  # what a worker leaves that is stopped
             raise KeyboardInterrupt
-        return encode.encode_unit(job)
+        return real(*arguments)
 
-    monkeypatch.setattr(prepare_module, "encode_unit", failing)
+    monkeypatch.setattr(prepare_module, "_encode_unit", failing)
 
 
 def c4_folder(folder: Path) -> Path:

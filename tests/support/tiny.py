@@ -16,8 +16,8 @@ from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.corpus.groups import groups_name, write_groups
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.groups import groups_name, write_groups
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
@@ -115,10 +115,8 @@ def add_groups(folder: Path, groups: Sequence[str | None]) -> None:
     """Name the group of each held-out document of a corpus that `write_corpus` wrote."""
     manifest = CorpusManifest.load(folder)
     [file] = manifest.splits["heldout"]
-    with write_groups(folder / groups_name(file.name)) as written:
-        for group in groups:
-            written.write(group)
-    splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=written.sha256)]}
+    sha256 = write_groups(folder / groups_name(file.name), groups)
+    splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=sha256)]}
     replace(manifest, splits=splits).save(folder)
 
 

@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +19,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles, Verified
+from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import EOS_TOKEN, train_bpe
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, open_verified
+from olmo_sparsity.util.shard import Shard
 from tests.support.corpora import (
+    ENVIRONMENT,
     SCRIPT,
     arguments,
     assert_same_as_one_go,
@@ -40,11 +46,12 @@ from tests.support.corpora import (
     write_lines,
 )
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 
 def decoded(folder: Path, split: str) -> list[str]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    files = Verified(folder.parent / "verified").open_split(folder, split)
+    files = open_verified(folder, split)
     numbers = range(len(files.document_bounds))
     return [tokenizer.decode(files.document(number).tolist()) for number in numbers]
 
@@ -243,18 +250,15 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
     first = prepare(settings, out)
     assert not (out / ".partial").exists()
-    (out / ".partial").mkdir()  # as a run leaves it that is killed at its very end
-    prepare(settings, out)
-    assert not (out / ".partial").exists()
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     monkeypatch.setattr("olmo_sparsity.data.sources.TextFiles.documents", None)
+    monkeypatch.setattr(prepare_module, "folder_lock", None)  # it may be on a disk that cannot be written to
     again = prepare(settings, out)
     assert (again.manifest, again.tokens_written) == (first.manifest, 0)
     monkeypatch.undo()
-    with refused(r"other settings \(vocab_size\).*--overwrite"):
-        prepare(text_settings(settings.files, vocab_size=280), out)
-    with refused(r"other settings \(near_copy_tokens\)"):
-        prepare(text_settings(settings.files, near_copy_tokens=0), out)
+    for changed in ({"vocab_size": 280}, {"near_copy_tokens": 0}):
+        with refused(rf"other settings \({next(iter(changed))}\).*--overwrite"):
+            prepare(text_settings(settings.files, **changed), out)
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     prepare(text_settings(settings.files[:2], vocab_size=280), out, overwrite=True)
     assert sorted(contents(out, "*.npy")) == ["heldout-00000.npy", "train-00000.npy", "train-00001.npy"]
@@ -265,39 +269,142 @@ def test_a_corpus_with_groups_is_not_taken_for_one_without_finished_or_not(tmp_p
     file = tmp_path / "books.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
     grouped, out = text_settings([str(file)], heldout_fraction=0.2, group_field="book"), tmp_path / "out"
-    without = replace(grouped, group_field=None)
+    without = replace(grouped, group_field="none")
     prepare(grouped, out)
     with refused(r"other settings \(group_field\)"):
         prepare(without, out)
-    with monkeypatch.context() as patch:  # stopped once the held-out documents are chosen
-        patch.setattr("olmo_sparsity.data.prepare.train_bpe", None)
-        with pytest.raises(TypeError):
-            prepare(grouped, tmp_path / "part")
-    with refused(r"other settings \(group_field\)"):
-        prepare(without, tmp_path / "part")
-    prepare(grouped, tmp_path / "part")
-    assert contents(tmp_path / "part") == contents(out)
-
-
-def test_a_damaged_corpus_is_made_again_and_a_foreign_folder_refused(tmp_path):
-    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
-    prepare(settings, out)
-    whole = contents(out)
-    (out / "train-00001.npy").write_bytes(whole["train-00001.npy"][:-2])
-    prepare(settings, out)
-    assert contents(out) == whole
-    (out / "manifest.json").unlink()
+    (out / "manifest.json").rename(tmp_path / "manifest.json")
     with refused("no record of how it was made"):
+        prepare(grouped, out)
+
+
+def test_a_corpus_of_before_is_found_finished(tmp_path):
+    """Its manifest has no entries of what was not there yet."""
+    settings, out = text_settings(some_files(tmp_path / "text"), near_copy_tokens=0), tmp_path / "out"
+    prepare(settings, out)
+    assert "near_cop" not in (out / "manifest.json").read_text()
+    assert prepare(settings, out).tokens_written == 0
+    path = out / "train-00001.npy"
+    path.write_bytes(path.read_bytes()[:-2])
+    with refused("is truncated or was changed"):
         prepare(settings, out)
 
 
-@pytest.mark.parametrize("left", [[], [".request.json.tmp-0a1b2c"]])
-def test_a_run_that_was_stopped_before_its_request_was_written_is_begun_anew(left, tmp_path):
+def test_two_processes_at_once_make_one_corpus(tmp_path):
+    files, out = some_files(tmp_path / "text", words=300), tmp_path / "out"
+    pipes = {"env": ENVIRONMENT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(bpe_command(files, out), **pipes) for _ in range(2)]
+    said = [errors(process.communicate(timeout=120)[1]) for process in both]
+    codes = [process.returncode for process in both]
+    assert 0 in codes
+    for code, lines in zip(codes, said, strict=True):
+        assert (code, lines) == (0, []) or (code == 1 and len(lines) == 1 and "is in use by" in lines[0])
+    assert_same_as_one_go(text_settings(files), out)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_input_that_vanishes_between_two_stages_loses_nothing(tmp_path, monkeypatch, workers):
     settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
-    (out / ".partial").mkdir(parents=True)
-    for name in left:
-        (out / ".partial" / name).write_text("{")
-    assert prepare(settings, out).tokens_written > 0
+    real, gone = prepare_module._Work.encode_training, Path(settings.files[2])
+
+    def vanish(*arguments, **options):
+        gone.rename(tmp_path / "away")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(prepare_module._Work, "encode_training", vanish)
+    with refused(r"2\.jsonl\.gz cannot be read.*put it back"):
+        prepare(settings, out, workers=workers)
+    assert not list(out.glob(".*.tmp-*")) and not (out / "manifest.json").exists()
+    monkeypatch.undo()
+    (tmp_path / "away").rename(gone)
+    prepare(settings, out, workers=1)
+    assert_same_as_one_go(settings, out)
+
+
+@pytest.mark.parametrize("limit", slow_but([10, 300, 3000, 5000, 9000], 3000))
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
+    files, out = some_files(tmp_path / "text", words=60), tmp_path / "out"
+    options = ["--heldout-fraction", "0.3", "--workers", workers]
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    ran = subprocess.run(
+        bpe_command(files, out, *options), env=ENVIRONMENT, preexec_fn=full, capture_output=True, text=True
+    )
+    lines = errors(ran.stderr)
+    assert (ran.returncode, len(lines)) == (1, 1) and "the disk is full" in lines[0], ran.stderr
+    assert not [*out.rglob(".*.tmp-*"), *out.rglob(".lock*"), *out.glob("manifest.json")]
+    settings = text_settings(files, heldout_fraction=0.3)
+    prepare(settings, out, workers=1)
+    assert_same_as_one_go(settings, out)
+
+
+# --- shards ---
+
+
+@pytest.mark.parametrize("count", slow_but([1, 3, 7], 3))
+def test_merged_shards_have_the_bytes_of_one_go(tmp_path, count):
+    settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
+    done = [prepare(settings, out, workers=1, shard=Shard(i, count)) for i in range(count, 0, -1)]
+    merged = prepare(settings, out, workers=1, merge=True)
+    assert_same_as_one_go(settings, out)
+    files = sorted((file for shard in done for file in shard.train), key=lambda file: file.name)
+    assert files == merged.manifest.splits["train"] and len(files) == 5
+    assert merged.manifest.settings["decontamination"]["changed_documents"] == 5
+    assert prepare(settings, out, shard=Shard(1, count)).tokens_written == 0
+
+
+def test_shards_at_the_same_time(tmp_path):
+    """Separate processes that start together in a folder that is not there yet."""
+    settings = sharded_settings(tmp_path, files=5)
+    command = [sys.executable, str(SCRIPT), *arguments(settings, tmp_path / "out")]
+    tasks = [
+        subprocess.Popen([*command, "--shard", f"{i}/3"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        for i in (1, 2, 3)
+    ]
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0, 0]
+    assert all("documents" in text and "tokens/s" in text for text in said)
+    subprocess.run([*command, "--merge"], check=True, capture_output=True)
+    assert_same_as_one_go(settings, tmp_path / "out")
+
+
+def test_a_shard_that_failed_goes_on_and_what_is_missing_is_named(tmp_path, monkeypatch):
+    settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
+    stop_before_third_file(monkeypatch, out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, out, workers=1, shard=Shard(1, 2))
+    monkeypatch.undo()
+    first = (out / "train-00000.npy").stat().st_mtime_ns
+    with refused("4 of 5 units are not finished in .*: number 2, 3, 4, 5. Of n shards"):
+        prepare(settings, out, workers=1, merge=True)
+    with refused(r"other settings \(seed\)"):
+        prepare(replace(settings, seed=1), out, workers=1, shard=Shard(2, 2))
+    again = prepare(settings, out, workers=1, shard=Shard(1, 2))
+    assert (out / "train-00000.npy").stat().st_mtime_ns == first
+    assert 0 < again.tokens_written < sum(file.tokens for file in again.train)
+    prepare(settings, out, workers=1)  # without --merge it does what is missing itself
+    assert_same_as_one_go(settings, out)
+
+
+def test_what_shards_cannot_do_is_refused_with_the_remedy(tmp_path, capsys):
+    settings, out = sharded_settings(tmp_path, files=1), tmp_path / "out"
+    files = ["text", "--files", *settings.files, "--out", str(out)]
+    cases = {
+        "name --heldout-files": [*files, "--tokenizer", "olmo", "--shard", "1/2"],
+        "pass --tokenizer olmo": [*files, "--heldout-files", *settings.heldout_files, "--shard", "1/2"],
+        "i/n with i from 1 to n": arguments(settings, out, "--shard", "3/2"),
+        "has nothing to merge": arguments(settings, out, "--merge"),
+        "without --shard": arguments(settings, out, "--merge", "--shard", "1/2"),
+        "--overwrite would remove": arguments(settings, out, "--overwrite", "--shard", "1/2"),
+    }
+    for message, command in cases.items():
+        assert run_main(*command) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and message in line
+        assert not out.exists()
 
 
 # --- the command ---
@@ -318,12 +425,12 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "at most 1,000,000": ["text", "--vocab-size", str(10**12), "--files", good],
         "none.jsonl is missing": [*text, good, str(folder / "none.jsonl")],
         "unknown kind": [*text, str(SCRIPT)],
-        "is named twice": [*text, good, "--heldout-files", good],
+        "a file is named twice": [*text, good, "--heldout-files", good],
         "broken.jsonl:31 is not JSON": [*text, good, broken],
-        "cut.jsonl.gz is truncated": [*text, good, truncated],
-        "the input has no documents": [*text, empty],
+        "cut.jsonl.gz cannot be read, or is truncated": [*text, good, truncated],
+        "no document is held out; give more text": [*text, empty],
         "no training documents": [*text, empty, "--heldout-files", good],
-        "none of 30 documents": [*text, good, "--heldout-fraction", "1e-9"],
+        "no document is held out": [*text, good, "--heldout-fraction", "1e-9"],
         "every held-out paragraph also stands in the training text": [*text, good, "--heldout-files", copy],
         "--files is not for source docs": ["docs", "--files", good],
         "--vocab-size 9 must be at least": ["text", "--vocab-size", "9", "--files", good],
@@ -332,15 +439,20 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
+def test_bad_input_is_one_line_and_leaves_nothing_that_looks_whole(tmp_path, capsys):
     settings = sharded_settings(tmp_path)
     cut(settings.files[3])
     in_a_worker = arguments(settings, tmp_path / "out", "--workers", "2")
-    for message, given in {**bad_inputs(tmp_path), "3.jsonl.gz is truncated": in_a_worker}.items():
+    for message, given in {
+        **bad_inputs(tmp_path),
+        "3.jsonl.gz cannot be read, or is truncated": in_a_worker,
+    }.items():
         assert run_main(*given, "--out", str(tmp_path / "out")) == 1, message
         [line] = errors(capsys.readouterr().err)
         assert line.startswith("error: ") and message in line
-        assert not (tmp_path / "out").exists(), message
+        assert not (tmp_path / "out" / "manifest.json").exists(), message
+        if (tmp_path / "out").exists():  # files before the bad one are finished
+            shutil.rmtree(tmp_path / "out")
 
 
 def test_the_script_makes_a_corpus_and_says_what_it_holds(tmp_path, capsys):

@@ -205,7 +205,7 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
     file = corpus / "train-00000.npy"
     file.write_bytes(b"\xff\xff" + file.read_bytes()[2:])
     with refused("train-00000.npy"):
-        train(config, resume=True)
+        train(replace(config, save_folder=str(tmp_path / "new")))
     shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
     train(config, resume=True)
 

@@ -1,4 +1,4 @@
-"""Groups of documents: the book, site or package that each is a part of (docs/method.md, 2.4 [ours]).
+"""Groups of documents: the book, site or package that each is a part of (docs/method.md, 2.4 [ours]), and splits.
 
 Documents of one group are not independent, so a group is in one split only. Beside a token file stands a file of JSON
 lines, gzipped: the name of the group of each of its documents, in their order, or null for one that stands by itself.
@@ -9,18 +9,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedIOBase
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from olmo_sparsity.data.text import Document
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
 GROUPS_SUFFIX = ".groups.jsonl.gz"
+BUCKETS = 1 << 16
 
 
 def group_of_url(url: str) -> str:
@@ -43,12 +45,50 @@ def group_of_url(url: str) -> str:
     return host.removeprefix("www.")
 
 
-def choose_buckets(documents: np.ndarray, share: float, remedy: str) -> frozenset[int]:
+# --- splits ---
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group.
+
+    Those are chosen by a hash of seed and text, so equal texts stay together.
+    """
+
+    seed: int
+    heldout_fraction: float
+    """0 where the held-out documents are given otherwise."""
+    heldout_buckets: frozenset[int] = frozenset()
+    """Of the groups to hold out, see `choose_buckets`."""
+
+    def is_heldout(self, document: Document) -> bool:
+        """Whether this document is held out."""
+        if document.group is not None:
+            return self.bucket(document.group) in self.heldout_buckets
+        if not self.heldout_fraction:
+            return False
+        return self._hash(document.text, 8) < self.heldout_fraction * 2**64
+
+    def bucket(self, group: str) -> int:
+        """One of `BUCKETS`. Each goes to one split as a whole, so that counting takes no memory per group."""
+        return self._hash(group, 2)
+
+    def count_groups(self, documents: Iterable[Document]) -> np.ndarray:
+        """How many of the documents have a group, by the bucket of their group, (BUCKETS,) int64."""
+        buckets = [self.bucket(document.group) for document in documents if document.group is not None]
+        return np.bincount(np.array(buckets, dtype=np.int64), minlength=BUCKETS)
+
+    def _hash(self, text: str, size: int) -> int:
+        digest = blake2b(text.encode("utf8"), digest_size=size, key=str(self.seed).encode()).digest()
+        return int.from_bytes(digest, "little")
+
+
+def choose_buckets(documents: np.ndarray, share: float) -> frozenset[int]:
     """Which groups to hold out so that about ``share`` of their documents is; ``documents`` counts them by bucket.
 
     Buckets are gone through in their order, which is as good as random, and held out where they still fit in the
     share; then one more, where that comes nearer to it. A group that is larger than the share thus stays in
-    training. Raises `UserError`, which ends with ``remedy``, where less than half of the share can be held out.
+    training. Raises `UserError` where less than half of the share can be held out.
     """
     wanted, held = share * documents.sum(), 0
     buckets = np.flatnonzero(documents).tolist()
@@ -64,9 +104,13 @@ def choose_buckets(documents: np.ndarray, share: float, remedy: str) -> frozense
     if held < wanted / 2:
         raise UserError(
             f"the {documents.sum():,} documents are of {len(buckets):,} groups, too few or too large for whole groups "
-            f"to make up {share:.3g} of the documents (the smallest has {documents[buckets].min():,}); {remedy}"
+            f"to make up {share:.3g} of the documents (the smallest has {documents[buckets].min():,}); ask for another "
+            "--heldout-fraction or --seed, name --heldout-files, or split by document with --group-field none"
         )
     return frozenset(chosen)
+
+
+# --- the file beside a token file ---
 
 
 def groups_name(token_file: str) -> str:
@@ -74,39 +118,21 @@ def groups_name(token_file: str) -> str:
     return Path(token_file).stem + GROUPS_SUFFIX
 
 
-class Groups:
-    """What `write_groups` writes."""
-
-    def __init__(self, file: BufferedIOBase):
-        self.file = file
-        self.has_names = False
-        self.sha256: str | None = None
-        """Checksum of the finished file; None where no document has a group, and there is no file."""
-
-    def write(self, group: str | None) -> None:
-        """The group of the next document."""
-        self.has_names |= group is not None
-        self.file.write(json.dumps(group).encode() + b"\n")
-
-
-@contextmanager
-def write_groups(path: Path) -> Iterator[Groups]:
-    """Write the groups of the documents of a token file, whole or not at all."""
+def write_groups(path: Path, groups: Sequence[str | None]) -> str | None:
+    """Write the groups of the documents of a token file; returns the checksum. None, and no file: there are none."""
+    if not any(group is not None for group in groups):
+        path.unlink(missing_ok=True)
+        return None
     with (
         atomic_path(path) as temporary,
         open(temporary, "wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,  # no name, no time: the same bytes each time
     ):
-        groups = Groups(file)
-        yield groups
-        if not groups.has_names:  # not renamed first and removed then: a process may be killed in between
-            temporary.unlink()
-            path.unlink(missing_ok=True)
-    if groups.has_names:
-        groups.sha256 = sha256_file(path)
+        file.writelines(json.dumps(group).encode() + b"\n" for group in groups)
+    return sha256_file(path)
 
 
-def read_groups(path: Path, sha256: str, documents: int) -> list[str | None]:
+def read_groups(path: Path, sha256: str) -> list[str | None]:
     """The groups of the documents of a token file. Raises `UserError` where the file is missing or damaged."""
     if not path.is_file() or sha256_file(path) != sha256:
         raise UserError(
@@ -114,16 +140,4 @@ def read_groups(path: Path, sha256: str, documents: int) -> list[str | None]:
             "or prepare the corpus again"
         )
     with gzip.open(path, "rt", encoding="utf8") as file:
-        groups = [json.loads(line) for line in file]
-    if len(groups) != documents:
-        raise UserError(
-            f"{path} has the groups of {len(groups):,} documents, and its token file {documents:,}; prepare the "
-            "corpus again"
-        )
-    return groups
-
-
-def shared_groups(heldout: frozenset[str | None], path: Path) -> set[str | None]:
-    """Which of these groups are also in a file of groups; constant memory."""
-    with gzip.open(path, "rt", encoding="utf8") as file:
-        return {group for line in file if (group := json.loads(line)) in heldout}
+        return [json.loads(line) for line in file]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.mixing import GAMMA, mix
-from olmo_sparsity.util.workers import report, run_jobs
 
 NEAR_COPIES_SUFFIX = ".near-copies"
 CHUNK_TOKENS = 1 << 20
@@ -110,5 +110,4 @@ def _runs_in(wanted: np.ndarray, path: Path, *, dtype: np.dtype, length: int) ->
         hashes = run_hashes(chunk, length)
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         seen[places[wanted[places] == hashes]] = True
-        report(0, len(chunk))
     return seen

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.corpus import near_copies
-from olmo_sparsity.corpus.near_copies import find_near_copies, near_copies_name, run_hashes, stretches
-from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data import near_copies
+from olmo_sparsity.data.near_copies import find_near_copies, near_copies_name, run_hashes, stretches
 from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import some_texts, text_settings, write_lines
 

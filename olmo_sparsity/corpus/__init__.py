@@ -1,1 +1,0 @@
-"""Token files and what belongs to them: what a prepared corpus is on disk."""

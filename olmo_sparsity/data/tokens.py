@@ -1,0 +1,324 @@
+"""Token files as OLMo has them: nothing but token ids, every document ended by the EOS id.
+
+A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
+splits (`TokenFiles`).
+
+Shapes: n tokens of one document or file, T tokens of one training window.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.data.groups import groups_name, read_groups
+from olmo_sparsity.data.near_copies import near_copies_name, read_near_copies
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.files import read_json, sha256_file, write_json
+from olmo_sparsity.util.progress import progress
+
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+MANIFEST_VERSION = 1
+DTYPES = ("uint16", "uint32")
+_PIECE = 1 << 24
+_SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
+"""What of a file without a manifest is looked at before training: so many stretches of so many bytes, evenly spread."""
+_FEW = 32
+"""Of fewer ids that are not 0 nobody can tell how many bytes they have."""
+
+
+def dtype_name(vocab_size: int) -> str:
+    """The smaller of `DTYPES` that holds every id below ``vocab_size``."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One token file of a corpus, as its manifest describes it."""
+
+    name: str
+    """File name inside the corpus folder."""
+    tokens: int
+    """Number of token ids, EOS included."""
+    documents: int
+    """Number of documents, each ended by one EOS id."""
+    sha256: str
+    """Checksum of the file's bytes."""
+    groups_sha256: str | None = None
+    """Checksum of the file of the groups of its documents, see `groups_name`; None where there is none."""
+    near_copies_sha256: str | None = None
+    """Checksum of the file of its near copies, see `near_copies_name`; None where they were not looked for."""
+
+
+@dataclass(frozen=True)
+class CorpusManifest:
+    """What a prepared corpus holds and how it was made: `manifest.json` beside the token files."""
+
+    corpus: str
+    """Kind of source: docs, text or c4."""
+    tokenizer_sha256: str
+    """Checksum of `tokenizer.json`; training and analysis refuse a corpus made with another tokenizer."""
+    vocab_size: int
+    eos_token_id: int
+    dtype: str
+    """uint16 or uint32."""
+    splits: dict[str, list[TokenFile]]
+    """Token files of each split; `prepare_data.py` makes `train` and `heldout`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was made: source files, fractions, seed, library versions."""
+    version: int = MANIFEST_VERSION
+
+    def save(self, folder: str | Path) -> None:
+        """Write `manifest.json`, atomically."""
+        value = asdict(self)
+        for file in chain.from_iterable(value["splits"].values()):
+            for name in ("groups_sha256", "near_copies_sha256"):
+                if file[name] is None:  # left out, as before there were groups
+                    del file[name]
+        write_json(Path(folder) / MANIFEST_NAME, value)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> CorpusManifest:
+        """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
+        path, remedy = Path(folder) / MANIFEST_NAME, "prepare the corpus again, with --overwrite"
+        if not path.is_file():
+            raise UserError(
+                f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"
+            )
+        raw = read_json(path, remedy)
+        if raw.get("version") != MANIFEST_VERSION:
+            raise UserError(
+                f"{path} has format version {raw.get('version')}, this code reads {MANIFEST_VERSION}; {remedy}"
+            )
+        try:
+            manifest = cls(**raw)
+            np.dtype(manifest.dtype)
+            splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
+        except (TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({first_line(error)}); {remedy}") from error
+        return replace(manifest, splits=splits)
+
+
+class TokenFiles:
+    """Token ids of one split, memory-mapped: a file that is removed or replaced can be read on.
+
+    Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        dtype: str,
+        eos_token_id: int,
+        described: Sequence[TokenFile] = (),
+    ):
+        """``described``: each file as a manifest has it; none where there is no manifest."""
+        if not paths:
+            raise UserError("no token files are given; set corpus.path or data.paths")
+        if dtype not in DTYPES:
+            raise UserError(
+                f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
+            )
+        self.dtype = np.dtype(dtype)
+        self.eos_token_id = eos_token_id
+        self.paths, self.described = [Path(path) for path in paths], described
+        _allow_open_files(len(paths))
+        self._ids = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self.lengths = [len(ids) for ids in self._ids]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For loader workers that are not forked: they open the files anew."""
+        return TokenFiles, (self.paths, self.dtype.name, self.eos_token_id, self.described)
+
+    @classmethod
+    def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
+        """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
+        manifest = CorpusManifest.load(folder)
+        if split not in manifest.splits:
+            to_evaluate = ", and was prepared to evaluate on only; prepare a corpus with training --files"
+            raise UserError(
+                f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
+                + to_evaluate * (manifest.splits.keys() == {"heldout"})
+            )
+        files = manifest.splits[split]
+        paths = [Path(folder) / file.name for file in files]
+        return cls(paths, manifest.dtype, manifest.eos_token_id, files)
+
+    def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
+        if not path.is_file() or not (size := path.stat().st_size):
+            raise UserError(f"token file {path} is missing or empty; prepare the corpus again")
+        if size % self.dtype.itemsize:
+            raise UserError(
+                f"token file {path} is truncated or not of type {self.dtype.name}: {size} bytes is no multiple of "
+                f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
+            )
+        ids = np.memmap(path, self.dtype, mode="r").view(np.ndarray)
+        if described is not None and len(ids) != described.tokens:
+            raise UserError(
+                f"token file {path} is truncated or was changed: it has {len(ids):,} tokens, its manifest says "
+                f"{described.tokens:,}; prepare the corpus again"
+            )
+        if ids[:4].tobytes().startswith(b"\x93NUMPY"):
+            raise UserError(
+                f"{path} was written by numpy.save; token files hold nothing but the ids: "
+                "write them with numpy.load(old).tofile(new)"
+            )
+        return ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of token ids in all files."""
+        return sum(self.lengths)
+
+    def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """A copy of the token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,)."""
+        return self._ids[file][start:stop].copy()
+
+    @cached_property
+    def document_bounds(self) -> np.ndarray:
+        """Documents of all files, (D, 3): file, first token, one past the last (the EOS id is not part of it)."""
+        rows = []
+        for file, length in enumerate(self.lengths):
+            ends = self._ends_in(file)
+            if len(ends) == 0 or ends[-1] != length - 1:
+                ends = np.append(ends, length)  # a last document that was cut off, as in OLMo's own files
+            starts = np.append(0, ends[:-1] + 1)
+            rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
+        return np.concatenate(rows)
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each document, (D,) strings; None where the corpus has no groups.
+
+        A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
+        """
+        if not any(file.groups_sha256 for file in self.described):
+            return None
+        names: list[str | None] = []
+        for path, file in zip(self.paths, self.described, strict=True):
+            if file.groups_sha256:
+                names += read_groups(path.with_name(groups_name(file.name)), file.groups_sha256)
+            else:
+                names += [None] * file.documents
+        named = [name or f"document {number} by itself" for number, name in enumerate(names)]
+        return np.array(named, dtype=object)
+
+    @cached_property
+    def near_copies(self) -> np.ndarray | None:
+        """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
+
+        None where they were not looked for. Raises `UserError` for a damaged file.
+        """
+        if not self.described or any(file.near_copies_sha256 is None for file in self.described):
+            return None
+        parts = []
+        for number, (path, file) in enumerate(zip(self.paths, self.described, strict=True)):
+            beside = path.with_name(near_copies_name(file.name))
+            found = read_near_copies(beside, file.near_copies_sha256)
+            parts.append(np.insert(found, 0, number, axis=1))
+        return np.concatenate(parts)
+
+    def in_near_copy(self, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+        """Whether each token lies in a near copy, (n,) bool; None where they were not looked for."""
+        if self.near_copies is None:
+            return None
+        file, start = self.document_bounds[document, 0], self.document_bounds[document, 1]
+        inside = np.zeros(len(document), dtype=bool)
+        for number in np.unique(file):
+            _, first, end = self.near_copies[self.near_copies[:, 0] == number].T
+            rows = np.flatnonzero(file == number)
+            token = start[rows] + position[rows]
+            begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in (first, end))
+            inside[rows] = begun > ended
+        return inside
+
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of document ``number``, (n,), without its EOS."""
+        file, start, end = self.document_bounds[number]
+        return self.read(file, start, end)
+
+    def _ends_in(self, file: int) -> np.ndarray:
+        """Indices of the EOS ids of a file; reads it piece by piece, so memory stays constant."""
+        pieces = range(0, self.lengths[file], _PIECE)
+        found = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
+        return np.concatenate(found).astype(np.int64)
+
+
+def _allow_open_files(count: int) -> None:
+    """C4 has 1,024 files, as many as a process may usually have open; it may raise that by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+# --- is it the file that it should be ---
+
+
+def open_verified(corpus: str | Path, split: str) -> TokenFiles:
+    """The token files of one split of a prepared corpus. Raises `UserError` also where a checksum is another."""
+    tokens = TokenFiles.of_split(corpus, split)
+    count = len(tokens.paths)
+    with progress(f"verifying {split} files", count, "files", enabled=count > 1) as advance:
+        for path, file in zip(tokens.paths, tokens.described, strict=True):
+            if (sha256 := sha256_file(path)) != file.sha256:
+                raise UserError(
+                    f"checksum mismatch in {path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
+                    "copy it again from where it was prepared, or prepare the corpus again"
+                )
+            advance()
+    return tokens
+
+
+def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
+    """Raise `UserError` where a file without a manifest has ids of another type, or beyond ``vocab_size``.
+
+    Large files are looked at in samples, see `_SAMPLES`.
+    """
+    content, itemsize = np.memmap(path, np.uint8, mode="r"), np.dtype(dtype).itemsize
+    last = max(0, len(content) - _SAMPLE_BYTES)
+    starts = np.unique(np.linspace(0, last, _SAMPLES).astype(np.int64) // 8 * 8)
+    sample = np.concatenate([content[start : start + _SAMPLE_BYTES] for start in starts])
+    ids = sample[: len(sample) // itemsize * itemsize].view(dtype)
+    largest, found = int(ids.max()), _bytes_of_ids(ids, sample[: len(sample) // 8 * 8].view(np.uint64))
+    if found != itemsize:
+        remedy = f"set data.memmap_dtype: uint{8 * found}"
+        if found == 8:
+            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
+        raise UserError(f"{path} holds ids of {found} bytes, read as {itemsize}; {remedy}")
+    if largest >= vocab_size:
+        raise UserError(
+            f"{path} holds id {largest}, beyond the vocabulary of {vocab_size} (model.vocab_size): the file was made "
+            "with another tokenizer or another data.memmap_dtype"
+        )
+
+
+def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
+    """How many bytes an id has, given those that they were read as, and the same as numbers of eight bytes.
+
+    What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
+    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few.
+    """
+    read, bits = ids.itemsize, int(np.bitwise_or.reduce(eights))
+    if np.count_nonzero(ids) < _FEW:
+        return read
+    if bits < 1 << 32:
+        return 8
+    low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
+    if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
+        return 4
+    if (
+        read == 4 and 1 << 24 <= ids.max() < 0xFFFF << 16
+    ):  # above are negative numbers, such as -1 for no token
+        return 2
+    return read
