@@ -50,7 +50,12 @@ def main() -> None:
 
 
 def run(name: str) -> None:
-    """Run the command of this name with the arguments of the process, and leave with its exit code."""
+    """Run the command of this name with the arguments of the process, and leave with its exit code.
+
+    Before PyTorch is imported: beside other work its threads would spin where they wait, and slow down both.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     module, function = COMMANDS[name][0].split(":")
     run_script(lambda: getattr(importlib.import_module(module), function)())
 

@@ -4,7 +4,9 @@
     python results/models/recent.py                         prints the tables and draws recent.png
 
 Targets stand in blocks of 16, so that target b of a block has M + b tokens. A target whose loss given M tokens is
-within 0.1 nats of its loss given N needs no more than M (compare arXiv 2512.08082).
+within 0.1 nats of its loss given N needs no more than M (compare arXiv 2512.08082). Key tokens are LongPPL's (arXiv
+2410.23771): more than 2 nats gained beyond M tokens, and a loss below 2. OUT is called
+recent-MODEL-TEXT-nN.parquet; the figure has a row for each model but the untrained one.
 Shapes: T targets, C lengths of context.
 """
 
@@ -22,6 +24,9 @@ from analysis.stats.show import show
 HERE = Path(__file__).parent
 SHORTEST, BLOCK, NEAR_NATS = 16, 16, 0.1
 TAUS = (1, 2, 4)
+TEXTS = ("books", "code", "releases")
+MODELS = {"smollm2": "SmolLM2-135M-Instruct, Q4_1", "gemma": "Gemma 3 270M, Q4_K_M"}
+KEY_NATS = 2  # alpha and beta of LongPPL
 TOKENS_PER_BATCH = 4096
 
 
@@ -80,6 +85,8 @@ def numbers(frame):
         rows.append(row("loss_nats", length, loss))
         rows.append(row("share_near", length, np.abs(loss - whole) <= NEAR_NATS))
         rows.append(row("share_no_worse", length, loss - whole <= NEAR_NATS))
+        is_key = (losses[f"loss_{length}"] - whole > KEY_NATS) & (whole < KEY_NATS)
+        rows.append(row("share_key_tokens", length, is_key))
         for tau in TAUS:
             rows.append(row(f"share_gain_over_{tau}", length, loss - whole > tau))
             rows.append(row(f"share_gain_below_-{tau}", length, loss - whole < -tau))
@@ -87,33 +94,40 @@ def numbers(frame):
 
 
 def main():
-    """Print a table of every file of losses, and draw all of them."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    for number, path in enumerate(sorted(HERE.glob("recent-*.parquet"))):
+    """Print a table of every file of losses, and draw those of trained models."""
+    paths = sorted(HERE.glob("recent-*.parquet"))
+    drawn = list(dict.fromkeys(name_of(path)[0] for path in paths if "untrained" not in path.stem))
+    figure, panels = plt.subplots(len(drawn), 2, figsize=(8, 2.9 * len(drawn)), layout="constrained")
+    for path in paths:
+        model, text, n_long = name_of(path)
         frame = pd.read_parquet(path)
-        name = path.stem.removeprefix("recent-")
         tidy = numbers(frame)
-        print(
-            "\n"
-            + show(
-                tidy,
-                across="name",
-                title=f"{name}: {len(frame):,} targets of {frame['text'].nunique()} texts",
-            )
-        )
-        for panel, of in zip(axes, ("share_no_worse", "share_gain_over_1"), strict=True):
-            line = tidy[(tidy["name"] == of) & (tidy["context"] < tidy["context"].max())]
-            panel.plot(line["context"], 100 * line["value"], "o-", color=f"C{number}", label=name)
-            panel.fill_between(
-                line["context"], 100 * line["low"], 100 * line["high"], color=f"C{number}", alpha=0.15
-            )
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(line["context"], map(str, line["context"]))
-            panel.set_xlabel("recent tokens read")
-    axes[0].set_ylabel(f"loss at most {NEAR_NATS} nats above\nthat given N tokens [% of targets]")
-    axes[1].set_ylabel("gain of more than 1 nat\nfrom the rest of N [% of targets]")
-    axes[0].legend(fontsize=7)
+        title = f"{model}, {text}, N {n_long}: {len(frame):,} targets of {frame['text'].nunique()} texts"
+        print("\n" + show(tidy, across="name", title=title))
+        if model in drawn:
+            draw(panels[drawn.index(model)], tidy, model, text)
+    panels[0, 0].legend(fontsize=7)
     figure.savefig(HERE / "recent.png", dpi=200)
+
+
+def name_of(path):
+    """Model, text and N of a file of losses."""
+    return path.stem.removeprefix("recent-").replace("-n", "-").split("-")
+
+
+def draw(panels, tidy, model, text):
+    """What the last tokens give on one text, in the two panels of a model."""
+    colour = f"C{TEXTS.index(text)}"
+    for panel, name in zip(panels, ("share_no_worse", "share_gain_over_1"), strict=True):
+        line = tidy[(tidy["name"] == name) & (tidy["context"] < tidy["context"].max())]
+        panel.plot(line["context"], 100 * line["value"], "o-", color=colour, label=text)
+        panel.fill_between(line["context"], 100 * line["low"], 100 * line["high"], color=colour, alpha=0.15)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(line["context"], map(str, line["context"]))
+        panel.set(xlabel="recent tokens read", title=MODELS.get(model, model))
+    n_long = int(tidy["context"].max())
+    panels[0].set_ylabel(f"loss at most {NEAR_NATS} nats above that\ngiven {n_long:,} tokens [% of targets]")
+    panels[1].set_ylabel(f"gain of more than 1 nat from\nthe rest of {n_long:,} [% of targets]")
 
 
 if __name__ == "__main__":

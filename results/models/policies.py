@@ -1,0 +1,109 @@
+"""What a KV cache may drop: the loss of all targets when an eviction policy chooses which far keys and values are left.
+
+    python results/models/policies.py measure MODEL TEXTS.jsonl TARGETS runs/models/policies/CELL
+    python results/models/policies.py collect runs/models/policies      keeps what is measured in policies/
+    python results/models/policies.py                                   prints the tables and draws policies.png
+
+N 256, M 32, B 16; the first four tokens are kept, too. Every target counts, whatever it gains: tau is so low that all
+are over it. Intervals are 95 %, by group and text.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from analysis import load, load_study, measure
+from analysis.figures import style
+from analysis.parts import stacked
+from analysis.result import FRAMES, RESULT_NAME, save_study
+from analysis.stats import numbers
+from analysis.stats.show import show
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "policies"
+SELECTORS = ("h2o", "snapkv", "attention", "nearest", "random")
+ALL_NATS = -1000.0
+FIRST = 16  # chosen tokens that the record names; its losses are of all
+
+
+def run(model, texts, targets, out):
+    """Measure one cell."""
+    print(
+        measure(
+            model,
+            [texts],
+            n_long=256,
+            n_short=32,
+            targets=int(targets),
+            targets_per_block=16,
+            tau_nats=ALL_NATS,
+            ks=(4, 16, 64, 128),
+            selectors=SELECTORS,
+            placebos=(),
+            give_back=("cache:4",),
+            tokens_per_batch=4096,
+            out=out,
+        )
+    )
+
+
+def collect(runs):
+    """Keep every cell, finished or not, without its texts."""
+    study = {}
+    for folder in sorted(path for path in Path(runs).iterdir() if path.is_dir()):
+        whole = (folder / RESULT_NAME).is_file()
+        parts = [folder] if whole else sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
+        results = [load(path) for path in parts]
+        frames = {name: stacked([getattr(result, name) for result in results]) for name in FRAMES[:2]}
+        choices = frames["choices"]
+        lists = {name: choices[name].map(lambda row: row[:FIRST]) for name in ("selected", "influence")}
+        frames["choices"] = choices.assign(**lists)
+        study[folder.name] = replace(results[0], texts=None, trainings=[], **frames)
+    save_study(RECORDS, study)
+
+
+def differences(result):
+    """Tidy: mean loss of each policy minus that of attention, paired, in nats."""
+    measured = numbers.Measured(result)
+    rows = []
+    for selector in SELECTORS:
+        if selector != "attention":
+            apart = measured.losses[selector, "true"] - measured.losses["attention", "true"]
+            rows += measured.rows(measured.draws(apart), selector=selector)
+    return pd.DataFrame(rows)
+
+
+def main():
+    """Print a table of every cell, and draw all of them."""
+    study = load_study(RECORDS)
+    figure, panels = plt.subplots(1, len(study), figsize=(8, 3.4), layout="constrained", squeeze=False)
+    for axes, (cell, result) in zip(panels[0], study.items(), strict=True):
+        title = f"{cell}: {len(result.targets)} targets in {result.targets['group'].nunique()} groups"
+        shares = numbers.shares(result)
+        means = shares[shares["name"].isin(["loss_long_nats", "loss_short_nats", "gain_nats"])]
+        recovery = numbers.recovery(result)
+        recovery = recovery[recovery["selector"] != "best"]
+        losses = numbers.losses(result)
+        print("\n" + show(means, percent=False, title=title))
+        print("\n" + show(losses, across="k", percent=False, title="loss"))
+        print("\n" + show(recovery, across="k", digits=0, title="share of the gain"))
+        print(
+            "\n" + show(differences(result), across="k", percent=False, title="loss less that of attention")
+        )
+        looks = style.selector_styles(SELECTORS)
+        style.draw(axes, recovery, looks, "selector", "k")
+        axes.axhline(1.0, linestyle=":", color="0.3")
+        axes.axhline(0.0, color="0.3", linewidth=0.8)
+        axes.set(title=title, xlabel="far tokens kept", ylim=(-0.6, 1.5))
+        axes.set_ylabel("share of mean $L_{short} - L_{long}$")
+        style.log_axis(axes, result.ks)
+    lines = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))
+    panels[0, 0].legend(lines.values(), lines, fontsize=7, loc="lower right")
+    figure.savefig(HERE / "policies.png", dpi=200)
+
+
+if __name__ == "__main__":
+    {"measure": run, "collect": collect}.get(sys.argv[1], main)(*sys.argv[2:]) if sys.argv[1:] else main()
