@@ -66,6 +66,9 @@ def findings(result: Result) -> str:
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
         said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
+    if seconds := result.provenance.get("seconds"):
+        machine = result.provenance["machine"]
+        said.append(f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}")
     said += [
         f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
         'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
