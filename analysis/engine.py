@@ -37,7 +37,7 @@ from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
 from analysis.parts import Run, stacked
 from analysis.result import Result, rounded
-from analysis.selectors import Selection, SelectorInput, check_selector, select_all
+from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -281,17 +281,16 @@ class Engine:
         elif far_context == SHUFFLED:
             contexts = shuffled_contexts(contexts, self.settings["seed"])
         k_max = min(self.settings["ks"][-1] + max(how.sinks for how in self.give_back), self.n_far)
-        chosen = select_all(
-            SelectorInput(
-                self.selecting,
-                contexts,
-                self.settings["seed"],
-                k_max,
-                targets=index,
-                names=tuple(self.settings["selectors"]),
-                proposing=self.proposing,
-            )
+        given = SelectorInput(
+            self.selecting,
+            contexts,
+            self.settings["seed"],
+            k_max,
+            targets=index,
+            names=tuple(self.settings["selectors"]),
+            proposing=self.proposing,
         )
+        chosen = {name: find_selector(name)(given) for name in given.names}
         further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
         words = self._words(contexts)[index[:, 0]]
         for name, choice in chosen.items():

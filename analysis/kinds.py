@@ -106,12 +106,17 @@ def classify(far: str, short: str, target_piece: str, after: str) -> str:
     before = (far[-_REACH:] + short)[-_REACH:]
     text = before + target_piece + after[:_REACH]
     units = [span for span in _units(text) if span[0] <= len(before) + first][-REPEATED_UNITS:]
-    start, end = units[-1]
-    if _is_repeated([text[s:e] for s, e in units], far, short):
+    row = [text[start:end] for start, end in units]
+    unit = row[-1]
+    if _is_repeated(row, far, short):
         return "repeat"
-    if _is_name(_without_possessive(text[start:end]), far, short, opens=_opens_sentence(text, start)):
+    if _is_name(_without_possessive(unit), far, short, opens=_opens_sentence(text, units[-1][0])):
         return "name"
-    return _kind_by_itself(text[start:end])
+    if _class_of(unit[0]) == "d" or unit.lower() in _NUMBER_WORDS:
+        return "number"
+    if _is_mark(unit):
+        return "punctuation"
+    return "function word" if _is_function_word(unit) else "content word"
 
 
 def _first_visible(piece: str, after: str) -> int | None:
@@ -187,15 +192,6 @@ def _opens_sentence(text: str, start: int) -> bool:
     last_word = re.split(r"\W", sentence[-_LONGEST_TITLE - 2 : -1])[-1]
     initial = len(last_word) == 1 and last_word.isupper()
     return sentence[-1] != "." or not (initial or last_word.lower() in _TITLES)
-
-
-def _kind_by_itself(unit: str) -> str:
-    """The kind of a unit that is neither a repeat nor a name."""
-    if _class_of(unit[0]) == "d" or unit.lower() in _NUMBER_WORDS:
-        return "number"
-    if _is_mark(unit):
-        return "punctuation"
-    return "function word" if _is_function_word(unit) else "content word"
 
 
 def _is_mark(unit: str) -> bool:

@@ -210,11 +210,6 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
     return select
 
 
-def select_all(given: SelectorInput) -> dict[str, Selection]:
-    """What each of the ``names`` of an input chooses, by name."""
-    return {name: find_selector(name)(given) for name in given.names}
-
-
 @register_forms("leave-one-out")
 def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
     """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text was not at hand].

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.memory import is_out_of_memory
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +96,18 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
     def last_logits(tokens: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         return model(tokens, ids, logits_to_keep=1, attention_mask=mask).logits[:, -1]
 
-    dropped = last_logits(kept_tokens, kept_ids)
-    moved = last_logits(kept_tokens, ids[:, :count])
-    hidden = last_logits(tokens, ids, kept[None].long())
-    behind = dropped
-    if half := count // 2:
-        past = model.key_values(kept_tokens[:, :half], kept_ids[:, :half])
-        behind = model.logits_after(past, kept_tokens[:, half:], kept_ids, 1)[:, -1]
+    try:
+        dropped = last_logits(kept_tokens, kept_ids)
+        moved = last_logits(kept_tokens, ids[:, :count])
+        hidden = last_logits(tokens, ids, kept[None].long())
+        behind = dropped
+        if half := count // 2:
+            past = model.key_values(kept_tokens[:, :half], kept_ids[:, :half])
+            behind = model.logits_after(past, kept_tokens[:, half:], kept_ids, 1)[:, -1]
+    except Exception as error:  # a cache of its own kind, an option that must be set
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{name} cannot read random tokens behind a prefix ({first_line(error)})") from error
     tolerance = _RELATIVE_TOLERANCE * float(hidden.std())
     wrong = ""
     if (dropped - behind).abs().max() > tolerance:

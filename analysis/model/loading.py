@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -421,4 +422,6 @@ def adapter_of(model: Any, name: str) -> Adapter:
             f"{name} has the attention {attention}, which may cut texts where position ids jump; load it with "
             'attn_implementation="sdpa"'
         )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(f"{name} takes no position ids, so that no token can be dropped from its context")
     return TransformersAdapter(model)

@@ -18,7 +18,6 @@ from analysis.selectors import (
     check_selector,
     find_selector,
     leave_one_out,
-    select_all,
 )
 from tests.support import plain
 from tests.support.families import random_model
@@ -263,7 +262,8 @@ def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_al
     scorer = Scorer(model)
     for contexts in (make_contexts(3), make_contexts(2, seed=7)):
         passes.clear(), proposals.clear()
-        shared = select_all(SelectorInput(scorer, contexts, seed=0, k=4, names=names))
+        given = SelectorInput(scorer, contexts, seed=0, k=4, names=names)
+        shared = {name: find_selector(name)(given) for name in names}
         # without each token; beside each; and beside each for what proposes alone
         assert passes.count(FAR * len(contexts)) == 3
         assert passes.count(4 * len(contexts)) == passes.count(6 * len(contexts)) == 1

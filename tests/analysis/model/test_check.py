@@ -102,7 +102,12 @@ def test_rounding_of_bf16_is_no_reason_to_refuse_a_model():
 
 
 @pytest.mark.parametrize(
-    ("family", "message"), [("bert", "looks ahead, as BERT does"), ("openai-gpt", "caches no keys")]
+    ("family", "message"),
+    [
+        ("bert", "looks ahead, as BERT does"),
+        ("openai-gpt", "caches no keys"),
+        ("minimax", "cannot read random tokens behind a prefix"),
+    ],
 )
 def test_models_whose_prefixes_cannot_be_shared_are_refused(family, message):
     with refused(f"the model .*{message}"):
@@ -113,9 +118,6 @@ def test_models_that_do_not_read_their_position_ids_are_refused():
     falcon = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     with refused("the model does not read its position ids"):
         check(adapter("falcon", **falcon, alibi=True), 20)
-    bloom = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 1, "n_head": 4}
-    with refused("the model does not read its position ids"):
-        check(adapter("bloom", **bloom), 20)
 
 
 def test_a_rotary_model_is_measured_beyond_its_length_with_a_warning(caplog):

@@ -138,7 +138,10 @@ def test_weights_that_transformers_would_draw_at_random_are_refused(folder):
         open_model(folder)
 
 
-def test_an_attention_that_may_cut_texts_is_refused():
+def test_models_that_no_token_can_be_dropped_from_are_refused(tmp_path):
+    small = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+    with refused(r"\(bloom\) takes no position ids"):
+        open_model(directory(tmp_path / "bloom", "bloom", **small))
     flash = random_model("llama")
     flash.config._attn_implementation = "flash_attention_2"
     with refused("has the attention flash_attention_2, which may cut texts where position ids jump"):
