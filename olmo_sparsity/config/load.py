@@ -55,8 +55,6 @@ def load_config(
         values = om.masked_copy(values, [*only]) if only else values
         config = cast(Config, om.to_object(om.merge(_defaults(), values)))
         om.structured(config)  # looks at the elements of lists too; what is refused here could not be saved
-    except UserError:
-        raise
     except NOT_LOADED as error:
         raise UserError(printable(f"{path}: {_in_one_line(error)}")) from error
     if problems := [printable(problem) for problem in validate(config)]:
@@ -107,10 +105,8 @@ def _merged(path: Path, overrides: Sequence[str]) -> DictConfig:
 def _layers(path: Path, above: tuple[Path, ...], base: Path | None = None) -> list[Any]:
     """The file and what it is based on, base first; ``base`` stands in for the one that the file names."""
     if path.resolve() in above:
-        raise UserError(f"{above[0]}: its base files form a circle, by {path}")
+        raise ValueError(f"its base files form a circle, by {path}")
     values = om.load(path, max_yaml_expanded_nodes=_MOST_NODES)
-    if not isinstance(values, DictConfig):
-        raise UserError(f"{path}: a config is made of lines `name: value`")
     named = values.pop("base", None)
     if base is None and named is not None:
         base = find_shipped(path.parent / named, named)

@@ -224,6 +224,8 @@ def _of_task(config: Config) -> Iterator[str]:
     most_chunks = task.fewest_tokens(task.train_length[0]) // 2
     if positions.scheme == "pose" and not 2 <= positions.chunks <= most_chunks:
         yield f"positions.chunks: {positions.chunks} is not in 2 … {most_chunks}, half of the shortest sample"
+    if config.evaluation.until is not None and not task.test_length[0] <= most <= task.test_length[1]:
+        yield "evaluation.until: is about the longest training length, which test_length leaves out; change one of them"
     if positions.scheme in COUPLED_SCHEMES:
         yield from _of_coupling(config, task)
 
@@ -242,6 +244,8 @@ def _of_coupling(config: Config, task: Task) -> Iterator[str]:
     for name, most in (("positions.table_size", largest), ("positions.second_table_size", second)):
         if most is not None and (field_value(config, name) or 0) <= most:
             yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
+    if second is None and positions.second_table_size is not None:
+        yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":
         yield f"positions.rotate: ids is one number, and {task.name} couples on two levels; set it to index or none"
     if second is not None and (
@@ -277,5 +281,4 @@ def _of_training(config: Config) -> Iterator[str]:
     if scheduler.name == "inverse_sqrt_with_warmup" and not scheduler.t_warmup:
         yield "scheduler.t_warmup: 0 makes every learning rate of inverse_sqrt_with_warmup 0; set it to 1 or more"
     if unit == scheduler.units and scheduler.name != "constant" and scheduler.t_warmup > duration:
-        shorter = f"--scheduler.t_warmup={duration // 4:.0f}"
-        yield f"scheduler.t_warmup: {scheduler.t_warmup:,} is longer than max_duration; shorten it, as {shorter} does"
+        yield f"scheduler.t_warmup: is longer than max_duration; try --scheduler.t_warmup={duration // 4:.0f}"

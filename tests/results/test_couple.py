@@ -152,9 +152,9 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
     assert told == {**plain, "positions.found": "start 2"} and "positions.found" not in plain
     shifted = ids(*found, "--positions.found.first_ids=[3]")
     assert (shifted != ids()).any()
-    with refused("is no start or end for each of positions.found.first_ids"):
+    with refused("positions.found.first_ids: give"):
         tiny_task.config(tmp_path, *found)
-    with refused("positions.scheme: pose has none"):
+    with refused("not with pose"):
         tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
     with refused("is too small for ids up to"):
         ids(*found, "--positions.found.first_ids=[22]")

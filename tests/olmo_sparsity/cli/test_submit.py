@@ -149,8 +149,8 @@ HELDOUT = "--evaluation.interval=2"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train none.yaml", "none.yaml: there is no such config file"),
-        ("train config.yaml -- --model.d_modle=3", "did you mean model.d_model"),
+        ("train none.yaml", "none.yaml: [Errno 2] No such file"),
+        ("train config.yaml -- --model.d_modle=3", "Did you mean: 'd_model'?"),
         ("train config.yaml -- --dry_run=true", "dry_run: such a run trains nothing"),
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),
@@ -158,7 +158,7 @@ HELDOUT = "--evaluation.interval=2"
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
         (f"train config.yaml -- {HELDOUT} --corpus.heldout_split=other", "no split 'other'"),
         (f"train config.yaml -- {HELDOUT} --evaluation.paths=[no.npy]", "token file no.npy is missing"),
-        ("sweep config.yaml --grid seed=1 --out x --model.d_modle=3", "did you mean model.d_model"),
+        ("sweep config.yaml --grid seed=1 --out x --model.d_modle=3", "Did you mean: 'd_model'?"),
         (f"influence none --corpus corpus --out x {SMALL}", "none is neither a checkpoint nor a run"),
         ("influence run --corpus none --out x", "none is no prepared corpus"),
         (f"{INFLUENCE} --array 200 -- {SMALL}", "too few for 200 shards"),

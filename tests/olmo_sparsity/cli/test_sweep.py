@@ -147,7 +147,7 @@ def test_all_bad_cells_are_named_at_once(cells_of, tmp_path):
     # posse is unknown whatever the chunks; one chunk is no PoSE
     assert lines[0].startswith("positions.scheme=pose,positions.chunks=1: ")
     both = "positions.scheme=posse,positions.chunks=2, positions.scheme=posse,positions.chunks=1: "
-    assert lines[1].startswith(both) and "did you mean pose?" in lines[1]
+    assert lines[1].startswith(both) and "posse is unknown; choose contiguous" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class TestOverlays:
 FILES = {
     "model:\n  rope: [true\nseed: 1": "line 3, column 5",
     "seed: 1\nseed: 2": "found duplicate key seed",
-    "- a\n- b": "a config is made of lines",
+    "- a\n- b": "FILE",
     "'1:2:3'": "FILE",
     "save_folder: ${run_name": "save_folder",
     "save_folder: ${run_nam}/x": "save_folder: Interpolation key 'run_nam' not found",

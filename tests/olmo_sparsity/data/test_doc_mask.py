@@ -140,12 +140,12 @@ def test_restarting(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"scheme": "contiguous"}, "needs positions.doc_mask: true"),
-        ({"doc_mask": True}, "not pose"),
-        ({"scheme": "random_start", "doc_mask": True}, "not random_start"),
+        ({"scheme": "contiguous"}, "set positions.doc_mask: true"),
+        ({"doc_mask": True}, "not with pose"),
+        ({"scheme": "random_start", "doc_mask": True}, "not with random_start"),
     ],
 )
 def test_restarting_without_mask_or_with_skips_is_refused(tmp_path, changes, part):
-    with refused("positions.restart_at_documents: needs") as error:
+    with refused("positions.restart_at_documents: ") as error:
         tiny.train_config(tmp_path, positions={"restart_at_documents": True, **changes})
     assert part in str(error.value)
