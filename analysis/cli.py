@@ -135,7 +135,8 @@ def figure2() -> None:
     if given.length:
         from analysis.probes.length import LossByPosition
 
-        looks["length"] = LossByPosition.load(given.length).frame()
+        length = LossByPosition.load(given.length)
+        looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
         print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
     folder = given.out or Path(given.results[0])
@@ -215,11 +216,7 @@ def xray() -> None:
     from analysis.xray import influence_map
 
     model, path, out = options.pop("model"), options.pop("text"), options.pop("out")
-    try:
-        text = path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a file of UTF-8 text") from error
-    measured = influence_map(model, text, name=str(path), **options)
+    measured = influence_map(model, path.read_text(encoding="utf8"), name=str(path), **options)
     folder = out or Path(f"{path}-xray")
     measured.save(folder)
     measured.plot().savefig(folder / "xray.png", dpi=200)

@@ -9,6 +9,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -218,12 +219,14 @@ class Engine:
     def __post_init__(self) -> None:
         s = self.settings
         self.n_long, self.n_far, self.size = s["n_long"], s["n_long"] - s["n_short"], s["targets_per_block"]
-        self.give_back = [GivenBack.parse(text) for text in s["give_back"]]
+        self.give_back, self.is_estimated = [GivenBack.parse(text) for text in s["give_back"]], False
         self.faithfulness = Faithfulness(self.scorer, s["ks"], s["seed"]) if s["faithfulness"] else None
 
     def measure(self, places: pd.DataFrame, advance: Callable[[int], Any]) -> dict[str, pd.DataFrame]:
         """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
+        began = time.monotonic()
         targets = self.targets(places)
+        self._estimate((time.monotonic() - began) / len(places))
         over = targets[targets["over_tau"]]
         advance(len(places) - len(over))
         choices: list[pd.DataFrame] = []
@@ -238,6 +241,18 @@ class Engine:
             "texts": self._texts(over),
         }
         return frames | ({"scores": stacked([pd.DataFrame(), *scores])} if self.settings["scores"] else {})
+
+    def _estimate(self, seconds: float) -> None:
+        """Say once how long choosing will take at most, by how long L_long and L_short of a target took."""
+        if self.is_estimated:
+            return
+        s, self.is_estimated = self.settings, True
+        # without each far token half of the others are read on average, beside one long and one short pass
+        passes = self.n_far / 2 * (self.n_long + self.size) / (self.n_long + s["n_short"] + 2 * self.size)
+        if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
+            passes = 4
+        of_all = seconds * passes * len(s["far_contexts"]) * s["targets_requested"]
+        log.info("choosing for all %s targets takes at most %.0f s", f"{s['targets_requested']:,}", of_all)
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""

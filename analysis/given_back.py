@@ -26,8 +26,8 @@ from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 
 LEVELS = ("text", "cache")
-UNITS = ("token", "word")
-"""What one of the k is: a token, or the word that it is a part of."""
+UNITS = ("token", "word", "three")
+"""What one of the k is: a token; the word that it is a part of; the token and its two neighbors."""
 Subsets = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From rows of the targets and the far columns of each, (R, j), to their losses, (R,)."""
 
@@ -88,6 +88,10 @@ class GivenBack:
         if self.unit == "word":
             for row, of_words, tokens in zip(kept, words, first, strict=True):
                 row[np.isin(of_words, of_words[tokens])] = True
+        elif self.unit == "three":
+            alone = kept.copy()
+            kept[:, 1:] |= alone[:, :-1]
+            kept[:, :-1] |= alone[:, 1:]
         kept[:, : self.sinks] = True
         return kept
 

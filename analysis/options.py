@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.arguments import positive_number, whole_number
-from olmo_sparsity.util.errors import UserError
 
 MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
 a .gguf file; maybe with @yarn:4 behind it (scales RoPE) or @untrained (freshly drawn weights)"""
@@ -33,16 +32,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
     """What is read: files, or a prepared corpus."""
-    add = parser.add_argument_group("the text").add_argument
-    add("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
-    add("--corpus", metavar="DIR", help="folder that prepare_data made (default: the run's own)")
-    add("--split", default="heldout", help="of the corpus (default: %(default)s)")
+    group = parser.add_argument_group("the text")
+    source = group.add_mutually_exclusive_group().add_argument
+    source("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
+    source("--corpus", metavar="DIR", help="folder that prepare_data made (default: the run's own)")
+    group.add_argument("--split", default="heldout", help="of the corpus (default: %(default)s)")
 
 
 def texts_of(given: argparse.Namespace, model: str) -> Any:
     """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
-    if given.text and given.corpus:
-        raise UserError("--text and --corpus are two sources; give one")
-    if given.text or given.corpus:
-        return given.text or given.corpus
-    return import_module("analysis.ours").corpus_of(model)
+    return given.text or given.corpus or import_module("analysis.ours").corpus_of(model)

@@ -86,10 +86,6 @@ class LossByPosition(ProbeResult):
     trainings: pd.DataFrame
     """The numbers at each length of every training by itself: as ``numbers``, and ``number`` of it in ``models``."""
 
-    def frame(self, labels: Sequence[str] | None = None) -> pd.DataFrame:
-        """What the figures of `analysis.figures.length` draw, see `ProbeResult.with_training`."""
-        return self.with_training(self.numbers, labels)
-
     def heading(self) -> str:
         """What was measured, for figures."""
         settings = self.settings
@@ -102,7 +98,7 @@ class LossByPosition(ProbeResult):
         """length (loss by position) and lengths (loss at each length)."""
         from analysis.figures.length import length_figure, lengths_figure
 
-        frame, heading = self.frame(labels), self.heading()
+        frame, heading = self.with_training(self.numbers, labels), self.heading()
         figures = {"length": length_figure, "lengths": lengths_figure}
         return {name: figure(frame, heading=heading) for name, figure in figures.items()}
 

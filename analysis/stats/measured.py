@@ -47,7 +47,7 @@ def levels(result: Result) -> list[dict[str, Any]]:
 
 def level_in_words(level: str, unit: str, sinks: int) -> str:
     """Such as "cache, 4 sinks"."""
-    units = {"token": "", "word": "words"}
+    units = {"token": "", "word": "words", "three": "tokens with their neighbors"}
     return ", ".join(filter(None, [level, units.get(unit, unit), f"{sinks} sinks" if sinks else ""]))
 
 

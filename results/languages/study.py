@@ -63,7 +63,7 @@ def main(resamples):
             }
         )
         gain = one(shares, name="gain_nats")
-        losses = length.frame()
+        losses = length.with_training(length.numbers)
         near.append(
             {
                 "": corpus,

@@ -197,6 +197,8 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_given_back():
     beyond = GivenBack("cache", "word", 1)
     assert beyond.first(choice, words, 2).tolist() == [[4, 6]]
     assert np.flatnonzero(beyond.kept(np.array([[6]]), words)[0]).tolist() == [0, 6]
+    three = GivenBack("text", "three")
+    assert np.flatnonzero(three.kept(np.array([[0, 4]]), words)[0]).tolist() == [0, 1, 3, 4, 5]
     with refused("has no 5 words to choose"):
         way.first(choice, words, 5)
 
@@ -205,7 +207,7 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_given_back():
 def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
     """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
     settings = {"targets_per_block": size, "selectors": ("leave-one-out", "snapkv", "random")}
-    ways = ("text", "text:2", "cache", "cache:2")
+    ways = ("text", "text:2", "text/three", "cache", "cache:2")
     result = small(**settings, give_back=ways, out=tmp_path)
     assert small(**settings).loss_nats("random").tolist() == result.loss_nats("random").tolist()
     assert load(tmp_path).loss_nats("snapkv", level="cache", sinks=2).shape == (len(result.over), 3)
@@ -215,6 +217,9 @@ def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
         read = F + M + target.target_id % size
         text = tokens[target.text][target.position - read : target.position]
         ranked = result.selected("leave-one-out")[row]
+        three = sorted({column + step for column in ranked for step in (-1, 0, 1)} & set(range(F)))
+        loss = plain_loss(inner, text, [*three, *range(F, read)], target.token)
+        assert result.loss_nats("leave-one-out", unit="three")[row, -1] == pytest.approx(loss, abs=1e-4)
         beyond = result.selected("leave-one-out", sinks=2)[row]
         assert (beyond >= 2).all() and [token for token in ranked if token >= 2] == beyond[
             : (ranked >= 2).sum()
