@@ -106,7 +106,7 @@ def _layers(path: Path, above: tuple[Path, ...], base: Path | None = None) -> li
     """The file and what it is based on, base first; ``base`` stands in for the one that the file names."""
     if path.resolve() in above:
         raise ValueError(f"its base files form a circle, by {path}")
-    values = om.load(path, max_yaml_expanded_nodes=_MOST_NODES)
+    values: Any = om.load(path, max_yaml_expanded_nodes=_MOST_NODES)
     named = values.pop("base", None)
     if base is None and named is not None:
         base = find_shipped(path.parent / named, named)

@@ -156,7 +156,7 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         tiny_task.config(tmp_path, *found)
     with refused("not with pose"):
         tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
-    with refused("is too small for ids up to"):
+    with refused("need ids up to"):
         ids(*found, "--positions.found.first_ids=[22]")
 
 
