@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 log = logging.getLogger(__name__)
 

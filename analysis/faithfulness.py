@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 
 from analysis.contexts import NO_FAR, Contexts
 from analysis.selectors import Selection
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:  # its correlations are read without torch
     from analysis.model.losses import Scorer

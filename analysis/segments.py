@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:
     from analysis.contexts import Texts

@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:  # the names of selectors are known without torch
     from analysis.model.losses import Scorer

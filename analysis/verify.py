@@ -13,7 +13,7 @@ import numpy as np
 from analysis.engine import measure, targets_per_batch
 from analysis.result import SELECTION, Result, setting_differences
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 TOLERANCE_NATS = 1e-3
 """Of a loss in fp32: rounding on another processor is a hundredth of it. [ours]"""

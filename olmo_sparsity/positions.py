@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.generators import generators
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream, generators
 
 
 @dataclass(frozen=True)

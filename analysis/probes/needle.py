@@ -38,7 +38,7 @@ from analysis.segments import Segments, sample_segments
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ import numpy as np
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
-from olmo_sparsity.util.mixing import GAMMA, mix
+from olmo_sparsity.util.hashing import GAMMA, mix
 
 NEAR_COPIES_SUFFIX = ".near-copies"
 CHUNK_TOKENS = 1 << 20

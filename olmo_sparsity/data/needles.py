@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 _ONE_KEY_IN = 8
 

@@ -21,8 +21,7 @@ from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.generators import generators
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
 _TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0

@@ -25,7 +25,7 @@ from olmo_sparsity.data.windows import (
     restarted_ids,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 log = logging.getLogger(__name__)
 

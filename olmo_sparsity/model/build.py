@@ -13,7 +13,7 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 
 Decoder = PositionedOLMo | PositionedNeoX | TupleAttention
 Model = Decoder | PositionPredictor

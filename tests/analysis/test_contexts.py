@@ -18,7 +18,7 @@ from analysis.contexts import (
 )
 from analysis.ours import PreparedTexts
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 from tests.support import tiny
 from tests.support.refusals import refused
 

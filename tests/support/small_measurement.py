@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from analysis.engine import measure
 from analysis.result import Result
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream
 from tests.support.families import random_model
 from tests.support.plain import plain_loss
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from olmo_sparsity.util.generators import generators
-from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.rng import Stream, generators
 
 SHARED = {"BENCHMARK_TARGETS": 5}
 
