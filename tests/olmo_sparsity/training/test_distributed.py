@@ -261,7 +261,7 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown_and_noted(
     [line] = error_lines(errors)
     assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")
     noted = (tmp_path / "run" / f"error-rank{1 - lost}.txt").read_text()
-    assert "gloo" in noted and "in _train_from" in noted
+    assert "gloo" in noted and "in run_steps" in noted
 
 
 def in_two_processes(code, patience):
