@@ -35,6 +35,8 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
+from olmo_sparsity.data.groups import groups_of
+from olmo_sparsity.data.near_copies import in_near_copy
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, open_verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
@@ -246,11 +248,10 @@ class PreparedTexts(Texts):
     """
 
     def __init__(self, corpus: str | Path, split: str = "heldout"):
-        corpus = Path(corpus)
         self._files = open_verified(corpus, split)
-        self.name, self.sha256 = str(corpus), sha256_file(corpus / MANIFEST_NAME)
+        self.name, self.sha256 = str(corpus), sha256_file(Path(corpus) / MANIFEST_NAME)
         self.lengths = np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
-        self.groups = self._files.groups
+        self.groups = groups_of(self._files)
         self.tokenizer_sha256 = CorpusManifest.load(corpus).tokenizer_sha256
 
     def tokens(self, number: int) -> np.ndarray:
@@ -259,7 +260,7 @@ class PreparedTexts(Texts):
 
     def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
         """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
-        return self._files.in_near_copy(text, position)
+        return in_near_copy(self._files, text, position)
 
 
 def corpus_of(model: str) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from olmo_sparsity.data.text import Document
+from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
@@ -141,3 +142,20 @@ def read_groups(path: Path, sha256: str) -> list[str | None]:
         )
     with gzip.open(path, "rt", encoding="utf8") as file:
         return [json.loads(line) for line in file]
+
+
+def groups_of(files: TokenFiles) -> np.ndarray | None:
+    """Name of the group of each document, (D,) strings; None where the corpus has no groups.
+
+    A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
+    """
+    if not any(file.groups_sha256 for file in files.described):
+        return None
+    names: list[str | None] = []
+    for path, file in zip(files.paths, files.described, strict=True):
+        if file.groups_sha256:
+            names += read_groups(path.with_name(groups_name(file.name)), file.groups_sha256)
+        else:
+            names += [None] * file.documents
+    named = [name or f"document {number} by itself" for number, name in enumerate(names)]
+    return np.array(named, dtype=object)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.data.jobs import run_jobs
+from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.hashing import GAMMA, mix
@@ -69,6 +70,36 @@ def read_near_copies(path: Path, sha256: str | None) -> np.ndarray:
             "prepared, or prepare the corpus again"
         )
     return np.load(path)
+
+
+def near_copies_of(files: TokenFiles) -> np.ndarray | None:
+    """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
+
+    None where they were not looked for. Raises `UserError` for a damaged file.
+    """
+    if not files.described or any(file.near_copies_sha256 is None for file in files.described):
+        return None
+    parts = []
+    for number, (path, file) in enumerate(zip(files.paths, files.described, strict=True)):
+        beside = path.with_name(near_copies_name(file.name))
+        parts.append(np.insert(read_near_copies(beside, file.near_copies_sha256), 0, number, axis=1))
+    return np.concatenate(parts)
+
+
+def in_near_copy(files: TokenFiles, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+    """Whether each token lies in a near copy, (n,) bool; None where they were not looked for."""
+    near_copies = near_copies_of(files)
+    if near_copies is None:
+        return None
+    file, start = files.document_bounds[document, 0], files.document_bounds[document, 1]
+    inside = np.zeros(len(document), dtype=bool)
+    for number in np.unique(file):
+        _, first, end = near_copies[near_copies[:, 0] == number].T
+        rows = np.flatnonzero(file == number)
+        token = start[rows] + position[rows]
+        begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in (first, end))
+        inside[rows] = begun > ended
+    return inside
 
 
 def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:

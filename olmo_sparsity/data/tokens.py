@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.groups import groups_name, read_groups
-from olmo_sparsity.data.near_copies import near_copies_name, read_near_copies
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
@@ -53,9 +51,9 @@ class TokenFile:
     sha256: str
     """Checksum of the file's bytes."""
     groups_sha256: str | None = None
-    """Checksum of the file of the groups of its documents, see `groups_name`; None where there is none."""
+    """Checksum of the file of the groups of its documents (`groups.py`); None where there is none."""
     near_copies_sha256: str | None = None
-    """Checksum of the file of its near copies, see `near_copies_name`; None where they were not looked for."""
+    """Checksum of the file of its near copies (`near_copies.py`); None where they were not looked for."""
 
 
 @dataclass(frozen=True)
@@ -193,52 +191,6 @@ class TokenFiles:
             starts = np.append(0, ends[:-1] + 1)
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
-
-    @cached_property
-    def groups(self) -> np.ndarray | None:
-        """Name of the group of each document, (D,) strings; None where the corpus has no groups.
-
-        A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
-        """
-        if not any(file.groups_sha256 for file in self.described):
-            return None
-        names: list[str | None] = []
-        for path, file in zip(self.paths, self.described, strict=True):
-            if file.groups_sha256:
-                names += read_groups(path.with_name(groups_name(file.name)), file.groups_sha256)
-            else:
-                names += [None] * file.documents
-        named = [name or f"document {number} by itself" for number, name in enumerate(names)]
-        return np.array(named, dtype=object)
-
-    @cached_property
-    def near_copies(self) -> np.ndarray | None:
-        """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
-
-        None where they were not looked for. Raises `UserError` for a damaged file.
-        """
-        if not self.described or any(file.near_copies_sha256 is None for file in self.described):
-            return None
-        parts = []
-        for number, (path, file) in enumerate(zip(self.paths, self.described, strict=True)):
-            beside = path.with_name(near_copies_name(file.name))
-            found = read_near_copies(beside, file.near_copies_sha256)
-            parts.append(np.insert(found, 0, number, axis=1))
-        return np.concatenate(parts)
-
-    def in_near_copy(self, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
-        """Whether each token lies in a near copy, (n,) bool; None where they were not looked for."""
-        if self.near_copies is None:
-            return None
-        file, start = self.document_bounds[document, 0], self.document_bounds[document, 1]
-        inside = np.zeros(len(document), dtype=bool)
-        for number in np.unique(file):
-            _, first, end = self.near_copies[self.near_copies[:, 0] == number].T
-            rows = np.flatnonzero(file == number)
-            token = start[rows] + position[rows]
-            begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in (first, end))
-            inside[rows] = begun > ended
-        return inside
 
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.data.groups import BUCKETS, SplitRule, choose_buckets, group_of_url
+from olmo_sparsity.data.groups import BUCKETS, SplitRule, choose_buckets, group_of_url, groups_of
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import Document
@@ -65,8 +65,9 @@ def books(folder: Path, files: int = 4, works: int = 24) -> tuple[list[str], dic
 def rows(corpus: Path, split: str) -> list[tuple[str, str]]:
     """Text and group of every document."""
     tokenizer, files = Tokenizer.from_file(str(corpus / "tokenizer.json")), TokenFiles.of_split(corpus, split)
-    assert files.groups is not None
-    return [(tokenizer.decode(files.document(row)), group) for row, group in enumerate(files.groups.tolist())]
+    groups = groups_of(files)
+    assert groups is not None
+    return [(tokenizer.decode(files.document(row)), group) for row, group in enumerate(groups.tolist())]
 
 
 def test_every_row_is_of_its_document_and_no_group_is_in_both_splits(tmp_path):
@@ -109,7 +110,7 @@ def test_a_run_that_failed_goes_on_with_its_groups(tmp_path, monkeypatch):
     assert_same_as_one_go(settings, out)
     (out / "heldout-00000.groups.jsonl.gz").unlink()
     with refused(r"heldout-00000\.groups.* is missing or damaged.*prepare the corpus again"):
-        _ = TokenFiles.of_split(out, "heldout").groups
+        _ = groups_of(TokenFiles.of_split(out, "heldout"))
 
 
 def held_by_a_plain_loop(sizes: dict[int, int], share: float) -> set[int]:
@@ -172,7 +173,7 @@ def test_a_field_is_named_or_none(tmp_path):
     with refused(r"a\.jsonl:1 has no isbn to name its group"):
         prepare(text_settings(**settings, group_field="isbn"), tmp_path / "isbn")
     prepare(text_settings(**settings, group_field="none"), tmp_path / "none")
-    assert TokenFiles.of_split(tmp_path / "none", "heldout").groups is None
+    assert groups_of(TokenFiles.of_split(tmp_path / "none", "heldout")) is None
 
 
 def test_without_groups_nothing_is_added(tmp_path):
@@ -188,7 +189,7 @@ def test_without_groups_nothing_is_added(tmp_path):
     assert held == [sum(rule.is_heldout(Document(text)) for text in texts)]
     assert "group" not in (tmp_path / "out" / "manifest.json").read_text()
     assert not list((tmp_path / "out").glob("*group*"))
-    assert TokenFiles.of_split(tmp_path / "out", "train").groups is None
+    assert groups_of(TokenFiles.of_split(tmp_path / "out", "train")) is None
 
 
 @pytest.mark.slow
@@ -197,7 +198,7 @@ def test_docstrings_go_by_package(tmp_path):
     settings = PrepareSettings("docs", packages=packages, vocab_size=400)
     manifest = prepare(settings, tmp_path / "out").manifest
     train, heldout = (
-        set(TokenFiles.of_split(tmp_path / "out", split).groups) for split in ("train", "heldout")
+        set(groups_of(TokenFiles.of_split(tmp_path / "out", split))) for split in ("train", "heldout")
     )
     assert train and heldout and not train & heldout and train | heldout <= set(packages)
     documents = {split: sum(file.documents for file in files) for split, files in manifest.splits.items()}
