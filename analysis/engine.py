@@ -243,7 +243,7 @@ class Engine:
         return frames | ({"scores": stacked([pd.DataFrame(), *scores])} if self.settings["scores"] else {})
 
     def _estimate(self, seconds: float) -> None:
-        """Say once how long choosing would take if all were over tau, by how long L_long and L_short of a target took."""
+        """Say once how long choosing for all would take, by how long L_long and L_short of a target took."""
         if self.is_estimated:
             return
         s, self.is_estimated = self.settings, True
@@ -252,7 +252,7 @@ class Engine:
         if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
             passes = 4
         of_all = seconds * passes * len(s["far_contexts"]) * s["targets_requested"]
-        log.info("choosing far tokens for %s targets would take about %.0f s", f"{s['targets_requested']:,}", of_all)
+        log.info("choosing far tokens for all of them would take about %.0f s", of_all)
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
