@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy
 
 from analysis.contexts import NO_FAR, Contexts
 from analysis.selectors import Selection
@@ -151,5 +151,6 @@ def row_pearson(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def row_spearman(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation of the rows, (m,); equal values share their mean rank. NaN as in `row_pearson`."""
     finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-    ranks = (rankdata(np.where(finite[:, None], values, 0.0), axis=1) for values in (first, second))
+    whole = (np.where(finite[:, None], values, 0.0) for values in (first, second))
+    ranks = (scipy.stats.rankdata(values, axis=1) for values in whole)
     return np.where(finite, row_pearson(*ranks), np.nan)

@@ -24,7 +24,6 @@ NOT_COMPARED = (
     *("complete", "faithfulness", "subsets", "keep_rate"),
 )
 """Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
-
 GIVEN_AGAIN = (
     *("n_long", "n_short", "targets_per_block", "seed", "split"),
     *("tau_nats", "ks", "selectors", "give_back"),
