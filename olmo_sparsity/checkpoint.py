@@ -281,5 +281,15 @@ def refuse_wrapped(names: Iterable[str], path: Path) -> None:
 
 
 def weights_sha256(checkpoint: str | Path) -> str:
-    """Checksum of a checkpoint's weights, which identifies it in records."""
-    return sha256_file(resolve_checkpoint(checkpoint) / WEIGHTS)
+    """Checksum of a checkpoint's weights, which identifies it in records.
+
+    Raises `UserError` where it is not the one that was noted when they were saved.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    sha256 = sha256_file(folder / WEIGHTS)
+    noted = read_json(folder / CHECKSUMS, "")[WEIGHTS] if (folder / CHECKSUMS).is_file() else {}
+    if noted.get("sha256", sha256) != sha256:
+        raise UserError(
+            f"{folder / WEIGHTS} is damaged: its checksum is another than when it was saved; copy it again"
+        )
+    return sha256

@@ -82,9 +82,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
         engine.refuse_unequal(str(data.identity), "the text to train on")
         with run_folder(config, engine, last, resume):
-            if (
-                last is None
-            ):  # a run that goes on has its text's checksums, of the manifest, in its checkpoint
+            # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
+            if last is None:
                 engine.on_main(lambda: verify_checksums(config))
             first_step = 0 if last is None else restore(engine, last, data)
             engine.on_main(lambda: append_provenance(config, is_new=last is None))

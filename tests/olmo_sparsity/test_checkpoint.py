@@ -10,7 +10,14 @@ import yaml
 from olmo.safetensors_util import state_dict_to_safetensors_file
 from safetensors.torch import save_file
 
-from olmo_sparsity.checkpoint import TrainState, incompleteness, load_model, load_state, save_checkpoint
+from olmo_sparsity.checkpoint import (
+    TrainState,
+    incompleteness,
+    load_model,
+    load_state,
+    save_checkpoint,
+    weights_sha256,
+)
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -35,6 +42,17 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path):
         (source / "state.json").write_text(text)
         with pytest.raises(UserError, match="state.json is damaged .*; resume from an earlier checkpoint"):
             load_state(source)
+
+
+def test_weights_whose_bytes_changed_are_not_recorded(tmp_path):
+    source, _ = checkpoint(tmp_path / "run")
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    assert weights_sha256(source) == sha256(content).hexdigest()
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with refused("model.safetensors is damaged"):
+        weights_sha256(source)
 
 
 def test_replaced_fields_of_a_checkpoint_do_not_warn_again(tmp_path, caplog):
