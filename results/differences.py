@@ -19,7 +19,8 @@ import pandas as pd
 
 from analysis import Result, load_study
 from analysis.stats import bootstrap
-from analysis.stats.measured import PLACEBO, TRUE, Measured, bootstrap_of, over_tau_column
+from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.stats.measured import PLACEBO, TRUE, Measured, over_tau_column
 
 HERE = Path(__file__).parent
 LANGUAGES = ("english", "french", "german", "spanish", "russian")
@@ -84,7 +85,7 @@ def show(title, pairs, tests):
 def show_persistence(title, trainings):
     """What is left of the gain under another training; only where a result has the losses of all its targets."""
     pairs = list(permutations(trainings, 2))
-    of_one = bootstrap_of(trainings[0])
+    of_one = ClusterBootstrap.of(trainings[0].targets)
     over = sum(over_tau_column(one) for one, _ in pairs)
     numbers = {
         "still over tau [%]": (

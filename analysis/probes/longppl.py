@@ -33,9 +33,9 @@ import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.probes.probe import Bar, Probe, ProbeResult, bootstrap_of, run_probe
+from analysis.probes.probe import Bar, Probe, ProbeResult, run_probe
 from analysis.segments import Segments, sample_segments
-from analysis.stats.bootstrap import Interval
+from analysis.stats.bootstrap import ClusterBootstrap, Interval
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
@@ -128,7 +128,7 @@ class LongPPLProbe(Probe):
         return {"numbers": pd.DataFrame(numbers)}
 
     def _numbers_of(self, rows: pd.DataFrame) -> dict[str, Interval]:
-        bootstrap = bootstrap_of(rows, resamples=self.resamples, seed=self.seed)
+        bootstrap = ClusterBootstrap.of(rows, resamples=self.resamples, seed=self.seed)
         one, long, short, lsd, key, long_of_key = (
             rows[name].to_numpy() for name in ("one", "long", "short", "lsd", "key", "long of key")
         )

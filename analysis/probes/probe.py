@@ -211,12 +211,6 @@ def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
 # --- numbers ---
 
 
-def bootstrap_of(places: pd.DataFrame, *, seed: int, **options: Any) -> ClusterBootstrap:
-    """Resamples of units that stand in ``places``: text, and group where there are groups."""
-    groups = places["group"].to_numpy() if "group" in places else None
-    return ClusterBootstrap(places["text"].to_numpy(), groups=groups, seed=seed, **options)
-
-
 def draws_of_means(
     rows: pd.DataFrame, of: list[str], labels: Sequence[str], *, unit: str, resamples: int, seed: int
 ) -> tuple[ClusterBootstrap, pd.DataFrame]:
@@ -231,7 +225,7 @@ def draws_of_means(
     # every model reads the same stretches
     counts = rows[rows["number"] == 0].pivot(index=unit, columns=of, values="count").sort_index(axis=1)
     places = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
-    bootstrap = bootstrap_of(places, labels=labels, resamples=resamples, seed=seed)
+    bootstrap = ClusterBootstrap.of(places, labels=labels, resamples=resamples, seed=seed)
     draws = {}
     for place, model in enumerate(dict.fromkeys(labels)):
         numbers = [number for number, label in enumerate(labels) if label == model]

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import binomtest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
@@ -59,6 +62,14 @@ class ClusterBootstrap:
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
         seed: of the resampling; the same seed, documents and groups give the same resamples.
     """
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, **options: Any) -> Self:
+        """That of rows by their columns text and, where they are there, group and training."""
+        groups, trainings = (
+            rows[name].to_numpy() if name in rows else None for name in ("group", "training")
+        )
+        return cls(rows["text"].to_numpy(), groups=groups, trainings=trainings, **options)
 
     def __init__(
         self,

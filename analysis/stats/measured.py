@@ -125,7 +125,7 @@ class Measured:
     @cached_property
     def bootstrap(self) -> ClusterBootstrap:
         """That of all targets of the result."""
-        return bootstrap_of(self.result, **self.options)
+        return ClusterBootstrap.of(self.result.targets, **self.options)
 
     def of_choices(self, column: str, selector: str, far_context: str) -> np.ndarray:
         """A column of the choices for these targets, (m,) or (m, length)."""
@@ -192,16 +192,6 @@ class Measured:
                     of_contexts[NET][bound] = float(np.minimum(*of_both))
                 for context, interval in of_contexts.items():
                     yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
-
-
-def bootstrap_of(result: Result, **options: Any) -> ClusterBootstrap:
-    """That of all targets of a result: by group and document, and by training where it is of several; ``options``:
-    resamples and seed."""
-    targets = result.targets
-    groups, trainings = (
-        targets[name].to_numpy() if name in targets else None for name in ("group", "training")
-    )
-    return ClusterBootstrap(targets["text"].to_numpy(), groups=groups, trainings=trainings, **options)
 
 
 def over_tau_column(result: Result) -> np.ndarray:

@@ -30,7 +30,7 @@ import pandas as pd
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
 from analysis.kinds import KINDS
 from analysis.result import Result
-from analysis.stats.bootstrap import count_clusters
+from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.measured import (
     BEST,
     LEVEL,
@@ -39,7 +39,6 @@ from analysis.stats.measured import (
     TRUE,
     Measured,
     Row,
-    bootstrap_of,
     default_selector,
     over_tau_column,
     selecting_gain_nats,
@@ -410,6 +409,6 @@ def _of_targets(
     result: Result, ratios: Iterable[tuple[str, np.ndarray, np.ndarray]], **bootstrap: int
 ) -> pd.DataFrame:
     """name, value, low and high of sums over all targets divided by others, (n,) both."""
-    of_all = bootstrap_of(result, **bootstrap)
+    of_all = ClusterBootstrap.of(result.targets, **bootstrap)
     rows = [{"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios]
     return pd.DataFrame(rows, columns=["name", *INTERVAL])

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.result import Result, load_study
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.measured import NET, PLACEBO, TRUE, Measured, bootstrap_of, over_tau_column
+from analysis.stats.measured import NET, PLACEBO, TRUE, Measured, over_tau_column
 from analysis.stats.numbers import persistence, recovery, shares
 
 SELECTOR = "leave-one-out-kl"
@@ -53,7 +53,7 @@ def compare(first: Result, second: Result) -> None:
     """Paired differences of two models on the same targets, first minus second."""
     for column in ("text", "position"):
         assert np.array_equal(first.targets[column], second.targets[column]), "other targets"
-    bootstrap, one = bootstrap_of(first), np.ones(len(first.targets))
+    bootstrap, one = ClusterBootstrap.of(first.targets), np.ones(len(first.targets))
     print("\nSeed 1 minus seed 2, paired")
     for name, columns in (
         ("over", [over_tau_column(result) for result in (first, second)]),

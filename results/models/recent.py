@@ -71,7 +71,7 @@ def numbers(frame):
     losses = frame.filter(like="loss_").astype(float)
     lengths = [int(name.removeprefix("loss_")) for name in losses]
     whole = losses.iloc[:, -1]
-    bootstrap = ClusterBootstrap(frame["text"].to_numpy(), groups=frame["group"].to_numpy())
+    bootstrap = ClusterBootstrap.of(frame)
     ones = np.ones(len(frame))
 
     def row(name, context, values):
