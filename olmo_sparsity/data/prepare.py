@@ -153,6 +153,8 @@ def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
     _refuse_other(out, manifest.settings, request)
     for split in manifest.splits:
         TokenFiles.of_split(out, split)
+    if not (path := out / TOKENIZER_NAME).is_file() or sha256_file(path) != manifest.tokenizer_sha256:
+        raise UserError(f"{path} is missing or damaged; copy it again, or pass --overwrite to prepare anew")
     return Prepared(manifest, manifest.splits.get("train", []), 0)
 
 

@@ -256,6 +256,35 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     train(config, resume=True)
 
 
+def test_a_finished_run_without_its_metrics_is_refused(tmp_path):
+    """Found by the fault test, seed 1, injections 62 and 226: it was called finished."""
+    config = tiny.train_config(tmp_path)
+    train(config)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    for lost in (5, len(whole.splitlines()[-1]) + 1):  # of the last line some or all
+        metrics.write_bytes(whole[:-lost])
+        with refused("metrics.jsonl is cut off, with rows of the 8 steps that are done; restore it"):
+            train(config, resume=True)
+    metrics.unlink()
+    with refused("metrics.jsonl is missing, though 8 steps are done; restore it"):
+        train(config, resume=True)
+
+
+def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
+    train(tiny.train_config(tmp_path, "--stop_at=4", "--console_log_interval=1"))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    config = tiny.train_config(tmp_path, "--console_log_interval=1")
+    for kept in (len(whole) - 5, len(whole) * 5 // 8):  # in the last row, and in the one before
+        metrics.write_bytes(whole[:kept])
+        with refused("metrics.jsonl is cut off, with rows of the 4 steps that are done; restore it"):
+            train(config, resume=True)
+    metrics.write_bytes(whole + b'{"step": 5, "tok')  # a kill left this
+    train(config, resume=True)
+    assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_the_time_that_processes_wait_is_checked(monkeypatch):
     for given in ("soon", "nan", "-1", "0", "inf"):
         monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
