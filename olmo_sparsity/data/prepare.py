@@ -292,7 +292,7 @@ class _Work:
                 np.save(file, np.array(sorted(found), dtype=np.uint64))
         indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
-        missing = [i for i, record in records.items() if not record.is_file()]
+        missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
         if merge and missing:
             raise UserError(
                 f"{len(missing)} of {len(indices)} units are not finished in {self.out}: number "
@@ -305,6 +305,14 @@ class _Work:
         self._run("tokenizing", encode, [(self.corpus.train[i], records[i]) for i in missing])
         files = {i: TokenFile(**read_json(record, "remove it")["file"]) for i, record in records.items()}
         return list(files.values()), sum(files[i].tokens for i in missing)
+
+    def _is_encoded(self, record: Path, encoding: Encoding) -> bool:
+        """Whether a unit has its record, and its token file the size that this says."""
+        if not record.is_file():
+            return False
+        file = TokenFile(**read_json(record, "remove it")["file"])
+        path, size = self.out / file.name, file.tokens * np.dtype(encoding.dtype).itemsize
+        return not size or (path.is_file() and path.stat().st_size == size)
 
     def _encode_heldout(
         self, heldout: Sequence[TextFiles], encoding: Encoding
