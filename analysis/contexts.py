@@ -191,16 +191,9 @@ def _additions(decode: Callable[[tuple[int, ...]], str], ids: tuple[int, ...]) -
     text = decode(ids)
     standing = [0]
     for end in range(1, len(ids)):
-        standing.append(max(standing[-1], _common(decode(ids[:end]), text)))
+        common = os.path.commonprefix([decode(ids[:end]), text])  # noqa: RUF071 (of characters, as it is meant here)
+        standing.append(max(standing[-1], len(common)))
     return [text[start:end] for start, end in pairwise([*standing, len(text)])]
-
-
-def _common(first: str, second: str) -> int:
-    """Length of the common beginning of two texts."""
-    if second.startswith(first):
-        return len(first)
-    different = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(different, len(second))
 
 
 # --- where targets and placebos stand ---

@@ -140,12 +140,10 @@ def measure(
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
-    with ExitStack() as given_back:
+    with ExitStack() as stack:
 
         def opened(name: Any) -> LoadedModel:
-            loaded = open_model(name, attn_implementation=attn_implementation, **opening)
-            given_back.callback(loaded.give_back)
-            return loaded
+            return stack.enter_context(open_model(name, attn_implementation=attn_implementation, **opening))
 
         def scorer_of(loaded: LoadedModel) -> Scorer:
             loaded.check_context(n_long, targets_per_block)  # a trial, which takes time

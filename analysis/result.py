@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -257,22 +258,24 @@ def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
     for result in study.values():
         if len(result.trainings) > 1:
             raise ValueError("save the results that were joined, each as a cell: join them after reading")
-    # the last file that is written: without it the frames may be of two results, and are not read
-    (folder / RESULT_NAME).unlink(missing_ok=True)
+    frames = {}
     for name in FRAMES:
-        parts = {
-            cell: frame for cell, result in study.items() if (frame := getattr(result, name)) is not None
-        }
+        parts = {cell: frame for cell, one in study.items() if (frame := getattr(one, name)) is not None}
         if list(study) != [""]:
             parts = {cell: frame.assign(cell=cell) for cell, frame in parts.items()}
         if parts:
-            write_frame(folder / f"{name}.parquet", pd.concat(parts.values(), ignore_index=True))
-        else:
-            (folder / f"{name}.parquet").unlink(missing_ok=True)
-    cells = {
-        cell: {"settings": result.settings, "provenance": result.provenance} for cell, result in study.items()
-    }
-    write_json(folder / RESULT_NAME, {"kind": KIND, "version": VERSION, "cells": cells})
+            frames[name] = pd.concat(parts.values(), ignore_index=True)
+    cells = {cell: {"settings": one.settings, "provenance": one.provenance} for cell, one in study.items()}
+    with ExitStack() as files:  # all are written, then renamed: the first, result.json, as the last
+        about = files.enter_context(atomic_path(folder / RESULT_NAME))
+        write_json(about, {"kind": KIND, "version": VERSION, "cells": cells})
+        for name, frame in frames.items():
+            write_frame(files.enter_context(atomic_path(folder / f"{name}.parquet")), frame)
+        # without it the frames may be of two results, and are not read
+        (folder / RESULT_NAME).unlink(missing_ok=True)
+        for name in FRAMES:
+            if name not in frames:
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
 
 
 def load_study(folder: str | Path) -> dict[str, Result]:

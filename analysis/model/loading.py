@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -201,7 +201,10 @@ class LoadedModel:
         name = f"{self.name} ({self.family})"
         check_long_context(self.model, n_long, targets_per_block, name=name, reach_factor=self.reach_factor)
 
-    def give_back(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Put a model object of the caller back as it came: modules that were training, weights with gradients."""
         for part, name, value in self._before:
             setattr(part, name, value)
@@ -380,7 +383,7 @@ def sha256_of_tensors(model: nn.Module) -> str:
 
 
 def _open_object(model: Any) -> LoadedModel:
-    """A loaded model; `LoadedModel.give_back` undoes what measuring changes of it."""
+    """A loaded model; leaving it as a context undoes what measuring changes of it."""
     before: list[tuple[Any, str, bool]] = [(part, "training", part.training) for part in model.modules()]
     before += [(weight, "requires_grad", True) for weight in model.parameters() if weight.requires_grad]
     config = getattr(model, "config", None)

@@ -110,52 +110,35 @@ class Probe(ABC):
             memory_limit_gb: what a forward pass may take, where ``tokens_per_batch`` is not given.
             progress: show it on standard error.
 
-        Raises `UserError` when it is the turn of a model that cannot be measured so; what is measured stays in ``out``.
+        Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
-        from analysis.contexts import open_texts
         from analysis.model.loading import open_model
 
         models = models if isinstance(models, list) else [models]
         labels = list(labels or default_labels(models))
         if len(labels) != len(models):
             raise UserError(f"--labels {','.join(labels)}: {len(models)} models need as many labels")
+        source, described = self._check_all(models, labels, texts, split, opening)
+        sample = self.draw_sample(source)
+        settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split} | self.settings(
+            sample
+        )
         parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
-        described: list[dict[str, Any]] = []
         of_models: list[pd.DataFrame] = []
-        for number, (model, label) in enumerate(zip(models, labels, strict=True)):
-            loaded = open_model(model, **opening)
-            try:
-                its_texts = open_texts(texts, loaded.encode, split=split)
-                loaded.check_texts(its_texts)
-                self.check(loaded)
-                if number == 0:
-                    source, sample = its_texts, self.draw_sample(its_texts)
-                    settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
-                    settings |= self.settings(sample)
-                elif not _same_tokens(source, its_texts):
-                    raise UserError(
-                        f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are "
-                        "not of the same tokens; measure it by itself"
-                    )
-                about = {"label": label, **loaded.describe()}
-                about |= {name: loaded.trained.get(name) for name in TRAINED}
-                if about in described:
-                    raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
-                described.append(about)
-                measured_so = json.dumps([settings, about], sort_keys=True)
-                key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
-                part = None if parts is None else parts / f"{key}.parquet"
-                if part is not None and part.is_file():
-                    log.info("%s was measured before the interruption", loaded.name)
-                    rows = pd.read_parquet(part)
-                else:
-                    bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
-                    limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
+        for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
+            measured_so = json.dumps([settings, about], sort_keys=True)
+            key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
+            part = None if parts is None else parts / f"{key}.parquet"
+            if part is not None and part.is_file():
+                log.info("%s was measured before the interruption", about["model"])
+                rows = pd.read_parquet(part)
+            else:
+                bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
+                limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
+                with open_model(model, **opening) as loaded:
                     rows = self.measure_model(_token_losses(loaded, *limits), sample, bar)
-                    if part is not None:
-                        _write_rows(part, rows)
-            finally:
-                loaded.give_back()
+                if part is not None:
+                    _write_rows(part, rows)
             of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
         rows = pd.concat(of_models, ignore_index=True)
         of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
@@ -164,6 +147,35 @@ class Probe(ABC):
             result.save(out)
             remove(parts)
         return result
+
+    def _check_all(
+        self, models: Sequence[Any], labels: Sequence[str], texts: Any, split: str, opening: dict[str, Any]
+    ) -> tuple[Texts, list[dict[str, Any]]]:
+        """The texts, and of each model its label, what identifies it, and what it was trained on.
+
+        Every model is opened once before the first is measured: nobody waits to learn that the last is refused.
+        """
+        from analysis.contexts import open_texts
+        from analysis.model.loading import open_model
+
+        sources: list[Texts] = []
+        described: list[dict[str, Any]] = []
+        for model, label in zip(models, labels, strict=True):
+            with open_model(model, **opening) as loaded:
+                sources.append(open_texts(texts, loaded.encode, split=split))
+                loaded.check_texts(sources[-1])
+                self.check(loaded)
+                about = {"label": label, **loaded.describe()}
+                about |= {name: loaded.trained.get(name) for name in TRAINED}
+            if not _same_tokens(sources[0], sources[-1]):
+                raise UserError(
+                    f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are not "
+                    "of the same tokens; measure it by itself"
+                )
+            if about in described:
+                raise UserError(f"{loaded.name} is given twice as {label}; give each seed once")
+            described.append(about)
+        return sources[0], described
 
 
 def default_labels(models: Sequence[Any]) -> list[str]:
@@ -322,7 +334,7 @@ class ProbeResult:
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained
-        on, as the columns trained_window_tokens, trained_reach_tokens and encoding.
+        on, as the columns trained_window_tokens and trained_reach_tokens.
 
         Raises `UserError` for a label that there is not.
         """
@@ -330,8 +342,7 @@ class ProbeResult:
         trained = trained[[*TRAINED]].rename(columns=TRAINED)
         if unknown := [label for label in labels or () if label not in trained.index]:
             raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(trained.index)}")
-        tokens = [column for column in TRAINED.values() if column.endswith("_tokens")]
-        frame = frame.join(trained.astype(dict.fromkeys(tokens, float)), on="model")
+        frame = frame.join(trained.astype(float), on="model")
         return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
 
 

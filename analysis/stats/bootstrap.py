@@ -91,7 +91,10 @@ class ClusterBootstrap:
         """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
         if self.is_jackknife:
             for cluster in [unit] if trainings is None else [unit, _numbered(trainings)]:
-                self._parts.append((cluster, [_without_each(int(cluster.max()) + 1)]))
+                units = int(cluster.max()) + 1
+                # as if there were as many where one is left out: a count stays comparable
+                without_each = (1 - np.eye(units)) * (units / max(1, units - 1))
+                self._parts.append((cluster, [without_each]))
             # without a seed all targets stay: `over_seeds` leaves it out
             self._parts += [(np.zeros_like(unit), [np.ones((number, 1))]) for number in repeated]
         else:
@@ -235,11 +238,6 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
 def _numbered(names: np.ndarray) -> np.ndarray:
     """The number of each name among them in ascending order, (n,)."""
     return np.unique(names, return_inverse=True)[1]
-
-
-def _without_each(units: int) -> np.ndarray:
-    """Counts of the units where one is left out, (units, units), as if there were as many: a count stays comparable."""
-    return (1 - np.eye(units)) * (units / max(1, units - 1))
 
 
 def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -1,11 +1,13 @@
 """A Result reads back as it was saved, alone or in a study, and says where its files were damaged."""
 
+import errno
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from analysis.result import Result, load, load_study, save_study
+from analysis.result import Result, load, load_study, save_study, write_frame
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import made_result
 
@@ -112,10 +114,36 @@ def test_a_flipped_byte_in_a_page_is_found(tmp_path):
     assert refused >= 20
 
 
+def test_a_save_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):
+    made_result(groups=7).save(tmp_path)
+    names, written = sorted(tmp_path.iterdir()), []
+
+    def full_disk(path, frame):
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_frame(path, frame)
+
+    monkeypatch.setattr("analysis.result.write_frame", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        made_result(groups=5).save(tmp_path)
+    assert sorted(tmp_path.iterdir()) == names
+    assert_same(load(tmp_path), made_result(groups=7))
+
+
 def test_a_save_that_was_killed_is_no_result_of_old_and_new_frames(tmp_path, monkeypatch):
     made_result(groups=7).save(tmp_path)
-    monkeypatch.setattr("analysis.result.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    rename, renamed = os.replace, []
+
+    def killed(old, new):
+        if new.name == "targets.parquet":
+            raise KeyboardInterrupt
+        renamed.append(new)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         made_result(groups=5).save(tmp_path)
+    assert tmp_path / "choices.parquet" in renamed
     with pytest.raises(UserError, match="is missing"):
         load(tmp_path)

@@ -251,11 +251,10 @@ def test_a_corpus_must_have_the_tokenizer_of_the_model(folder, tmp_path):
 def test_a_model_object_is_measured_and_given_back_as_it_was(llama):
     model = random_model("llama").train()
     model.lm_head.weight.requires_grad_(False)
-    loaded = open_model((model, read_tokenizer(llama)))
-    assert torch.equal(logits(loaded.model), logits(random_model("llama")))
-    assert loaded.encode("w9").tolist() == [9]
-    assert not any(each.requires_grad for each in model.parameters())
-    loaded.give_back()
+    with open_model((model, read_tokenizer(llama))) as loaded:
+        assert torch.equal(logits(loaded.model), logits(random_model("llama")))
+        assert loaded.encode("w9").tolist() == [9]
+        assert not any(each.requires_grad for each in model.parameters())
     assert all(module.training for module in model.modules())
     assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
 
