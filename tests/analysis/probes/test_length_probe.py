@@ -174,7 +174,8 @@ def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatc
     pd.testing.assert_frame_equal(other.numbers, expected.numbers)
 
 
-def test_models_that_cannot_be_compared_are_refused():
+def test_models_that_cannot_be_compared_are_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(LengthProbe, "measure_model", None)
     model, tokenizer = small_measurement.model()
     with refused("is given twice as a; give each seed once"):
         PROBE.measure([(model, tokenizer)] * 2, TEXTS, labels=["a", "a"], **HOW)
