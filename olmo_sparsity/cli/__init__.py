@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from olmo_sparsity.util.script import run_script
 
@@ -38,14 +37,12 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(_help())
     elif name == "--version":
-        print(f"{PROGRAM} {_version()}")
+        print(f"{PROGRAM} {version(PROGRAM)}")
     elif (module := name.replace("-", "_")) in COMMANDS:
         sys.argv = [f"{PROGRAM} {module}", *arguments]
         run(module)
     else:
-        close = difflib.get_close_matches(module, COMMANDS, n=1)
-        remedy = f"did you mean {close[0]}" if close else "give one of its list"
-        print(f"error: there is no command {name!r}; {remedy}; see {PROGRAM} --help", file=sys.stderr)
+        print(f"error: there is no command {name!r}; see {PROGRAM} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -89,10 +86,3 @@ commands:
 {commands}
 
 example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes."""
-
-
-def _version() -> str:
-    try:
-        return version(PROGRAM)
-    except PackageNotFoundError:
-        return "(not installed)"

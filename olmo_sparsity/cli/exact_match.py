@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.result_files import EXACT_MATCH_NAME
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def main() -> None:
     folder = resolve_checkpoint(given.checkpoint)
     model, config = load_model(folder)
     task, cells = planned(given, config)
-    path = record_path(given, folder)
+    path = (given.out or folder.parent) / EXACT_MATCH_NAME
     if is_measured(given, folder, config):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
@@ -105,11 +105,6 @@ def main() -> None:
     )
     print(_table(rows))
     print(f"wrote {path}")
-
-
-def record_path(given: argparse.Namespace, checkpoint: Path) -> Path:
-    """Where the record of a checkpoint folder goes."""
-    return (given.out or checkpoint.parent) / EXACT_MATCH_NAME
 
 
 def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]]:
@@ -139,24 +134,22 @@ def is_measured(given: argparse.Namespace, checkpoint: Path, config: Config) -> 
     from olmo_sparsity.evaluate.exact_match import record_is_of
 
     task, cells = planned(given, config)
-    path = record_path(given, checkpoint)
+    path = (given.out or checkpoint.parent) / EXACT_MATCH_NAME
     return record_is_of(path, checkpoint, task, cells, samples=given.samples, seed=given.seed)
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """Parameters of a task by name. Raises `ArgumentTypeError` for what is no mapping."""
-    from omegaconf import DictConfig, OmegaConf
+    """Parameters of a task by name. Raises `ArgumentTypeError` for what is no YAML."""
+    from omegaconf import OmegaConf
 
     from olmo_sparsity.config.load import NOT_LOADED
-    from olmo_sparsity.util.errors import first_line
 
     try:
-        read = OmegaConf.create(text)
+        return dict(OmegaConf.create(text).items())
     except NOT_LOADED as error:
-        raise argparse.ArgumentTypeError(first_line(error)) from None
-    if not isinstance(read, DictConfig):
-        raise argparse.ArgumentTypeError(f"{text} is no mapping; give '{{NAME: VALUE}}'")
-    return {str(name): value for name, value in read.items()}
+        raise argparse.ArgumentTypeError(
+            f"{first_line(error)}; give a mapping, such as '{{NAME: VALUE}}'"
+        ) from None
 
 
 def _table(rows: list[LengthResult]) -> str:

@@ -40,28 +40,31 @@ from dataclasses import fields
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
-from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, whole_number
+from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, shard, whole_number
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.shard import Shard
 
 
 def main() -> int:
     settings, how = parse_settings()
     start = time.monotonic()
-    shard = None if how.shard is None else Shard.parse(how.shard)
     done = prepare(
-        settings, how.out, workers=how.workers, overwrite=how.overwrite, merge=how.merge, shard=shard
+        settings,
+        how.out,
+        workers=how.workers,
+        overwrite=how.overwrite,
+        merge=how.merge,
+        shard=how.shard,
     )
     seconds = time.monotonic() - start
-    lines = (
-        [f"shard {shard}: {_amount(done.train)} units"] if done.manifest is None else summary(done.manifest)
-    )
-    if done.manifest is not None and not done.tokens_written:
-        lines.append(f"{how.out} was ready already, made with the same settings; nothing to do")
+    if done.manifest is None:
+        print(f"shard {how.shard.number}/{how.shard.count}: {_amount(done.train)} units")
     else:
-        what = f"{how.out} is ready" if shard is None else "when every shard is done: --merge"
-        lines.append(f"{seconds:,.1f} s, {done.tokens_written / seconds:,.0f} tokens/s; {what}")
-    print("\n".join(lines))
+        print(summary(done.manifest))
+    if done.manifest is not None and not done.tokens_written:
+        print(f"{how.out} was ready already, made with the same settings; nothing to do")
+    else:
+        what = f"{how.out} is ready" if how.shard is None else "when every shard is done: --merge"
+        print(f"{seconds:,.1f} s, {done.tokens_written / seconds:,.0f} tokens/s; {what}")
     return 0
 
 
@@ -77,28 +80,13 @@ def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSetti
     return settings_from(PrepareSettings, how), how
 
 
-def summary(manifest: CorpusManifest) -> list[str]:
-    """What the corpus holds, a line per split."""
+def summary(manifest: CorpusManifest) -> str:
+    """What the corpus holds, a line per split and per count of what was found."""
     lines = [f"{name}: {_amount(files)} files" for name, files in manifest.splits.items()]
-    if groups := manifest.settings.get("groups"):
-        also = f"; {groups['in_both']:,} of them are in train, too" if "train" in manifest.splits else ""
-        lines.append(
-            f"groups (by {manifest.settings['group_field']}): {groups['heldout']:,} in heldout{also}"
-        )
-    if "train" not in manifest.splits:
-        return lines
-    removed = manifest.settings["decontamination"]
-    if found := manifest.settings.get("near_copies"):
-        share = found["tokens"] / sum(file.tokens for file in manifest.splits["heldout"])
-        length = manifest.settings["near_copy_tokens"]
-        lines.append(
-            f"{share:.1%} of heldout tokens are in runs of {length} that also stand in train; they are marked"
-        )
-    return [
-        *lines,
-        f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "
-        f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole",
-    ]
+    for name in ("groups", "near_copies", "decontamination"):
+        if counts := manifest.settings.get(name):
+            lines.append(f"{name}: {', '.join(f'{key} {count:,}' for key, count in counts.items())}")
+    return "\n".join(lines)
 
 
 def _amount(files: Sequence[TokenFile]) -> str:
@@ -116,7 +104,10 @@ def _parser() -> Parser:
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )
     parser.add_argument(
-        "--shard", metavar="I/N", help="prepare share I (from 1) of N only; not for docs, nor --tokenizer bpe"
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="prepare share I of N only; not for docs, nor --tokenizer bpe",
     )
     parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
     groups = {(): parser.add_argument_group("all sources")}

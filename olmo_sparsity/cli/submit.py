@@ -58,8 +58,6 @@ class Job:
     """Of sbatch, beside those that all jobs have."""
     merge: Sequence[str] = ()
     """A command that waits for the tasks of the array."""
-    missing: str = ""
-    """What must be there when the job starts, and is not yet."""
 
 
 def main() -> None:
@@ -68,43 +66,40 @@ def main() -> None:
     options, arguments = _parser().parse_known_args([word for word in sys.argv[1:] if word != "--"])
     options.may_come = options.after is not None or options.dry_run
     job = JOBS.get(options.command, _other)(options, arguments)
-    after = [options.after] if options.after else []
-    calls = [_sbatch(options, job, job.command, job.options, after)]
+    if not options.dry_run:
+        if shutil.which("sbatch") is None:
+            raise UserError(
+                "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
+            )
+        job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
+    number = _submit(options, job, job.command, job.options, after=options.after)
     if job.merge:
-        calls.append(_sbatch(argparse.Namespace(**vars(options) | {"gpus_per_node": None}), job, job.merge))
-    if options.dry_run:
-        if job.missing:
-            print(f"# {job.missing} is not there yet; it must be when this job starts")
-        print("\n".join(map(shlex.join, calls)))
-        if job.merge:
-            print("# the second with --dependency=afterok: and the number of the first")
-        return
-    if shutil.which("sbatch") is None:
-        raise UserError(
-            "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
-        )
-    job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
-    number = _submit(calls[0])
-    for call in calls[1:]:
-        number = _submit([call[0], *_dependency([number]), *call[1:]])
-    print(f"logs: {job.folder}/slurm-*.out")
+        options.gpus_per_node = None
+        _submit(options, job, job.merge, after=number)
+    if not options.dry_run:
+        print(f"logs: {job.folder}/slurm-*.out")
 
 
-def _sbatch(
+def _submit(
     options: argparse.Namespace,
     job: Job,
     command: Sequence[str],
     more: Sequence[str] = (),
-    after: Sequence[str] = (),
-) -> list[str]:
-    """The call that submits a command."""
+    *,
+    after: str | None,
+) -> str:
+    """Submit a command, or print the call of sbatch; returns the number of the job. sbatch itself says what it refuses.
+
+    It starts when the jobs ``after`` have ended well; if one of them fails, it leaves the queue.
+    """
     log = "%A_%a" if any(option.startswith("--array") for option in more) else "%j"
     given = {name: getattr(options, name) for name in ("time", "partition", "account", "mem")}
     given |= {"gpus-per-node": options.gpus_per_node, "cpus-per-task": options.cpus}
     script = shipped(f"slurm/{'train' if options.command == 'train' else 'job'}.sbatch")
-    return [
+    call = [
         "sbatch",
-        *_dependency(after),
+        "--parsable",
+        *([f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []),
         f"--job-name={job.name}",
         f"--output={job.folder}/slurm-{log}.out",
         *more,
@@ -113,16 +108,10 @@ def _sbatch(
         str(script),
         *command,
     ]
-
-
-def _dependency(jobs: Sequence[str]) -> list[str]:
-    """Options for a job that starts when ``jobs`` have ended well; if one fails, it leaves the queue."""
-    return [f"--dependency=afterok:{':'.join(jobs)}", "--kill-on-invalid-dep=yes"] if jobs else []
-
-
-def _submit(call: Sequence[str]) -> str:
-    """Make a call of sbatch, print and return the number of the job. sbatch itself says what it refuses."""
-    done = subprocess.run([call[0], "--parsable", *call[1:]], stdout=subprocess.PIPE, text=True, check=False)
+    if options.dry_run:
+        print(shlex.join(call))
+        return "NUMBER_OF_THE_FIRST"
+    done = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise UserError(f"SLURM refused {shlex.join(call)}")
     number = done.stdout.strip().partition(";")[0]  # behind it the cluster's name, where there are several
@@ -152,10 +141,10 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
     is_text = config.task.name is None
-    missing = _not_there(config.corpus.path, options) if is_text else ""
-    if not missing:
+    is_missing = is_text and _may_come(config.corpus.path, options)
+    if not is_missing:
         open_training_data(config)
-    if config.evaluation.interval is not None and (config.evaluation.paths or not missing):
+    if config.evaluation.interval is not None and (config.evaluation.paths or not is_missing):
         (HeldoutEvaluation if is_text else TaskEvaluation)(config)
     starting_checkpoint(config, resume=True)
     return Job(
@@ -163,7 +152,6 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         Path(config.save_folder),
         command_line("train", [path, *overrides, "--resume"]),
         [f"--nodes={options.nodes}", f"--ntasks-per-node={per_node}"],
-        missing=missing,
     )
 
 
@@ -190,9 +178,8 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     if shards > 1:
         check_shardable(settings)
     # without --workers it would take all cores that it sees, on some clusters those of the whole node
-    return _in_shards(
-        "prepare_data", options, [*arguments, f"--workers={options.cpus}"], how.out, merge=["--merge"]
-    )
+    command = command_line("prepare_data", [*arguments, f"--workers={options.cpus}"])
+    return _in_shards(options, command, how.out, merge=["--merge"])
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -202,8 +189,7 @@ def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
     command = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
     given = command.influence_parser().parse_args(arguments)
-    missing = _not_there(given.corpus, options)
-    has_corpus = given.corpus is not None and not missing
+    has_corpus = given.corpus is not None and not _may_come(given.corpus, options)
     command.check_influence(list(arguments), shards=options.array[0], read_texts=has_corpus)
     path, _ = split_scaling(given.model)
     is_of_hub = path.count("/") == 1 and not Path(path).parent.exists()
@@ -212,25 +198,18 @@ def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         # A run's last checkpoint now: all shards measure the same while it goes on.
         fixed = str(resolve_checkpoint(path)) + given.model[len(path) :]
     arguments = [fixed if word == given.model else word for word in arguments]
-    return _in_shards("influence", options, arguments, given.out, missing=missing)
+    return _in_shards(options, command_line("influence", arguments), given.out)
 
 
 def _in_shards(
-    name: str,
-    options: argparse.Namespace,
-    arguments: Sequence[str],
-    out: Path,
-    *,
-    merge: Sequence[str] = (),
-    missing: str = "",
+    options: argparse.Namespace, command: Sequence[str], out: Path, *, merge: Sequence[str] = ()
 ) -> Job:
     """An array of shards, if there is more than one, and what puts them together."""
     shards, array = options.array
-    command = command_line(name, arguments)
     if shards == 1:
-        return Job(name, out, command, missing=missing)
-    shard = ["--shard", f"{TASK}/{shards}"]
-    return Job(name, out, [*command, *shard], [f"--array={array}"], [*command, *merge], missing)
+        return Job(options.command, out, command)
+    shard = [*command, "--shard", f"{TASK}/{shards}"]
+    return Job(options.command, out, shard, [f"--array={array}"], [*command, *merge])
 
 
 def _other(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -241,12 +220,11 @@ def _other(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}
 
 
-def _not_there(corpus: str | None, options: argparse.Namespace) -> str:
-    """A corpus that may come before the job starts and has not; empty where it must be there now, or is."""
+def _may_come(corpus: str | None, options: argparse.Namespace) -> bool:
+    """Whether a corpus is not there yet and need not be before the job starts."""
     from olmo_sparsity.data.tokens import MANIFEST_NAME
 
-    is_missing = corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
-    return f"the corpus {corpus}" if is_missing and options.may_come else ""
+    return options.may_come and corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
 
 
 def _array(text: str) -> tuple[int, str]:
@@ -266,23 +244,14 @@ def _parser() -> Parser:
     add("--after", metavar="JOB[:JOB]", help="start when these jobs have ended well")
     add("--array", type=_array, default=(1, "1"), metavar="N[%%M]", help="shards, at most M at a time")
     add("--nodes", type=whole_number, default=1, help="of train (default: 1)")
-    add(
-        "--processes-per-node",
-        type=whole_number,
-        metavar="N",
-        help="of train (default: one for each GPU, or one)",
-    )
+    per_node = "of train (default: one for each GPU, or one)"
+    add("--processes-per-node", type=whole_number, metavar="N", help=per_node)
     add("--gpus-per-node", type=whole_number, metavar="N")
     add("--cpus", type=whole_number, default=4, metavar="N", help="cores a process (default: 4)")
     add("--time", metavar="D-HH:MM:SS", help="time limit (default: the partition's)")
     add("--partition")
     add("--account")
     add("--mem", metavar="SIZE", help="memory a node, such as 64G")
-    add(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="=OPTION",
-        help="any other of sbatch: --sbatch=--qos=high",
-    )
+    others = "any other of sbatch: --sbatch=--qos=high"
+    add("--sbatch", action="append", default=[], metavar="=OPTION", help=others)
     return parser

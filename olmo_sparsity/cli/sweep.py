@@ -31,7 +31,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 LOG_NAME = "sweep.log"
 SECONDS_BETWEEN_LOOKS = 0.2
 _STOPPED = (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1)
-"""Exit codes of a run that saved, or ended before it listened to signals; and of exact_match, which starts again."""
+"""Exit codes of a shell whose run saved, or that ended before it listened to signals."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Cell:
     name: str
     """Of its folder in the sweep's."""
     config: Config
-    commands: tuple[tuple[str, ...], ...]
-    """What is run, one after the other: the training and, where the config has a task, its evaluation."""
+    command: str
+    """For a shell: the training and, where the config has a task, its evaluation."""
     evaluation: argparse.Namespace
     """Arguments of exact_match."""
 
@@ -78,7 +79,8 @@ class Cell:
         checkpoint = starting_checkpoint(self.config, resume=True)
         if checkpoint is None or not is_finished(self.config, checkpoint):
             return False
-        return len(self.commands) == 1 or exact_match.is_measured(self.evaluation, checkpoint, self.config)
+        is_text = self.config.task.name is None
+        return is_text or exact_match.is_measured(self.evaluation, checkpoint, self.config)
 
 
 def main() -> int:
@@ -88,7 +90,7 @@ def main() -> int:
     finished = [cell.name for cell in cells if cell.is_finished]
     if options.dry_run:
         for cell in cells:
-            print(" && ".join(map(shlex.join, cell.commands)) + "  # finished" * (cell.name in finished))
+            print(cell.command + "  # finished" * (cell.name in finished))
         return 0
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", flush=True)
@@ -98,27 +100,23 @@ def main() -> int:
 def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
     """The options and the cells, the last axis fastest.
 
-    Raises one `UserError` that names all cells whose config is refused, or cannot be evaluated as is asked.
+    Raises `UserError` for the first cell whose config is refused, or cannot be evaluated as is asked.
     """
     # A -- in front of the overrides is allowed: they are told from the options by their names.
     options, overrides = _parser().parse_known_args([word for word in arguments if word != "--"])
     axes = dict(map(_axis, options.grid))
     if len(axes) < len(options.grid):
         raise UserError("--grid: a key is given twice; put all of its values into one --grid")
-    evaluation = shlex.split(options.evaluate)
-    cells, problems = [], dict[str, list[str]]()
+    cells = []
     grid = [*itertools.product(options.configs, *axes.values())]
     for path, *values in grid[options.only - 1 : options.only] if options.only else grid:
         named = [("config", Path(path).stem)] if len(options.configs) > 1 else []
         name = ",".join(f"{key}={_plain(text)}" for key, text in [*named, *zip(axes, values, strict=True)])
         settings = [f"--{key}={value}" for key, value in zip(axes, values, strict=True)]
         try:
-            cells.append(_make_cell(options.out, name, path, [*overrides, *settings], evaluation))
+            cells.append(_make_cell(options, name, path, [*overrides, *settings]))
         except UserError as error:
-            problems.setdefault(str(error), []).append(name)
-    if problems:
-        lines = [f"{', '.join(names)}: {message}" for message, names in problems.items()]
-        raise UserError("\n".join(["no cell is started, for some cannot run:", *lines]))
+            raise UserError(f"no cell is started, for one cannot run: {name}: {error}") from error
     if len({cell.name for cell in cells}) < len(cells):
         raise UserError("two cells would share a folder; put them into two sweeps")
     return options, cells
@@ -134,94 +132,81 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
 
     threads = str(max(1, available_cores() // max(1, min(jobs, len(cells)))))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
-    waiting, running = list(cells), dict[str, _Running]()
-    finished, failed = 0, 0
+    waiting, running = list(cells), dict[str, subprocess.Popen[bytes]]()
+    finished, failed, is_stopping = 0, 0, False
     with StopRequest() as stop:
         try:
             while running or (waiting and not stop.received):
                 while waiting and len(running) < jobs and not stop.received:
                     cell = waiting.pop(0)
-                    running[cell.name] = _Running(cell, environment)
+                    running[cell.name] = _start(cell, environment)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                for name, one in list(running.items()):
-                    if stop.received:
-                        one.stop()
-                    end = one.look(start_more=not stop.received)
-                    if end is not None:
-                        del running[name]
-                        finished, failed = finished + (end == "finished"), failed + end.startswith("failed")
-                        print(f"[{finished + failed}/{len(cells)}] {name}: {end}", flush=True)
+                if stop.received and not is_stopping:
+                    is_stopping = True
+                    _terminate(running.values())
+                for cell in cells:
+                    if cell.name not in running or (code := running[cell.name].poll()) is None:
+                        continue
+                    del running[cell.name]
+                    end = "stopped"
+                    if code not in _STOPPED:
+                        finished, failed = finished + (code == 0), failed + (code != 0)
+                        log = cell.folder / LOG_NAME
+                        end = f"failed with exit code {code}: {last_line(log)}" if code else "finished"
+                    print(f"[{finished + failed}/{len(cells)}] {cell.name}: {end}", flush=True)
         finally:  # none is left behind, whatever happened here
-            for one in running.values():
-                one.stop()
-            for one in running.values():
-                one.process.wait()
+            _terminate(running.values())
+            for process in running.values():
+                process.wait()
     if left := len(cells) - finished - failed:
         print(f"{left} of {len(cells)} cells are stopped or have not started; the same command goes on")
         return REQUEUE_EXIT_CODE
     return 1 if failed else 0
 
 
-class _Running:
-    """A cell at work: its commands one after the other, which print into its log."""
-
-    def __init__(self, cell: Cell, environment: dict[str, str]) -> None:
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        self.log, self.environment = cell.folder / LOG_NAME, environment
-        self.left, self.is_stopping = list(cell.commands), False
-        self.process = self._start_next()
-
-    def _start_next(self) -> subprocess.Popen[bytes]:
-        command = self.left.pop(0)
-        with open(self.log, "ab") as log_file:
-            log_file.write(f"$ {shlex.join(command)}\n".encode())
-            log_file.flush()
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                process_group=0,  # Ctrl-C in a terminal is for the sweep alone, which passes it on
-            )
-
-    def stop(self) -> None:
-        """Send SIGTERM, once."""
-        if not self.is_stopping:
-            self.process.terminate()
-        self.is_stopping = True
-
-    def look(self, *, start_more: bool) -> str | None:
-        """How it ended; None while it runs. After a command that succeeded the next one starts if ``start_more``."""
-        code = self.process.poll()
-        if code == 0 and self.left and start_more:
-            self.process = self._start_next()
-            return None
-        if code is None:
-            return None
-        if code in _STOPPED or (code == 0 and self.left):
-            return "stopped"
-        return f"failed with exit code {code}: {last_line(self.log)}" if code else "finished"
+def _start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a shell with the cell's commands, which print into its log."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    with open(cell.folder / LOG_NAME, "ab") as log:
+        log.write(f"$ {cell.command}\n".encode())
+        log.flush()
+        # The shell ends with this code once the command has saved that gets the same signal, and starts no other.
+        script = f"trap 'exit {REQUEUE_EXIT_CODE}' TERM USR1; {cell.command}"
+        return subprocess.Popen(
+            ["bash", "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C in a terminal is for the sweep alone, which passes it on
+        )
 
 
-def _make_cell(out: Path, name: str, path: str, overrides: Sequence[str], evaluation: Sequence[str]) -> Cell:
+def _terminate(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _make_cell(options: argparse.Namespace, name: str, path: str, overrides: Sequence[str]) -> Cell:
     from olmo_sparsity.config.load import load_config, refuse_dry_run
 
-    folder = out / name
-    where = (f"--save_folder={folder}", f"--run_name={out.resolve().name}-{name}")
+    folder = options.out / name
+    where = (f"--save_folder={folder}", f"--run_name={options.out.resolve().name}-{name}")
     config = load_config(path, [*where, *overrides], warn=False)
     refuse_dry_run(config)
     if config.save_folder != str(folder):
         raise UserError(
             f"save_folder is {config.save_folder}, not {folder}; leave it to the sweep, and give --out a plain name"
         )
-    commands = [command_line("train", [path, "--resume", *where, *overrides])]
+    command = shlex.join(command_line("train", [path, "--resume", *where, *overrides]))
     # where --evaluate has changed, the earlier measurement is replaced
-    arguments = exact_match.parser().parse_args([str(folder), "--overwrite", *evaluation])
+    words = [str(folder), "--overwrite", *shlex.split(options.evaluate)]
+    evaluation = exact_match.parser().parse_args(words)
     if config.task.name is not None:
-        exact_match.planned(arguments, config)
-        commands.append(command_line("exact_match", [folder, "--overwrite", *evaluation]))
-    return Cell(name, config, tuple(map(tuple, commands)), arguments)
+        exact_match.planned(evaluation, config)
+        command += f" && {shlex.join(command_line('exact_match', words))}"
+    return Cell(name, config, command, evaluation)
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from olmo_sparsity.config.schema import IGNORED, NEOX_HAS, Config, field_value, is_set
 from olmo_sparsity.config.validate import validate
-from olmo_sparsity.util.errors import UserError, first_line, printable
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.shipped import find_shipped
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ def load_config(
         config = cast(Config, om.to_object(om.merge(_defaults(), values)))
         om.structured(config)  # looks at the elements of lists too; what is refused here could not be saved
     except NOT_LOADED as error:
-        raise UserError(printable(f"{path}: {_in_one_line(error)}")) from error
-    if problems := [printable(problem) for problem in validate(config)]:
+        raise UserError(_printable(f"{path}: {_in_one_line(error)}")) from error
+    if problems := [_printable(problem) for problem in validate(config)]:
         head = f"{len(problems)} problems in {path}:\n  " if len(problems) > 1 else f"{path}: "
         raise UserError(head + "\n  ".join(problems))
     if warn and (ignored := ignored_fields(config) | _unlike_neox(config, values)):
@@ -117,3 +117,10 @@ def _in_one_line(error: Exception) -> str:
     """What OmegaConf says of a key, or YAML of a place in a text."""
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else " ".join(str(error).split())
+
+
+def _printable(text: str) -> str:
+    """``text`` with line ends, escape sequences and broken Unicode written out: one line, safe on a terminal."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )

@@ -49,12 +49,12 @@ from olmo_sparsity.data.tokens import (
     TokenFiles,
     dtype_name,
 )
+from olmo_sparsity.util.arguments import Shard
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import available_cores
-from olmo_sparsity.util.shard import Shard
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of system errors: the disk is full, or a quota is reached."""
 
 
 class UserError(ValueError):
@@ -17,13 +13,6 @@ class UserError(ValueError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def printable(text: str) -> str:
-    """``text`` with line ends, escape sequences and broken Unicode written out: one line, safe on a terminal."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
-    )
 
 
 def hidden_os_error(error: Exception, path: object) -> OSError | None:

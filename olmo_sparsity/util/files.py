@@ -34,9 +34,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         if not temporary.exists():
             return
-        if temporary.is_dir():
-            _share(temporary)
-        _flush(temporary)
+        _settle(temporary)
         if path.is_dir():
             if not temporary.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -48,14 +46,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             replaced.rename(path)
         raise
     remove(replaced)
-
-
-def _share(folder: Path) -> None:
-    """Give files the permissions of the folder: safetensors writes its own for the owner alone."""
-    mode = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
 
 
 def file_in(path: str | Path, name: str) -> Path:
@@ -128,9 +118,15 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{platform.node()}-{os.getpid()}")
 
 
-def _flush(path: Path) -> None:
-    """Force a file, or every file of a folder, to disk: a rename must not outlive its content in a power cut."""
-    for file in path.rglob("*") if path.is_dir() else [path]:
+def _settle(path: Path) -> None:
+    """Force a file, or every file of a folder, to disk: a rename must not outlive its content in a power cut.
+
+    Files get the permissions of their folder: safetensors writes its own for the owner alone.
+    """
+    is_folder = path.is_dir()
+    for file in path.rglob("*") if is_folder else [path]:
         if file.is_file():
+            if is_folder:
+                file.chmod(path.stat().st_mode & 0o666)
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())

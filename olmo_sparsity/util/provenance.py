@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,35 +41,24 @@ def provenance() -> dict[str, Any]:
 
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that the numbers depend on; imports none of them."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), **dict.fromkeys(LIBRARIES, "not installed")}
     for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def current_commit() -> str:
     """Commit of this code, with a + behind it where files were changed since; empty outside a git checkout."""
+    # Without optional locks: a run that is killed here must not leave the user's checkout locked.
+    git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
     try:
         # Fails for a copy that is installed inside another checkout, as in its .venv: that commit is not of this code.
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        commit = _git("rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
+        commit = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
+        return commit + "+" * bool(subprocess.check_output([*git, "status", "--porcelain", "-uno"]))
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def _git(*arguments: str) -> str:
-    here = Path(__file__).parent
-    # Without optional locks: a run that is killed here must not leave the user's checkout locked.
-    return subprocess.run(
-        ["git", "--no-optional-locks", *arguments], cwd=here, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-# --- the machine ---
 
 
 def available_cores() -> int:
@@ -87,11 +77,12 @@ def pick_device(name: str | None) -> Any:
     """The `torch.device` of this name; None: a GPU where there is one. Raises `UserError` where it is not there."""
     import torch
 
+    has_gpu = torch.cuda.is_available()
     try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(name or ("cuda" if has_gpu else "cpu"))
     except RuntimeError as error:
         raise UserError(f"there is no device {name!r}; give cpu, cuda, or cuda:1 and so on") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+    if device.type != "cpu" and not (device.type == "cuda" and has_gpu):
         raise UserError(f"the device {name!r} cannot be used here; give another --device, such as cpu")
     return device
 

@@ -9,10 +9,11 @@ import atexit
 import multiprocessing
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 REQUEUE_EXIT_CODE = 85
 """Exit code of `scripts/train.py` when it saved because of a signal: run the same command again to go on."""
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 class StoppedBySignal(Exception):
@@ -25,22 +26,18 @@ class StopRequest:
     A second Ctrl-C interrupts at once. Where Ctrl-C was ignored, as in a shell's background jobs, it stays so.
     """
 
-    SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
-
     def __init__(self) -> None:
         self.received: str | None = None
 
     def __enter__(self) -> StopRequest:
         self._before = {}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            ctrl_c = [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
-            for number in (*self.SIGNALS, *ctrl_c):
-                self._before[number] = signal.signal(number, self._note)
+            for number in SIGNALS:
+                if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -52,7 +49,7 @@ class StopRequest:
 
 def leave_signals_to_main_process(worker: int = 0) -> None:
     """`worker_init_fn` of a data loader: its workers live on while the main process saves, which then ends them."""
-    for number in (*StopRequest.SIGNALS, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

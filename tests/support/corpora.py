@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ def run_main(*given: str) -> int:
 
 def errors(text: str) -> list[str]:
     """Lines of standard error but for those of progress."""
-    return [line for line in text.splitlines() if " s left" not in line]
+    return [line for line in text.splitlines() if not re.search(r"\d left\b", line)]
 
 
 def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:

@@ -203,7 +203,7 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     before = files_of(tmp_path / "run")
     with folder_lock(tmp_path / "run"):
         for resume in (True, False):
-            with refused(r"run is in use by process \d+"):
+            with refused("run is in use by another process"):
                 train(replace(config, save_overwrite=not resume), resume=resume)
         assert {path: path.read_bytes() for path in before} == before
     train(config, resume=True)

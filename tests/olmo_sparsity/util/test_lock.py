@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -46,8 +45,8 @@ def hold():
         process.communicate()
 
 
-def assert_held(folder, part=None, by=""):
-    with refused(f"{folder} is in use{by}.*; wait for it"), folder_lock(folder, part=part):
+def assert_held(folder, part=None):
+    with refused(f"{folder} is in use by another process; wait for it"), folder_lock(folder, part=part):
         pass
 
 
@@ -55,7 +54,7 @@ def assert_held(folder, part=None, by=""):
 def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, child):
     first = hold(tmp_path, child=child)
     for part in (None, "1-of-2"):
-        assert_held(tmp_path, part, by=f" by process {first.pid} on ")
+        assert_held(tmp_path, part)
     first.kill()
     first.wait()
     if child:
@@ -63,21 +62,6 @@ def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, chil
     with folder_lock(tmp_path):
         assert (tmp_path / LOCK_NAME).is_file()
     assert not any(tmp_path.iterdir())
-
-
-def test_no_clock_releases_a_lock(tmp_path, hold):
-    """Not that of another machine either, for which the lock's times are wrong by so much."""
-    hold(tmp_path)
-    for seconds in (-120, 120):
-        os.utime(tmp_path / LOCK_NAME, times=(time.time() + seconds,) * 2)
-        assert_held(tmp_path)
-
-
-def test_a_holder_whose_lock_file_is_deleted_goes_on_and_leaves_what_is_there(tmp_path, hold):
-    with folder_lock(tmp_path):
-        (tmp_path / LOCK_NAME).unlink()
-        hold(tmp_path)
-    assert_held(tmp_path)
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, caplog):
@@ -98,9 +82,9 @@ def test_it_is_released_by_another_thread_than_took_it(tmp_path):
 
 
 def test_parts_work_side_by_side_and_exclude_the_whole(tmp_path, hold):
-    first = hold(tmp_path, "1-of-2")
+    hold(tmp_path, "1-of-2")
     with folder_lock(tmp_path, part="2-of-2"):
-        assert_held(tmp_path, "1-of-2", by=f" by process {first.pid} on ")
+        assert_held(tmp_path, "1-of-2")
     assert_held(tmp_path)
 
 

@@ -1,9 +1,12 @@
-"""Which commit is written beside a result."""
+"""What is written beside a result: commit, command and machine."""
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 from olmo_sparsity.util import provenance
 
@@ -41,3 +44,13 @@ def test_the_commit_is_that_of_this_code_not_of_a_checkout_that_it_is_installed_
     assert provenance.current_commit() == git("rev-parse", "--short=12", "HEAD")
     code.write_text("changed")
     assert provenance.current_commit().endswith("+")
+
+
+def test_the_machine_is_what_the_system_says():
+    machine = provenance.machine()
+    done = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    assert machine["processor"] in done.stdout
+    flags = next(line for line in done.stdout.splitlines() if line.startswith("Flags:")).split()[1:]
+    assert set(machine["features"]) == set(provenance.FEATURES) & set(flags)
+    assert machine["cores"] == len(os.sched_getaffinity(0)) and machine["threads"] == torch.get_num_threads()
+    assert torch.cuda.is_available() or (machine["gpu"], machine["driver"]) == (None, None)
