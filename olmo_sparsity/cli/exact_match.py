@@ -38,24 +38,12 @@ def parser() -> Parser:
     made = Parser(prog="olmo-sparsity exact_match", description=__doc__)
     add = made.add_argument
     add("checkpoint", metavar="CKPT", help="checkpoint, or run (then its last one)")
-    add(
-        "--lengths",
-        type=whole_numbers,
-        help="comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
-        "far as the task's test_length goes)",
-    )
-    add(
-        "--ks",
-        type=whole_numbers,
-        help="planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
-        "lengths that hold it)",
-    )
-    add(
-        "--parameters",
-        type=_parameters,
-        metavar="YAML",
-        help="parameters of the task that differ from those of training: '{distance: [100, 200]}'",
-    )
+    up_to_8 = "up to 8, from the training range to 10 times the longest training length, within test_length"
+    add("--lengths", type=whole_numbers, help=f"comma-separated (default: {up_to_8})")
+    planted = "planted tokens, comma-separated; every length must hold them (default: k_test, where a length holds it)"
+    add("--ks", type=whole_numbers, help=planted)
+    differ = "parameters of the task that differ from those of training: '{distance: [100, 200]}'"
+    add("--parameters", type=_parameters, default={}, metavar="YAML", help=differ)
     add("--samples", type=whole_number, default=200, help="samples of each length (default: 200)")
     add("--seed", type=seed_number, default=0, help="seed of the samples (default: 0)")
     add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help="decoded at a time (32768)")
@@ -120,7 +108,7 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
         raise UserError(
             "exact match is of a task, and this run is of text; olmo-sparsity length measures its loss by position"
         )
-    task = make_task(config.task.name, {**config.task.parameters, **(given.parameters or {})})
+    task = make_task(config.task.name, {**config.task.parameters, **given.parameters})
     if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
         raise UserError(
             f"--parameters {given.parameters} number the symbols in another way; leave them as they were trained"
@@ -158,19 +146,17 @@ def _table(rows: list[LengthResult]) -> str:
     from scipy.stats import binomtest
 
     counts = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    table = counts[[name for name in ("length", "k", "samples") if name in counts]].copy()
     intervals = [binomtest(row.exact, row.samples).proportion_ci(method="wilson") for row in rows]
-    exact = [
+    table["exact"] = [
         f"{row.exact / row.samples:.1%} [{wilson.low:.1%}, {wilson.high:.1%}]"
         for row, wilson in zip(rows, intervals, strict=True)
     ]
-    table = counts[[name for name in ("length", "k", "samples") if name in counts]].assign(exact=exact)
     predicted = ["token", "id"] if "teacher_forced_ids" in counts else ["token"]
     for error in (*predicted, "stop"):
         table[error] = counts[f"wrong_{error}"]
     for name in predicted:
         right = counts[f"teacher_forced_{name}s"] / counts["response_tokens"]
         table[f"{name}s"] = right.map("{:.2%}".format)
-    legend = (
-        "token, id, stop: what the first error is; tokens, ids: right where the true ones before are read"
-    )
+    legend = "token, id, stop: the first error; tokens, ids: right where the true ones before are read"
     return f"{table.to_string(index=False)}\n{legend}"

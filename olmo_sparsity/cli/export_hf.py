@@ -24,27 +24,20 @@ from olmo_sparsity.util.arguments import Parser, out_folder
 def main() -> None:
     """Parse arguments and export."""
     parser = Parser(description=__doc__)
-    parser.add_argument("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help='tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)',
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
+    add("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
+    tokenizer = 'tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)'
+    add("--tokenizer", metavar="FILE", help=tokenizer)
+    add(
         "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in --out")
+    add("--overwrite", action="store_true", help="replace an earlier export in --out")
     arguments = parser.parse_args()
     from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
 
     show_log()
-    done = export_checkpoint(
-        arguments.checkpoint,
-        arguments.out,
-        tokenizer=arguments.tokenizer,
-        bf16=arguments.bf16,
-        overwrite=arguments.overwrite,
-    )
+    options = {name: getattr(arguments, name) for name in ("tokenizer", "bf16", "overwrite")}
+    done = export_checkpoint(arguments.checkpoint, arguments.out, **options)
     size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
     print(f"{arguments.out}: {done['architecture']}, {size}")

@@ -47,14 +47,8 @@ from olmo_sparsity.util.errors import UserError
 def main() -> int:
     settings, how = parse_settings()
     start = time.monotonic()
-    done = prepare(
-        settings,
-        how.out,
-        workers=how.workers,
-        overwrite=how.overwrite,
-        merge=how.merge,
-        shard=how.shard,
-    )
+    options = {name: getattr(how, name) for name in ("workers", "overwrite", "merge", "shard")}
+    done = prepare(settings, how.out, **options)
     seconds = time.monotonic() - start
     if done.manifest is None:
         print(f"shard {how.shard.number}/{how.shard.count}: {_amount(done.train)} units")
@@ -97,23 +91,18 @@ def _amount(files: Sequence[TokenFile]) -> str:
 def _parser() -> Parser:
     """How the work is done, and an option for every setting, which says itself what it is."""
     parser = Parser(description=__doc__)
-    parser.add_argument("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace another corpus in DIR")
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
+    add("--overwrite", action="store_true", help="replace another corpus in DIR")
+    add(
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )
-    parser.add_argument(
-        "--shard",
-        type=shard,
-        metavar="I/N",
-        help="prepare share I of N only; not for docs, nor --tokenizer bpe",
-    )
-    parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
-    groups = {(): parser.add_argument_group("all sources")}
-    for setting in fields(PrepareSettings)[1:]:
-        sources = setting.metadata["sources"]
-        if sources not in groups:
-            groups[sources] = parser.add_argument_group(" and ".join(sources))
-        add_arguments(groups[sources], PrepareSettings, only=[setting.name])
+    add("--shard", type=shard, metavar="I/N", help="share I of N only; not for docs, nor --tokenizer bpe")
+    add("--merge", action="store_true", help="finish a corpus whose shards are all done")
+    settings = fields(PrepareSettings)[1:]
+    for sources in dict.fromkeys(setting.metadata["sources"] for setting in settings):
+        group = parser.add_argument_group(" and ".join(sources) or "all sources")
+        names = [setting.name for setting in settings if setting.metadata["sources"] == sources]
+        add_arguments(group, PrepareSettings, only=names)
     return parser

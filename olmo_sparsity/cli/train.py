@@ -29,21 +29,16 @@ from olmo_sparsity.util.arguments import Parser, whole_number
 def main() -> int:
     """Parse arguments and train, or show what would be trained."""
     parser = Parser(description=__doc__)
-    parser.add_argument("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint, or start if there is none"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step"
-    )
-    parser.add_argument(
-        "--show",
-        type=whole_number,
-        metavar="N",
-        help="print N training samples of the config's task, with their position ids",
-    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
+    resume = "go on from the last checkpoint, or start if there is none"
+    add("--resume", action="store_true", help=resume)
+    dry_run = "print the resolved config, parameters and tokens per step"
+    add("--dry-run", action="store_true", help=dry_run)
+    show = "print N training samples of the config's task, with their position ids"
+    add("--show", type=whole_number, metavar="N", help=show)
     # The deepspeed launcher's; the environment says the same.
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
+    add("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     arguments, overrides = parser.parse_known_args()
     show_log("olmo_sparsity")
 
@@ -63,13 +58,10 @@ def main() -> int:
     from olmo_sparsity.training.loop import train
     from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StoppedBySignal
 
-    is_main = int(os.environ.get("RANK", "0")) == 0
     try:
-        folder = train(config, resume=arguments.resume)
+        end, code = f"trained: {train(config, resume=arguments.resume)}", 0
     except StoppedBySignal as stop:
-        if is_main:
-            print(stop)
-        return REQUEUE_EXIT_CODE
-    if is_main:
-        print(f"trained: {folder}")
-    return 0
+        end, code = str(stop), REQUEUE_EXIT_CODE
+    if os.environ.get("RANK", "0") == "0":
+        print(end)
+    return code
