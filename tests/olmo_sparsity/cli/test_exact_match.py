@@ -12,7 +12,6 @@ from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config
-from tests.support import tiny
 from tests.support.refusals import refused
 
 
@@ -39,25 +38,7 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     rows = measure(model, task, TaskPositions(config), cells, samples=6, seed=0)
     expected = exact_match_record(folder, config, task, model, rows, seed=0, device="cpu")
     assert record == json.loads(json.dumps(expected))
-    assert record["task"]["parameters"] == {"train_length": [4, 6], "test_length": [4, 20]}
-    assert (
-        record.items()
-        >= {
-            "kind": "olmo-sparsity exact match",
-            "version": 2,
-            "run": "run",
-            "checkpoint": str(folder),
-            "step": 3,
-            "scheme": "predicted",
-            "rotate": "index",
-            "seed": 3,
-            "family": "gpt_neox",
-            "evaluation_seed": 0,
-            "weights_sha256": weights_sha256(folder),
-            "initial_weights": False,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        }.items()
-    )
+    assert (record["weights_sha256"], record["step"]) == (weights_sha256(folder), 3)
     assert f"{rows[0].exact / 6:.1%} [" in printed and f"wrote {path}" in printed
 
     before = path.stat().st_mtime_ns
@@ -129,9 +110,3 @@ def test_another_measurement_is_replaced_only_where_that_is_asked_for(tmp_path, 
     assert [row["length"] for row in json.loads(path.read_text())["rows"]] == [5]
     path.write_text("{")
     assert "wrote" in script(tmp_path / "run", "--lengths", 5, *options, "--overwrite")
-
-
-def test_script_names_a_checkpoint_of_text(tmp_path, script):
-    save(tiny.train_config(tmp_path))
-    with refused(r"is of text; olmo-sparsity length"):
-        script(tmp_path / "run")

@@ -16,11 +16,10 @@ import torch
 from safetensors.numpy import load_file
 
 from analysis import load
-from olmo_sparsity.checkpoint import TrainState, last_whole_checkpoint, save_checkpoint
+from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.util.errors import UserError
 from tests.support import local_slurm, tiny
-from tests.support.corpora import c4_folder, needs_c4_sample
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -343,36 +342,6 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_saves_its_last_step_and_stays_cancelled(slurm, tmp_path):
-    tiny.train_config(tmp_path)
-    length = ("--max_duration=100000", "--save_interval=100000", "--console_log_interval=1")
-    (number,) = submitted("train", "config.yaml", "--cpus", 1, "--time", "30", "--", *length, cwd=tmp_path)
-    run = tmp_path / "run"
-    local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
-    subprocess.run(["scancel", number], check=True)
-    job = local_slurm.wait_for_end(number)
-    text = (run / f"slurm-{number}.out").read_text()
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), text
-    steps = len(read_metrics(run / "metrics.jsonl"))
-    assert f"stopped after step {steps} (SIGTERM)" in text
-    local_slurm.wait_for("the checkpoint", lambda: last_whole_checkpoint(run) is not None, 30)
-    assert last_whole_checkpoint(run).name == f"step{steps:08d}"
-
-
-@pytest.mark.slow
-def test_a_job_that_fails_says_so_once_and_is_not_tried_again(slurm, tmp_path):
-    tiny.train_config(tmp_path)
-    path = tmp_path / "corpus" / "train-00000.npy"
-    path.write_bytes(path.read_bytes()[::-1])  # the job alone reads all of it
-    options = ("--cpus", 1, "--processes-per-node", min(2, local_slurm.cores()), "--time", "30")
-    (number,) = submitted("train", "config.yaml", *options, cwd=tmp_path)
-    job = local_slurm.wait_for_end(number)
-    text = (tmp_path / "run" / f"slurm-{number}.out").read_text()
-    assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), text
-    assert text.count("error: rank 0: checksum mismatch") == 1
-
-
-@pytest.mark.slow
 def test_an_array_of_shards_is_merged_to_the_records_of_one_run(slurm, tmp_path):
     tiny.train_config(tmp_path)
     length = ("--max_duration=100", "--save_interval=100", "--optimizer.learning_rate=1e-2")
@@ -390,22 +359,6 @@ def test_an_array_of_shards_is_merged_to_the_records_of_one_run(slurm, tmp_path)
     assert len(a.over) > 10
     pd.testing.assert_frame_equal(a.targets, b.targets)
     pd.testing.assert_frame_equal(a.choices, b.choices)
-
-
-@pytest.mark.slow
-@needs_c4_sample
-def test_an_array_prepares_the_corpus_of_one_run(slurm, tmp_path):
-    dataset = ("--dataset", str(c4_folder(tmp_path / "c4")))
-    where = ("--out", "data", "--array", 2, "--cpus", 1, "--time", "30")
-    numbers = submitted("prepare_data", "c4", *where, "--", *dataset, cwd=tmp_path)
-    job = local_slurm.wait_for_end(numbers[1], 240)
-    assert job["JobState"] == "COMPLETED", logs_of(tmp_path / "data")
-    whole = ("scripts/prepare_data.py", "c4", "--out", tmp_path / "whole", "--workers", 1, *dataset)
-    call(*whole)
-    names = [path.name for path in (tmp_path / "whole").iterdir() if path.name != "provenance.json"]
-    assert [path for path in names if path.endswith(".npy")]
-    for name in names:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "data" / name).read_bytes(), name
 
 
 @pytest.mark.slow
