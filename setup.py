@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithShippedFiles(build_py):
-    """Builds the packages, and what `olmo_sparsity.util.shipped` finds where there is no checkout."""
+    """Builds the packages, and what `olmo_sparsity.util.files` finds where there is no checkout."""
 
     def run(self) -> None:
         if self.editable_mode:

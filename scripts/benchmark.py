@@ -25,7 +25,7 @@ import importlib
 import json
 
 from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, texts, whole_number
-from olmo_sparsity.util.script import run_script
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> int:

@@ -20,8 +20,7 @@ import pandas as pd
 
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path
-from olmo_sparsity.util.result_files import EXACT_MATCH_NAME, read_exact_match
+from olmo_sparsity.util.files import EXACT_MATCH_NAME, atomic_path, read_exact_match
 
 Settings = Mapping[Any, Any]
 """A row of a frame, or what of it says how a model was trained."""

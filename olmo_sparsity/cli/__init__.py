@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from olmo_sparsity.util.script import run_script
+from olmo_sparsity.util.errors import run_script
 
 PROGRAM = "olmo-sparsity"
 COMMANDS = {

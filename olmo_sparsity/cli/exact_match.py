@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.result_files import EXACT_MATCH_NAME
+from olmo_sparsity.util.files import EXACT_MATCH_NAME
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config

@@ -40,7 +40,7 @@ from pathlib import Path
 from olmo_sparsity.cli import COMMANDS, command_line
 from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.shipped import shipped
+from olmo_sparsity.util.files import shipped
 
 TASK = "%a"
 """slurm/job.sbatch puts the number of the task in its place."""

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from olmo_sparsity.config.schema import IGNORED, NEOX_HAS, Config, field_value, is_set
 from olmo_sparsity.config.validate import validate
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.shipped import find_shipped
+from olmo_sparsity.util.files import find_shipped
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
-from olmo_sparsity.util.hashing import GAMMA, mix
+from olmo_sparsity.util.rng import GAMMA, mix
 
 NEAR_COPIES_SUFFIX = ".near-copies"
 CHUNK_TOKENS = 1 << 20

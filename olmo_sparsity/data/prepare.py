@@ -51,8 +51,7 @@ from olmo_sparsity.data.tokens import (
 )
 from olmo_sparsity.util.arguments import Shard
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
-from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import available_cores
 

@@ -31,8 +31,8 @@ from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions,
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import EXACT_MATCH, read_exact_match
 from olmo_sparsity.util.provenance import available_cores, current_commit
-from olmo_sparsity.util.result_files import EXACT_MATCH, read_exact_match
 
 BATCH_TOKENS = 1 << 15
 """Tokens decoded at a time, where nothing else is said: 1,024 ids to choose from take 128 MiB of logits."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.hashing import GAMMA, counters, mix
+from olmo_sparsity.util.rng import GAMMA, counters, mix
 
 _HALF = np.uint64(32)
 MOST_COLUMNS = (1 << 20) - 1

@@ -19,7 +19,7 @@ from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.tasks.task import SPLITS, Sizes, register
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
-from olmo_sparsity.util.hashing import row_hashes
+from olmo_sparsity.util.rng import row_hashes
 
 
 @dataclass(frozen=True)

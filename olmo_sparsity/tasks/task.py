@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from olmo_sparsity.tasks.draws import MOST_COLUMNS, Draws
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.hashing import row_hashes
+from olmo_sparsity.util.rng import row_hashes
 
 SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)

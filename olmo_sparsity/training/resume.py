@@ -22,8 +22,7 @@ from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove, sha256_file
-from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.files import folder_lock, remove, sha256_file
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.engine import Engine, chosen_precision, process_group
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json
-from olmo_sparsity.util.shipped import find_shipped
+from olmo_sparsity.util.files import find_shipped, read_json
 
 AUTO = "auto"
 

@@ -1,20 +1,32 @@
-"""Files that are either whole or absent, their checksums, and JSON read with one clear line for what is wrong."""
+"""Files that are either whole or absent, their checksums, JSON read with one clear line for what is wrong, and folders
+that one process at a time writes to."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from olmo_sparsity.util.errors import UserError, first_line
+
+log = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LOCK_NAME = ".lock"
+EXACT_MATCH_NAME = "exact_match.json"
+EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
+"""What such a file says of itself; `olmo_sparsity.evaluate.exact_match` writes it."""
 
 
 @contextmanager
@@ -130,3 +142,82 @@ def _settle(path: Path) -> None:
                 file.chmod(path.stat().st_mode & 0o666)
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
+
+
+@contextmanager
+def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None]:
+    """Hold ``folder`` while the block runs. Raises `UserError` where another process does.
+
+    The lock is the kernel's own, and ends with its process, however that ends; on a network file system it is as good
+    as flock is there.
+
+    ``part``: hold one part only, such as "3-of-8". Processes with different parts work side by side; one that holds the
+    whole folder excludes them all.
+    """
+    folder = Path(folder)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / LOCK_NAME
+    try:
+        with ExitStack() as held:
+            if part is None:
+                held.enter_context(_hold(whole))
+                for path in folder.glob(f"{LOCK_NAME}-*"):
+                    held.enter_context(_hold(path))
+            else:
+                held.enter_context(_hold(folder / f"{LOCK_NAME}-{part}"))
+                with _hold(whole, seconds=5):  # all parts that start now want it for a moment
+                    pass
+            yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+@contextmanager
+def _hold(path: Path, seconds: float = 0.2) -> Iterator[None]:
+    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=seconds, poll_interval=0.01)
+    except filelock.Timeout:
+        remedy = "wait for it or stop it, or give another folder"
+        raise UserError(f"{path.parent} is in use by another process; {remedy}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        # a lock by the existence of a file would outlive a job that was killed
+        log.warning("%s cannot be locked (%s): run one process at a time", path.parent, error.strerror)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the release, so that no other process has locked it
+        lock.release()
+
+
+def shipped(name: str | Path) -> Path:
+    """Where ``configs/…`` or ``slurm/…``, which come with the code, stands; the path need not exist.
+
+    In a checkout they are in its own folders; a wheel has a copy of both within this package (`setup.py`).
+    """
+    copy = PACKAGE / "shipped"
+    return (copy if copy.is_dir() else PACKAGE.parent) / name
+
+
+def find_shipped(path: str | Path, name: str | Path | None = None) -> Path:
+    """``path``, or, where no such file exists, the one of this name that comes with the code.
+
+    ``name``: where it differs from the path, such as a base that is named relative to another file.
+    """
+    copy = Path(path if name is None else name)
+    if copy.parts[:1] != ("configs",) or os.path.exists(path) or not os.path.isfile(shipped(copy)):
+        return Path(path)
+    return shipped(copy)
+
+
+def read_exact_match(path: str | Path) -> dict[str, Any]:
+    """The record in a file. Raises `UserError` where it is none, damaged, or of another version; needs no torch."""
+    record: dict[str, Any] = read_json(path, remedy := "make it with olmo-sparsity exact_match")
+    if not EXACT_MATCH.items() <= record.items():
+        raise UserError(f"{path} holds no exact match of format version {EXACT_MATCH['version']}; {remedy}")
+    return record

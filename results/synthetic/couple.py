@@ -31,11 +31,10 @@ from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import provenance
-from olmo_sparsity.util.script import run_script
 
 NAME = "coupling.json"
 BY = ("leave-one-out-kl", "attention")

@@ -46,12 +46,11 @@ from olmo_sparsity.util.arguments import (
     seed_number,
     settings_from,
 )
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.rng import Stream
-from olmo_sparsity.util.script import run_script
 
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
 KS = (1, 2, 4, 8, 16)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from benchmarks.timing import about_this_run
+from benchmarks.timing import Json, about_this_run
 from olmo_sparsity.checkpoint import config_of, resolve_checkpoint
 from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
@@ -31,7 +31,6 @@ from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import last_line, read_json, write_json
 from olmo_sparsity.util.provenance import pick_device
-from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 
 BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}

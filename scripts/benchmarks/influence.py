@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from analysis import Result, measure
 from analysis.contexts import Texts, open_texts
 from analysis.model.loading import LoadedModel, open_model
-from benchmarks.timing import about_this_run, rates, time_in_turn
-from olmo_sparsity.util.result_files import Json
+from benchmarks.timing import Json, about_this_run, rates, time_in_turn
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over

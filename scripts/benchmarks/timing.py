@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 
 from olmo_sparsity.util.provenance import provenance
-from olmo_sparsity.util.result_files import Json
+
+Json = dict[str, Any]
 
 
 def about_this_run() -> Json:

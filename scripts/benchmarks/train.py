@@ -19,7 +19,7 @@ from olmo.model import OLMo
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.timing import about_this_run, rates, synchronise, time_in_turn
+from benchmarks.timing import Json, about_this_run, rates, synchronise, time_in_turn
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.data.tokens import dtype_name
@@ -31,7 +31,6 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import Json
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
 PRODUCT, SIZE_OF_PRODUCT = "matrix product", 2048

@@ -16,8 +16,7 @@ from analysis.synthetic.exact_match import (
     wilson,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import write_json
-from olmo_sparsity.util.result_files import EXACT_MATCH, EXACT_MATCH_NAME
+from olmo_sparsity.util.files import EXACT_MATCH, EXACT_MATCH_NAME, write_json
 from tests.analysis.synthetic.made_up import SPARSE, pooled, record, row, rows
 
 PARITY = "scratchpad_parity"

@@ -29,7 +29,7 @@ from olmo_sparsity.training import loop
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.resume import starting_checkpoint
-from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
+from olmo_sparsity.util.files import LOCK_NAME, folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.slow import slow_but

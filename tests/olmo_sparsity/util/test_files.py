@@ -9,9 +9,17 @@ from subprocess import PIPE
 import pytest
 import torch
 
-from olmo_sparsity.util.files import atomic_path, last_line, read_json, sha256_file, write_json
-from olmo_sparsity.util.result_files import EXACT_MATCH, EXACT_MATCH_NAME, read_exact_match
-from olmo_sparsity.util.script import run_script
+from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.util.files import (
+    EXACT_MATCH,
+    EXACT_MATCH_NAME,
+    atomic_path,
+    last_line,
+    read_exact_match,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from tests.support.refusals import refused
 
 
@@ -127,7 +135,7 @@ def test_a_defect_keeps_its_traceback():
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_before_the_end_gets_no_traceback(lines):
     printing = (
-        f"from olmo_sparsity.util.script import run_script; run_script(lambda: print('a line\\n' * {lines}))"
+        f"from olmo_sparsity.util.errors import run_script; run_script(lambda: print('a line\\n' * {lines}))"
     )
     with subprocess.Popen([sys.executable, "-c", printing], stdout=PIPE, stderr=PIPE) as process:
         process.stdout.close()

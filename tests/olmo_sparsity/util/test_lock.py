@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
+from olmo_sparsity.util.files import LOCK_NAME, folder_lock
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import os, sys, time
-from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.files import folder_lock
 with folder_lock(sys.argv[1], part=sys.argv[2] or None):
     if not sys.argv[3] or os.fork():  # as for a worker of a data loader
         print("held", flush=True)
@@ -101,7 +101,7 @@ def test_many_that_come_and_go_are_never_inside_at_once_nor_parts_refused(tmp_pa
 import os, sys
 from contextlib import suppress
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.files import folder_lock
 folder, part = sys.argv[1:]
 for _ in range(300):
     with suppress(() if part else UserError), folder_lock(folder, part=part or None):
