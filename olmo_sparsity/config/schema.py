@@ -15,8 +15,7 @@ from typing import Any, Literal
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.encodings import PositionEncoding, encoding_of
-from olmo_sparsity.positions import COUPLED_SCHEMES
+from olmo_sparsity.positions import COUPLED_SCHEMES, PositionEncoding, encoding_of
 from olmo_sparsity.util.errors import UserError
 
 

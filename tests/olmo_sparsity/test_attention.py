@@ -8,9 +8,9 @@ import torch
 from olmo.optim import build_optimizer
 from scipy.optimize import minimize
 
-from olmo_sparsity.attention import ATTENTIONS, Places, base
-from olmo_sparsity.attention.entmax import entmax15
-from olmo_sparsity.attention.sparsek import sparsek
+from olmo_sparsity import attention
+from olmo_sparsity.attention import ATTENTIONS, Places
+from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.predictive import decode
@@ -172,7 +172,7 @@ def test_weights_are_those_of_the_papers_formula(name):
 @pytest.fixture(params=[1, 27, 2**16], ids=["a row", "three rows", "all"])
 def at_a_time(request, monkeypatch):
     """So many numbers are searched at a time."""
-    monkeypatch.setattr(base, "_BLOCK", request.param)
+    monkeypatch.setattr(attention, "_BLOCK", request.param)
 
 
 @pytest.mark.usefixtures("at_a_time")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from olmo_sparsity.encodings import ENCODINGS
+from olmo_sparsity.positions import ENCODINGS
 from tests.support import tiny
 
 

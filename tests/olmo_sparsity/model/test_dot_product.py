@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from olmo_sparsity.model.dot_product import LONGEST_IN_FLOAT32, attend
+from olmo_sparsity.attention import LONGEST_IN_FLOAT32, attend
 from tests.support import tiny
 
 
