@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.zero import deepspeed_config
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny
@@ -242,9 +242,7 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
 
 @pytest.mark.parametrize("lost", slow_but([0, 1], 0))
 @pytest.mark.parametrize("number", slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
-def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown_and_noted(
-    folder, tmp_path, lost, number
-):
+def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tmp_path, lost, number):
     overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
     process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
     ranks = list(process.exit_codes)
@@ -260,8 +258,6 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown_and_noted(
     assert "Traceback" in errors and "gloo" in errors  # the transport's own words
     [line] = error_lines(errors)
     assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")
-    noted = (tmp_path / "run" / f"error-rank{1 - lost}.txt").read_text()
-    assert "gloo" in noted and "in run_steps" in noted
 
 
 def in_two_processes(code, patience):
@@ -325,36 +321,6 @@ def test_an_unreachable_rank_0_is_named(folder, tmp_path):
     assert process.returncode == 1
     assert f"127.0.0.1:{port}" in errors or f"127.0.0.1, {port}" in errors
     assert len(error_lines(errors)) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("[" * 100_000, "is damaged (maximum recursion"),
-        ("{", "is damaged (Expecting"),
-        ("[]", "is damaged (it holds no dict)"),
-        ("\udcff", "is damaged ('utf-8' codec"),
-        ("{}", "has no zero_optimization.stage of 0, 1, 2 or 3"),
-        ('{"zero_optimization": []}', "has no zero_optimization.stage"),
-        ('{"zero_optimization": {"stage": "1"}}', "has no zero_optimization.stage"),
-        ('{"zero_optimization": {"stage": 4}}', "has no zero_optimization.stage"),
-        (None, "is missing"),
-    ],
-)
-def test_a_deepspeed_file_that_is_none(tmp_path, text, part):
-    path = tmp_path / "own.json"
-    if text is not None:
-        path.write_text(text, errors="surrogateescape")
-    config = load_config(
-        ROOT / "configs" / "base.yaml", [f"--deepspeed.config={path}", "--deepspeed.offload_optimizer"]
-    )
-    with refused() as error:
-        deepspeed_config(config, 1)
-    message = str(error.value)
-    assert message.startswith(f"deepspeed.config: {path} {part}") and message.endswith(
-        "see configs/deepspeed/"
-    )
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Model FLOPs against PyTorch's own count of the operations that ran."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.model.build import build_model, decoder_of
-from olmo_sparsity.training.flops import flops_per_token, known_peak_flops, peak_flops
+from olmo_sparsity.training.log import flops_per_token, peak_flops
 from tests.support import tiny, tiny_task
 
 
@@ -47,17 +49,19 @@ def test_the_head_of_gpt_neox_is_no_second_one(tmp_path):
 
 TERAFLOPS = {
     "NVIDIA H200": 989.4, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312,
-    "NVIDIA A100 80GB PCIe": 312, "NVIDIA L40S": 362, "NVIDIA L40": 181, "NVIDIA L4": 121,
-    "Tesla V100-SXM2-32GB": 125, "Tesla V100-PCIE-16GB": 112,
+    "NVIDIA A100 80GB PCIe": 312, "NVIDIA L40S": 362, "NVIDIA L40": 181, "NVIDIA L4": 121, "NVIDIA GH200 480GB": 989.4,
 }  # fmt: skip
 UNKNOWN = ("NVIDIA GeForce GT 710", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A1000", "")
 
 
-def test_known_devices_and_no_guess_of_others():
-    assert {name: known_peak_flops(name) for name in TERAFLOPS} == {
-        name: pytest.approx(teraflops * 1e12) for name, teraflops in TERAFLOPS.items()
+def test_known_devices_and_no_guess_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: device.name)
+    config = tiny.train_config(tmp_path)
+    peaks = {
+        name: peak_flops(config, SimpleNamespace(type="cuda", name=name)) for name in (*TERAFLOPS, *UNKNOWN)
     }
-    assert [known_peak_flops(name) for name in UNKNOWN] == [None] * len(UNKNOWN)
+    known = {name: pytest.approx(teraflops * 1e12) for name, teraflops in TERAFLOPS.items()}
+    assert peaks == known | dict.fromkeys(UNKNOWN)
 
 
 def test_a_processor_has_no_peak_but_the_one_that_is_given(tmp_path):

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.training import monitor as monitor_module
-from olmo_sparsity.training.flops import flops_per_token
-from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.monitor import Monitor, peak_memory_gb
-from olmo_sparsity.training.trackers import RUN_ID_NAME, TENSORBOARD_FOLDER
+from olmo_sparsity.training import log as log_module
+from olmo_sparsity.training.log import (
+    RUN_ID_NAME,
+    TENSORBOARD_FOLDER,
+    Monitor,
+    flops_per_token,
+    peak_memory_gb,
+    read_metrics,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
@@ -48,7 +52,7 @@ def rows_of(config):
 def clock(monkeypatch):
     """A clock that only moves when told to."""
     now = types.SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(monitor_module, "time", types.SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(log_module, "time", types.SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 
@@ -187,7 +191,7 @@ class TestWeightsAndBiases:
         def full(*_):
             raise OSError("no space left")
 
-        monkeypatch.setattr("olmo_sparsity.training.monitor.MetricsFile", full)
+        monkeypatch.setattr("olmo_sparsity.training.log.MetricsFile", full)
         with (
             pytest.raises(OSError),
             Monitor(wandb_config(tmp_path), first_step=0, last_step=3),

@@ -26,8 +26,8 @@ from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training import loop
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.resume import starting_checkpoint
 from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
 from tests.support import tiny
@@ -148,13 +148,13 @@ def test_what_decides_the_losses_may_not_change(tmp_path, name):
 
 def test_the_precision_is_compared_as_it_was_chosen(tmp_path, monkeypatch):
     half(tmp_path)
-    with refused(r"trained in fp32 .* in amp_bf16; set --precision=fp32"):
+    with refused("precision was fp32 and is now amp_bf16; set it back"):
         train(tiny.train_config(tmp_path, "--precision=amp_bf16"), resume=True)
     for has_bf16 in (True, False):
         monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda has_bf16=has_bf16: has_bf16)
         config = tiny.train_config(tmp_path, "--precision=null")
         if has_bf16:
-            with refused("trained in fp32"):
+            with refused("precision was fp32"):
                 train(config, resume=True)
         else:
             train(config, resume=True)
@@ -166,7 +166,7 @@ def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
     tiny.write_corpus(
         tmp_path / "corpus", {"train": tiny.random_documents(12, 90, seed=7), "heldout": [[1, 2, 3]]}
     )
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
     folder = train(replace(config, corpus=replace(config.corpus, path=str(moved))), resume=True)
     assert load_state(folder).finished
@@ -182,7 +182,7 @@ def test_other_raw_token_files_are_refused(tmp_path):
     content = bytearray(raw.read_bytes())
     content[10:12] = content[12:14]
     raw.write_bytes(content)
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
 
 
@@ -285,25 +285,9 @@ def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_the_time_that_processes_wait_is_checked(monkeypatch):
-    for given in ("soon", "nan", "-1", "0", "inf"):
-        monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
-        with refused("OLMO_SPARSITY_TIMEOUT"):
-            engines.rendezvous_timeout()
-
-
 def test_a_fresh_start_asks_for_nothing(tmp_path):
     assert starting_checkpoint(tiny.train_config(tmp_path), resume=True) is None
     assert not (tmp_path / "run").exists()
-
-
-# --- metrics ---
-
-
-def test_rows_of_earlier_versions_are_read_and_a_torn_last_line_is_not(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss_nats": 2.0, "crc32": "00"}\n{"step": 2, "lo')
-    assert read_metrics(path) == [{"step": 1, "loss_nats": 2.0}]
 
 
 # --- weights of another run ---

@@ -19,8 +19,8 @@ from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
-from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
 
@@ -199,7 +199,7 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
     train(replace(config, stop_at=3))
     shutil.copytree(corpus, tmp_path / "kept")
     shutil.copytree(other, corpus, dirs_exist_ok=True)
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
     shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
     file = corpus / "train-00000.npy"
