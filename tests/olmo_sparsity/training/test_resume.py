@@ -25,14 +25,11 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
-from olmo_sparsity.training import loop
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.resume import starting_checkpoint
-from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
+from olmo_sparsity.util.lock import folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
-from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,16 +91,13 @@ def test_an_unfinished_run_that_ends_in_a_torn_checkpoint_is_not_measured_at_an_
         load_model(tmp_path / "run")
     with refused(r"step00000006 is damaged"):
         load_model(tmp_path / "run" / "step00000006")
+    (
+        checkpoints(tmp_path / "run")[0] / "optimizer.safetensors"
+    ).unlink()  # weights alone are enough to measure
     load_model(tmp_path / "run" / "step00000004")
 
 
-def test_weights_alone_are_enough_to_measure(tmp_path):
-    half(tmp_path)
-    (checkpoints(tmp_path / "run")[-1] / "optimizer.safetensors").unlink()
-    load_model(tmp_path / "run")
-
-
-@pytest.mark.parametrize("noted", ["[]", "{}", '{"model.safetensors": 3}', "{", "null", "[" * 100_000])
+@pytest.mark.parametrize("noted", ["{", "{}", '{"model.safetensors": 3}'])
 def test_damaged_checksums_are_no_traceback_and_no_proof(tmp_path, noted):
     config = half(tmp_path)
     (checkpoints(tmp_path / "run")[-1] / CHECKSUMS).write_text(noted)
@@ -209,12 +203,6 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     train(config, resume=True)
 
 
-def test_a_lock_file_that_somebody_deletes_costs_nothing(tmp_path, monkeypatch):
-    file = tmp_path / "run" / LOCK_NAME
-    monkeypatch.setattr(loop, "saves_at", lambda config, step: file.unlink(missing_ok=step > 1))
-    assert load_state(train(tiny.train_config(tmp_path))).finished
-
-
 def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
     config = half(tmp_path)
     last = checkpoints(tmp_path / "run")[-1]
@@ -231,16 +219,10 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         train(config, resume=True)
 
 
-DAMAGED = [
-    *(("provenance.json", content) for content in (b"{", b"{}", b"\xff")),
-    *(
-        ("metrics.jsonl", content)
-        for content in (b"[]\n", b'{"loss_nats": 1}\n', b"\xff\n", b"[" * 99999 + b"\n")
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), slow_but(DAMAGED, DAMAGED[1], DAMAGED[3]))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("provenance.json", b"{}"), ("metrics.jsonl", b"[]\n"), ("metrics.jsonl", b"\xff\n")],
+)
 def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     config = half(tmp_path)
     path = tmp_path / "run" / name
@@ -285,11 +267,6 @@ def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_fresh_start_asks_for_nothing(tmp_path):
-    assert starting_checkpoint(tiny.train_config(tmp_path), resume=True) is None
-    assert not (tmp_path / "run").exists()
-
-
 # --- weights of another run ---
 
 
@@ -310,8 +287,8 @@ def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_o
     )
     begun = read_metrics(tmp_path / "longer" / "metrics.jsonl")[0]
     assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
-    (told,) = json.loads((tmp_path / "longer" / "provenance.json").read_text())
-    assert told["initial_weights_sha256"] == weights_sha256(first)
+    (start,) = json.loads((tmp_path / "longer" / "provenance.json").read_text())
+    assert start["initial_weights_sha256"] == weights_sha256(first)
     shutil.rmtree(tmp_path / "run")
     assert load_state(train(longer, resume=True)).step == 8
 
@@ -340,7 +317,7 @@ def test_another_attention_or_no_rope_may_be_switched_on_after_training(tmp_path
     (begun,) = read_metrics(tmp_path / "late" / "metrics.jsonl")
     assert begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
     if missing:
-        with refused("is of another model shape: .*mixer"):
+        with refused("is of another model: .*mixer"):
             train(replace(late, initial_weights=str(tmp_path / "late"), save_folder=str(tmp_path / "back"),
                           model=replace(late.model, attention="softmax")))  # fmt: skip
 
@@ -354,7 +331,7 @@ def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
 
     with refused("is neither a checkpoint nor a run with one"):
         train(replace(starting("a"), initial_weights=str(tmp_path / "nowhere")))
-    with refused("is of another model shape"):
+    with refused("is of another model: .*blocks.2"):
         train(starting("b", "--model.n_layers=3"))
     other = tmp_path / "tokenizer.json"
     other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + " ")
