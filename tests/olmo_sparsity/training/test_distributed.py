@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -225,21 +224,6 @@ def error_lines(errors):
     return [line for line in errors.splitlines() if line.startswith("error: ")]
 
 
-@pytest.mark.slow
-def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
-    """A file-size limit stands for the full disk; only the main process writes, and the other must not wait for it."""
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-    process = launch(2, *arguments_of(folder, f"--save_folder={tmp_path / 'run'}"), before=limit)
-    _, errors = ended(process)
-    assert process.returncode != 0
-    assert all("File too large" in line or "the disk is full" in line for line in error_lines(errors))
-    assert not list((tmp_path / "run").glob("*step*"))
-
-
 @pytest.mark.parametrize("lost", slow_but([0, 1], 0))
 @pytest.mark.parametrize("number", slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tmp_path, lost, number):
@@ -309,18 +293,6 @@ assert engine.is_compiled == (rank == 0)
 os._exit(0)
 """
     assert in_two_processes(code, patience=100) == [0, 0]
-
-
-@pytest.mark.slow
-def test_an_unreachable_rank_0_is_named(folder, tmp_path):
-    port = free_port()
-    environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OLMO_SPARSITY_TIMEOUT": "2"}
-    process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
-    _, errors = ended(process)
-    assert process.returncode == 1
-    assert f"127.0.0.1:{port}" in errors or f"127.0.0.1, {port}" in errors
-    assert len(error_lines(errors)) == 1
 
 
 @pytest.mark.parametrize(

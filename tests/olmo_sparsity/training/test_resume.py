@@ -270,42 +270,22 @@ def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
 # --- weights of another run ---
 
 
-def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_of_it(tmp_path):
-    """Its first loss is that of those weights, on a longer window; then it resumes without them."""
-    first = train(tiny.train_config(tmp_path))
-    longer = tiny.train_config(
-        tmp_path, f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / 'longer'}",
-        "--model.max_sequence_length=64", "--positions.target_length=128",
-    )  # fmt: skip
-    train(replace(longer, stop_at=4))
-    batch = next(open_training_data(longer).batches(0))
-    with torch.no_grad():
-        model, *_ = load_model(first)
-        logits = model(batch.input_ids, position_ids=batch.position_ids).logits
-    expected = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten()
-    )
-    begun = read_metrics(tmp_path / "longer" / "metrics.jsonl")[0]
-    assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
-    (start,) = json.loads((tmp_path / "longer" / "provenance.json").read_text())
-    assert start["initial_weights_sha256"] == weights_sha256(first)
-    shutil.rmtree(tmp_path / "run")
-    assert load_state(train(longer, resume=True)).step == 8
-
-
 @pytest.mark.parametrize(
-    "changes", [["attention=ssmax"], ["rope=false", "nope=true"]], ids=["ssmax", "drope"]
+    "changes",
+    [
+        ["--model.max_sequence_length=64", "--positions.target_length=128"],
+        ["--model.attention=ssmax"],
+        ["--model.rope=false", "--model.nope=true"],
+    ],
+    ids=["longer window", "ssmax", "drope"],
 )
-def test_another_attention_or_no_rope_may_be_switched_on_after_training(tmp_path, changes):
-    """SSMax begins with its own scales as they are drawn; DroPE has no further weights."""
+def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_of_it(tmp_path, changes):
+    """Its first loss is that of those weights; SSMax begins with its own as they are drawn. It resumes without them."""
     first = train(tiny.train_config(tmp_path))
     late = tiny.train_config(
-        tmp_path,
-        f"--initial_weights={first}",
-        f"--save_folder={tmp_path / 'late'}",
-        *(f"--model.{change}" for change in changes),
+        tmp_path, f"--initial_weights={first}", f"--save_folder={tmp_path / 'late'}", *changes
     )
-    train(replace(late, stop_at=1))
+    train(replace(late, stop_at=4))
     model = build_model(late)
     missing, unexpected = model.load_state_dict(load_model(first)[0].state_dict(), strict=False)
     assert all(".mixer." in name for name in missing) and not unexpected
@@ -314,42 +294,29 @@ def test_another_attention_or_no_rope_may_be_switched_on_after_training(tmp_path
     with torch.no_grad():
         logits = model(batch.input_ids, position_ids=batch.position_ids).logits[:, :-1]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.input_ids[:, 1:].flatten())
-    (begun,) = read_metrics(tmp_path / "late" / "metrics.jsonl")
-    assert begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
-    if missing:
-        with refused("is of another model: .*mixer"):
-            train(replace(late, initial_weights=str(tmp_path / "late"), save_folder=str(tmp_path / "back"),
-                          model=replace(late.model, attention="softmax")))  # fmt: skip
+    begun = read_metrics(tmp_path / "late" / "metrics.jsonl")[0]
+    assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
+    (start,) = json.loads((tmp_path / "late" / "provenance.json").read_text())
+    assert start["initial_weights_sha256"] == weights_sha256(first)
+    shutil.rmtree(tmp_path / "run")
+    assert load_state(train(late, resume=True)).step == 8
 
 
-def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
-    train(tiny.train_config(tmp_path))
-
-    def starting(name, *overrides):
-        given = (f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / name}", *overrides)
-        return tiny.train_config(tmp_path, *given)
-
-    with refused("is neither a checkpoint nor a run with one"):
-        train(replace(starting("a"), initial_weights=str(tmp_path / "nowhere")))
+def test_weights_of_another_tokenizer_or_shape_or_that_would_be_overwritten_are_refused(tmp_path):
+    last = train(tiny.train_config(tmp_path))
+    elsewhere = f"--initial_weights={last}", f"--save_folder={tmp_path / 'elsewhere'}"
     with refused("is of another model: .*blocks.2"):
-        train(starting("b", "--model.n_layers=3"))
+        train(tiny.train_config(tmp_path, *elsewhere, "--model.n_layers=3"))
     other = tmp_path / "tokenizer.json"
     other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + " ")
     with refused(
         "initial_weights: .* has another tokenizer than the text; prepare the text with --tokenizer"
     ):
-        train(starting("c", f"--tokenizer.identifier={other}"))
-    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abc")
-
-
-@pytest.mark.parametrize("name", ["run", "run/step00000008"])
-def test_a_run_cannot_start_from_the_weights_that_it_overwrites(tmp_path, name):
-    last = train(tiny.train_config(tmp_path))
-    itself = tiny.train_config(tmp_path, f"--initial_weights={tmp_path / name}", "--save_overwrite")
-    with refused(
-        "initial_weights: .*step00000008 is in the folder that would be overwritten; choose another"
-    ):
-        train(itself)
+        train(tiny.train_config(tmp_path, *elsewhere, f"--tokenizer.identifier={other}"))
+    assert not (tmp_path / "elsewhere" / "metrics.jsonl").exists()
+    for name in ("run", "run/step00000008"):
+        with refused("initial_weights: .*step00000008 is in the folder that would be overwritten"):
+            train(tiny.train_config(tmp_path, f"--initial_weights={tmp_path / name}", "--save_overwrite"))
     assert incompleteness(last) is None
 
 
