@@ -174,4 +174,4 @@ SWITCHES = tuple(f"model.{encoding.switch}" for encoding in ENCODINGS if encodin
 
 def encoding_of(model: Any) -> PositionEncoding:
     """The position encoding of a model's configuration, of whose switches at most one is on."""
-    return next(each for each in ENCODINGS if each.switch is None or getattr(model, each.switch))
+    return next(one for one in ENCODINGS if one.switch is None or getattr(model, one.switch))

@@ -137,9 +137,9 @@ def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tupl
     if not tensors[0].is_cpu or torch.compiler.is_compiling():
         return search(*tensors)
     *outer, width = tensors[0].shape
-    blocks = zip(*(each.flatten(0, -2).split(max(1, _BLOCK // width)) for each in tensors), strict=True)
-    found = zip(*(search(*block) for block in blocks), strict=True)
-    return tuple(torch.cat(each).unflatten(0, outer) for each in found)
+    blocks = zip(*(tensor.flatten(0, -2).split(max(1, _BLOCK // width)) for tensor in tensors), strict=True)
+    results = zip(*(search(*block) for block in blocks), strict=True)
+    return tuple(torch.cat(parts).unflatten(0, outer) for parts in results)
 
 
 def attend(

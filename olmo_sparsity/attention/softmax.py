@@ -131,7 +131,7 @@ class FeatureMap(Attention):
         # Padding of prompts that were decoded together stands between neighbours: what is hidden goes to the front.
         order = places.seen[:, :, -1:].int().argsort(dim=-1, stable=True)  # (B or 1, 1, 1, K)
         key_ids = torch.take_along_dim(places.key_ids, order[:, 0, 0], dim=-1)
-        moved, seen = (torch.take_along_dim(each, order, dim=-1) for each in (scores, places.seen))
+        moved, seen = (torch.take_along_dim(of_keys, order, dim=-1) for of_keys in (scores, places.seen))
         added = torch.take_along_dim(self._added(moved, key_ids, seen), order.argsort(dim=-1), dim=-1)
         return masked_softmax(scores + added, places)
 

@@ -105,8 +105,8 @@ class AdaptiveScalableEntmax(Attention):
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
-        own = extras[:, :, -q.shape[2] :].float()
-        beta, gamma = F.softplus(own[..., :1]), 2 * own[..., 1:].tanh()
+        of_queries = extras[:, :, -q.shape[2] :].float()
+        beta, gamma = F.softplus(of_queries[..., :1]), 2 * of_queries[..., 1:].tanh()
         scores = (1 + beta * places.context_length.log1p() ** gamma) * self.scores(q, k)
         return entmax15(masked_scores(scores, places))
 
@@ -147,9 +147,9 @@ class _SparseK(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Free of its mean over those m between 0 and 1; 0 of the others."""
         (between,) = ctx.saved_tensors
-        own = gradient * between
-        mean = own.sum(dim=-1, keepdim=True) / between.sum(dim=-1, keepdim=True).clamp_min(1)
-        return own - mean * between, None, None
+        inside = gradient * between
+        mean = inside.sum(dim=-1, keepdim=True) / between.sum(dim=-1, keepdim=True).clamp_min(1)
+        return inside - mean * between, None, None
 
 
 def sparsek(u: Tensor, seen: Tensor, k: int) -> Tensor:

@@ -49,7 +49,7 @@ class PositionedBlock(OLMoSequentialBlock):
     window: int | None
     """Keys are seen whose ids are fewer than this many behind; None: all of them."""
     current: CurrentPositions
-    asked: int = 0
+    kept: int = 0
     """Q; 0: all positions."""
 
     def forward(  # type: ignore[override]
@@ -61,11 +61,11 @@ class PositionedBlock(OLMoSequentialBlock):
         **options: Any,
     ) -> tuple[Tensor, KeyValue | None]:
         """As OLMo's block: from (B, T, W) to (B, T, W), or (B, Q, W), and the keys and values with ``use_cache``."""
-        asked = self.asked if 0 < self.asked < x.shape[1] else x.shape[1]
-        if self.mixer is None and self.window is None and asked == x.shape[1]:
+        kept = self.kept if 0 < self.kept < x.shape[1] else x.shape[1]
+        if self.mixer is None and self.window is None and kept == x.shape[1]:
             return super().forward(x, attention_bias, layer_past, use_cache, **options)
-        last = x[:, -asked:]
-        attended, present = self._attend(x, asked, attention_bias, layer_past)
+        last = x[:, -kept:]
+        attended, present = self._attend(x, kept, attention_bias, layer_past)
         after = self.config.norm_after
         last = last + self.dropout(self.attn_norm(attended) if after else attended)
         changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
@@ -73,15 +73,15 @@ class PositionedBlock(OLMoSequentialBlock):
         return last, present if use_cache else None
 
     def _attend(
-        self, x: Tensor, asked: int, attention_bias: Tensor | None, layer_past: KeyValue | None
+        self, x: Tensor, kept: int, attention_bias: Tensor | None, layer_past: KeyValue | None
     ) -> tuple[Tensor, KeyValue]:
         """Attention of the last Q positions, (B, Q, W), and keys and values of all."""
         h = x if self.config.norm_after else self.attn_norm(x)
-        q, k, v = self._projected(h, asked)
+        q, k, v = self._projected(h, kept)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(k.dtype), self.k_norm(k).to(k.dtype)
         width = self.config.d_model // self.config.n_heads
-        q, k, v = (each.unflatten(-1, (-1, width)).transpose(1, 2) for each in (q, k, v))
+        q, k, v = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in (q, k, v))
         if self.mixer is not None and self.mixer.extras:
             v = torch.cat([self._for_each_head(v), self.mixer.per_token(h).to(v.dtype)], dim=-1)
         if layer_past is not None:
@@ -90,11 +90,11 @@ class PositionedBlock(OLMoSequentialBlock):
         if self.config.rope:
             q, k = self.rotary_emb(q, k)
         keys = k.shape[-2]
-        own = self.mixer is not None or self.window is not None
-        if attention_bias is None and (own or asked < keys):
+        is_plain = self.mixer is None and self.window is None
+        if attention_bias is None and (not is_plain or kept < keys):
             attention_bias = causal_attention_bias(keys, x.device)
         if attention_bias is not None:
-            attention_bias = attention_bias[:, :, keys - asked : keys, :keys]
+            attention_bias = attention_bias[:, :, keys - kept : keys, :keys]
         if self.window is not None:
             assert attention_bias is not None
             attention_bias = self._within_window(attention_bias, self.window)
@@ -107,7 +107,7 @@ class PositionedBlock(OLMoSequentialBlock):
         else:
             assert attention_bias is not None
             mixed = self.mixer(
-                q, self._for_each_head(k), self._for_each_head(v), self.places(attention_bias, asked), dropout
+                q, self._for_each_head(k), self._for_each_head(v), self.places(attention_bias, kept), dropout
             )
         return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
 
@@ -117,13 +117,13 @@ class PositionedBlock(OLMoSequentialBlock):
         """As OLMo's."""
         return attend(super()._scaled_dot_product_attention, q, k, v, attn_mask, **options)
 
-    def _projected(self, h: Tensor, asked: int) -> list[Tensor]:
+    def _projected(self, h: Tensor, kept: int) -> list[Tensor]:
         """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""
         width, bias = self.fused_dims[0], self.att_proj.bias
         parts = slice(width), slice(width, None)
         q, kv = (
             nn.functional.linear(inputs, self.att_proj.weight[part], None if bias is None else bias[part])
-            for inputs, part in zip((h[:, -asked:], h), parts, strict=True)
+            for inputs, part in zip((h[:, -kept:], h), parts, strict=True)
         )
         if (limit := self.config.clip_qkv) is not None:
             q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
@@ -141,12 +141,12 @@ class PositionedBlock(OLMoSequentialBlock):
         times = self.config.n_heads // of_groups.shape[1]
         return of_groups if times == 1 else of_groups.repeat_interleave(times, dim=1)
 
-    def places(self, attention_bias: Tensor, asked: int) -> Places:
+    def places(self, attention_bias: Tensor, kept: int) -> Places:
         """Where the last Q queries and the keys are; of the bias (B, 1 or H, Q, K) its lowest numbers hide a key."""
         ids = self.current.ids
         assert ids is not None
         seen = (attention_bias > torch.finfo(attention_bias.dtype).min / 2).any(dim=1, keepdim=True)
-        return Places(ids[:, -asked:], ids, seen, attention_bias.masked_fill(~seen, 0))
+        return Places(ids[:, -kept:], ids, seen, attention_bias.masked_fill(~seen, 0))
 
 
 class PositionedOLMo(OLMo):
@@ -176,7 +176,7 @@ class PositionedOLMo(OLMo):
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
-            block.mixer, block.window, block.current, block.asked = None, None, self.current_positions, 0
+            block.mixer, block.window, block.current, block.kept = None, None, self.current_positions, 0
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:
@@ -313,9 +313,9 @@ class PositionedOLMo(OLMo):
         factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None
         self.current_positions.of_queries = None if factor is None else factor[:, None, :, None]
         last = self.blocks()[-1]
-        self._logits_to_keep = last.asked = logits_to_keep
+        self._logits_to_keep = last.kept = logits_to_keep
         try:
             with self.current_positions.holding(ids, sin_cos):
                 return super().forward(input_ids, **options)  # type: ignore[arg-type]
         finally:
-            self._logits_to_keep = last.asked = 0
+            self._logits_to_keep = last.kept = 0

@@ -104,6 +104,7 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     schedule = Schedule(config, data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
+    save_intervals = config.save_interval, config.save_interval_unsharded
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     # Read at the start: the corpus may be gone when a checkpoint is saved.
@@ -139,7 +140,8 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
                     measures = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, measures)
                     has_learned = until is not None and exact_share(measures) >= until
-                if has_learned or (not stops and (step == last_step or saves_at(config, step))):
+                is_due = any(every and step % every == 0 for every in save_intervals)
+                if has_learned or (not stops and (step == last_step or is_due)):
                     is_last = has_learned or step >= schedule.max_steps
                     folder = save(config, engine, step, data.identity, tokenizer, is_last)
             if has_learned:
@@ -242,12 +244,6 @@ class Schedule:
 # --- saving ---
 
 
-def saves_at(config: Config, step: int) -> bool:
-    """Whether a checkpoint is due after this step."""
-    intervals = (config.save_interval, config.save_interval_unsharded)
-    return any(interval is not None and step % interval == 0 for interval in intervals)
-
-
 def save(
     config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, finished: bool
 ) -> Path:
@@ -270,7 +266,7 @@ def no_longer_kept(config: Config, saved: Path) -> list[Path]:
     A count below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has
     beyond ``saved``, which is the last.
     """
-    lasting = [n for n in (config.checkpoints.keep_every, config.save_interval_unsharded) if n is not None]
+    lasting = [every for every in (config.checkpoints.keep_every, config.save_interval_unsharded) if every]
     whole = [
         folder
         for folder in checkpoints(config.save_folder)
@@ -278,7 +274,7 @@ def no_longer_kept(config: Config, saved: Path) -> list[Path]:
     ]
     keep = config.save_num_checkpoints_to_keep
     old = whole[:-keep] if keep > 0 else []
-    return [folder for folder in old if all(step_of(folder) % n for n in lasting)]
+    return [folder for folder in old if all(step_of(folder) % every for every in lasting)]
 
 
 def append_provenance(config: Config, *, is_new: bool) -> None:

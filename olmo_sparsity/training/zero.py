@@ -115,8 +115,8 @@ class ZeroEngine(Engine):
             group["lr"] = learning_rate
         norm = None
         if self.stage == 0:  # where DeepSpeed notes none; all processes have the same gradients by now
-            parameters = self.raw_model.parameters()
-            norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+            gradients = (parameter.grad for parameter in self.raw_model.parameters())
+            norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         self.model.step()
         return {"grad_norm": float(self.model.get_global_grad_norm() if norm is None else norm)}
 
