@@ -38,7 +38,7 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.groups import groups_of
 from olmo_sparsity.data.near_copies import in_near_copy
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, open_verified
-from olmo_sparsity.model.rope import LOG_N, RopeScaling, split_scaling
+from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 

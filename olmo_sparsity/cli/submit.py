@@ -198,7 +198,7 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what each shard would refuse before it loads a model."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
-    from olmo_sparsity.model.rope import split_scaling
+    from olmo_sparsity.model.rope_scaling import split_scaling
 
     command = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
     given = command.influence_parser().parse_args(arguments)

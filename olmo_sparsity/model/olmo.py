@@ -22,12 +22,12 @@ from olmo_sparsity.model.rope import (
     NoPositionEmbedding,
     PositionedEmbedding,
     PositionedRotaryEmbedding,
-    RopeScaling,
     Unrotated,
     alibi_causal_bias,
     document_bias,
     rotary_sin_cos,
 )
+from olmo_sparsity.model.rope_scaling import RopeScaling
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys (B, H, P, D) before rotation, and values with what an attention keeps beside them, (B, H, P, D + E)."""

@@ -21,7 +21,7 @@ from analysis.model.adapter import KeyValues
 from analysis.model.loading import LoadedModel, open_model
 from analysis.ours import OlmoAdapter
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.rope import LOG_N, RopeScaling
+from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling
 
 
 class MesaAdapter(OlmoAdapter):

@@ -248,7 +248,7 @@ def test_a_run_on_its_corpus_equals_a_plain_computation(trained, change, monkeyp
     from olmo_sparsity.checkpoint import load_model
     from olmo_sparsity.data.tokens import TokenFiles
     from olmo_sparsity.export import position_reach
-    from olmo_sparsity.model.rope import RopeScaling
+    from olmo_sparsity.model.rope_scaling import RopeScaling
 
     result = measure(
         f"{trained / 'run'}{change}", str(trained / "corpus"), **{**small_measurement.SMALL, "targets": 60}

@@ -16,7 +16,7 @@ from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.rope import LOG_N, ROPE_SCALINGS
+from olmo_sparsity.model.rope_scaling import LOG_N, ROPE_SCALINGS
 from olmo_sparsity.util.files import sha256_file
 from tests.analysis.test_light_install import WITHOUT_TRAINING, run
 from tests.support import tiny
