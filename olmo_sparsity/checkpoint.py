@@ -13,7 +13,6 @@ import json
 import logging
 import pickletools
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,6 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
 _NEVER_ABSENT = (WEIGHTS, OPTIMIZER, STATE, CONFIG)
 _STEP_FOLDER = re.compile(r"step(\d+)$")
-_WRAPPER = re.compile(r"(_orig_mod|module)\.")
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def step_folder(run: str | Path, step: int) -> Path:
 
 def checkpoints(run: str | Path) -> list[Path]:
     """Checkpoint folders of a run, oldest first; they are renamed into place when whole."""
-    found = [path for path in Path(run).glob("step*") if _STEP_FOLDER.match(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+    folders = [path for path in Path(run).glob("step*") if _STEP_FOLDER.match(path.name) and path.is_dir()]
+    return sorted(folders, key=step_of)
 
 
 def step_of(folder: Path) -> int:
@@ -86,12 +84,11 @@ def incompleteness(folder: Path, *, optimizer: bool = True) -> str | None:
     except (UserError, KeyError, TypeError):
         return f"{CHECKSUMS} is missing or damaged"
     for name, size in sizes.items():
-        path = folder / name
         if name == OPTIMIZER and not optimizer:
             continue
-        if not path.is_file():
+        if not (folder / name).is_file():
             return f"{name} is missing"
-        if path.stat().st_size != size:
+        if (folder / name).stat().st_size != size:
             return f"{name} is damaged"
     return None
 
@@ -101,18 +98,19 @@ def last_whole_checkpoint(run: str | Path, *, optimizer: bool = True) -> Path | 
 
     Raises `UserError` that says what is damaged where there are checkpoints and none is whole.
     """
-    torn = {}
+    torn: dict[Path, str] = {}
     for folder in reversed(checkpoints(run)):
-        torn[folder] = incompleteness(folder, optimizer=optimizer)
-        if torn[folder] is None:
-            for other in list(torn)[:-1]:
-                log.warning("skipping the torn checkpoint %s: %s", other, torn[other])
+        damage = incompleteness(folder, optimizer=optimizer)
+        if damage is None:
+            for other, what in torn.items():
+                log.warning("skipping the torn checkpoint %s: %s", other, what)
             return folder
+        torn[folder] = damage
     if not torn:
         return None
-    damage = "; ".join(f"{folder.name}: {what}" for folder, what in torn.items())
+    damages = "; ".join(f"{folder.name}: {what}" for folder, what in torn.items())
     raise UserError(
-        f"no checkpoint of {run} is whole ({damage}); copy one again from where it was saved, or start over with "
+        f"no checkpoint of {run} is whole ({damages}); copy one again from where it was saved, or start over with "
         "--save_overwrite, which removes them"
     )
 
@@ -124,27 +122,22 @@ def resolve_checkpoint(path: str | Path) -> Path:
     earlier checkpoint says may not be what is asked.
     """
     path = Path(path)
-    found = checkpoints(path)
-    if (path / WEIGHTS).is_file() or (path.is_dir() and _STEP_FOLDER.match(path.name) and not found):
-        if (path / "config.json").is_file():
-            return path  # a directory of transformers
-        if is_of_olmo(path):
-            return path
-        if torn := incompleteness(path, optimizer=False):
+    existing = checkpoints(path)
+    if (path / WEIGHTS).is_file() or (path.is_dir() and _STEP_FOLDER.match(path.name) and not existing):
+        is_of_others = (path / "config.json").is_file() or is_of_olmo(path)  # of transformers
+        if not is_of_others and (torn := incompleteness(path, optimizer=False)):
             raise UserError(f"{path} is damaged ({torn}); copy it again, or give another checkpoint")
         return path
     last = last_whole_checkpoint(path, optimizer=False)
-    if last is None and (path / "model.pt").is_file():
-        raise UserError(
-            f"{path / 'model.pt'} is a pickle, and none is read; write its tensors beside it as {WEIGHTS} with OLMo's "
-            "olmo.safetensors_util.state_dict_to_safetensors_file"
-        )
     if last is None:
-        raise UserError(f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py")
-    if last != found[-1] and not load_state(last).finished:
-        torn = incompleteness(found[-1], optimizer=False)
         raise UserError(
-            f"{found[-1]} is damaged ({torn}); copy it again, or give an earlier checkpoint, such as {last}"
+            f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py (of ai2-olmo's, "
+            f"{WEIGHTS} is read, and model.pt, a pickle, is not)"
+        )
+    if last != existing[-1] and not load_state(last).finished:
+        torn = incompleteness(existing[-1], optimizer=False)
+        raise UserError(
+            f"{existing[-1]} is damaged ({torn}); copy it again, or give an earlier checkpoint, such as {last}"
         )
     return last
 
@@ -184,16 +177,7 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
-    remedy = "resume from an earlier checkpoint"
-    try:
-        state = TrainState(**read_json(folder / STATE, remedy))
-    except TypeError as error:
-        raise UserError(f"{folder / STATE} is damaged ({error}); {remedy}") from error
-    if [type(value) for value in (state.step, state.tokens, state.finished)] != [int, int, bool]:
-        raise UserError(
-            f"{folder / STATE} is damaged (step, tokens or finished is of another type); {remedy}"
-        )
-    return state
+    return TrainState(**read_json(folder / STATE, "resume from an earlier checkpoint"))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -208,9 +192,7 @@ def config_of(folder: Path) -> Config:
     """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
-    from olmo_sparsity.config.load import (
-        load_config,  # here: it needs OLMo, and measuring other models does not
-    )
+    from olmo_sparsity.config.load import load_config  # here: measuring other models does not need OLMo
 
     return load_config(folder / CONFIG, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
 
@@ -221,20 +203,15 @@ def is_of_olmo(folder: Path) -> bool:
         return False
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
-            return all(name != _without_pickle(name) for name in file.keys())  # noqa: SIM118
+            return not any("." in name for name in file.keys())  # noqa: SIM118
     except (OSError, SafetensorError):
         return False
 
 
 def _without_pickle(name: str) -> str:
     """A tensor's name, which OLMo's safetensors hold as a pickled tuple in base64; the pickle is not run."""
-    if "." in name:  # no sign of base64
-        return name
-    try:
-        read = pickletools.genops(base64.urlsafe_b64decode(name))
-        return ".".join(str(text) for code, text, _ in read if "UNICODE" in code.name)
-    except ValueError:
-        return name
+    read = pickletools.genops(base64.urlsafe_b64decode(name))
+    return ".".join(str(text) for code, text, _ in read if "UNICODE" in code.name)
 
 
 def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
@@ -249,35 +226,20 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
 
 
 def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: bool = False) -> None:
-    """Load a checkpoint's weights. Raises `UserError` that names the first tensor which does not fit.
+    """Load a checkpoint's weights. Raises `UserError` that names the tensors which do not fit.
 
     With ``attention_may_be_new`` what the model's attention has of its own, and the checkpoint has not, stays as drawn.
     """
     tensors = load_tensors(folder / WEIGHTS)
     if is_of_olmo(folder):
-        tensors = {_without_pickle(name): each.float() for name, each in tensors.items()}
-    expected = model.state_dict()
+        tensors = {_without_pickle(name): tensor.float() for name, tensor in tensors.items()}
     if attention_may_be_new:
-        tensors = {name: each for name, each in expected.items() if ".mixer." in name} | tensors
-    for name in sorted(expected.keys() | tensors.keys()):
-        found = tuple(tensors[name].shape) if name in tensors else "absent"
-        wanted = tuple(expected[name].shape) if name in expected else "absent"
-        if found != wanted:
-            refuse_wrapped(tensors, folder / WEIGHTS)
-            raise UserError(
-                f"{folder / WEIGHTS} is of another model shape: {name} is {found} there and {wanted} in the "
-                "configuration; use the config.yaml beside the checkpoint"
-            )
-    model.load_state_dict(tensors)
-
-
-def refuse_wrapped(names: Iterable[str], path: Path) -> None:
-    """Raise `UserError` where tensors have the names that torch.compile or data parallel training gives them."""
-    if wrapper := next(filter(None, map(_WRAPPER.match, names)), None):
-        raise UserError(
-            f"the names of weights in {path} begin with {wrapper[0]}, as of a model inside torch.compile or data "
-            f"parallel training; save the model inside, model.{wrapper[1]}"
-        )
+        drawn = model.state_dict()
+        tensors = {name: drawn[name] for name in drawn if ".mixer." in name} | tensors
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{folder / WEIGHTS} is of another model: {' '.join(str(error).split())}") from error
 
 
 def weights_sha256(checkpoint: str | Path) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny
 from tests.support.forked import Forked

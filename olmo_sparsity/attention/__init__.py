@@ -1,14 +1,163 @@
-"""Attentions in the place of the softmax, one file for each family.
+"""Attentions in the place of the softmax: what one is, and where each is registered; and how softmax itself is called.
 
-Every module of this folder is imported here, so that a new attention is one new file, which registers what it defines.
+Every module of this folder is imported at the end, and registers what it defines: a new attention is one class.
+
+Shapes: B batch, H heads, Q queries, K keys (the last Q of them are the queries' own tokens), D head dimension, W width
+of the model, E numbers that an attention keeps of each token and head beside its value.
 """
 
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
-from olmo_sparsity.attention.base import ATTENTIONS, SOFTMAX, Attention, Places, Shape
+import torch
+from torch import Tensor, nn
+
+SOFTMAX = "softmax"
+"""The usual one, which OLMo's blocks compute themselves."""
+ATTENTIONS: dict[str, type[Attention]] = {}
+"""Every other attention by its name."""
+LONGEST_IN_FLOAT32 = 128
+"""Keys; above, bf16 is as fast (results/benchmarks)."""
+_BLOCK = 2**16
+"""Numbers of the rows that `by_rows` searches at a time: 256 KB, of which a core's cache holds several."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an attention must know of the model."""
+
+    width: int
+    """W."""
+    heads: int
+    """H."""
+    window: int
+    """Tokens of a training window."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the queries and keys of a forward pass are, and who sees whom."""
+
+    query_ids: Tensor
+    """(B or 1, Q) position ids."""
+    key_ids: Tensor
+    """(B or 1, K) position ids."""
+    seen: Tensor
+    """(B or 1, 1, Q, K) bool: what a query sees. Later keys it does not."""
+    bias: Tensor
+    """(B or 1, 1 or H, Q, K): added to the scores of what is seen, last of all."""
+
+    @property
+    def distance(self) -> Tensor:
+        """How far before its query a key is, in ids: (B or 1, 1, Q, K) float; 0 for the query's own token."""
+        return (self.query_ids[:, None, :, None] - self.key_ids[:, None, None, :]).float()
+
+    @property
+    def context_length(self) -> Tensor:
+        """n, the tokens up to the query, itself included, by its id: (B or 1, 1, Q, 1) float.
+
+        By id [ours], where papers count keys: so that a token that is dropped from a context changes n no more than one
+        that is hidden.
+        """
+        return (self.query_ids + 1)[:, None, :, None].float()
+
+
+class Attention(nn.Module):
+    """The attention of one layer, from queries and keys that are rotated already where the model has RoPE.
+
+    Scores and weights are float32, whatever the precision of the rest.
+    """
+
+    extras = 0
+    """E: `per_token` computes them from the layer's input, and they are cached with the values."""
+    fades = True
+    """Whether a token whose scores are lowered without end is the same as one that is dropped."""
+    reads_ids = False
+    """Whether ids count tokens or measure distances, other than by RoPE; coupled ids do neither."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+
+    def reset_parameters(self) -> None:
+        """Draw the attention's own weights; called once the model has drawn its own."""
+
+    def per_token(self, inputs: Tensor) -> Tensor:
+        """(B, H, T, E) of the layer's normed input (B, T, W); none where `extras` is 0."""
+        return inputs.new_empty(len(inputs), self.shape.heads, inputs.shape[1], 0)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q · k / sqrt(D), (B, H, Q, K) float32."""
+        return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+
+    @abstractmethod
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D) with extras (B, H, K, E)."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, places: Places, dropout: float) -> Tensor:
+        """What the queries read of the values, (B, H, Q, D); ``v`` is (B, H, K, D + E)."""
+        values, extras = v.split((q.shape[-1], self.extras), dim=-1)
+        weights = nn.functional.dropout(self.weights(q, k, extras, places), dropout)
+        return weights.to(values.dtype) @ values
+
+
+def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
+    """Make an attention available as ``model.attention``."""
+
+    def add(attention: type[Attention]) -> type[Attention]:
+        ATTENTIONS[name] = attention
+        return attention
+
+    return add
+
+
+def masked_scores(scores: Tensor, places: Places) -> Tensor:
+    """Scores with their bias, the lowest number where a key is not seen."""
+    scores = scores + places.bias.float()
+    return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
+
+
+def masked_softmax(scores: Tensor, places: Places) -> Tensor:
+    """Softmax over the keys that are seen; 0 of the others."""
+    return masked_scores(scores, places).softmax(dim=-1)
+
+
+def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What ``search`` finds of tensors of one shape, each of whose rows, the last dimension, is searched by itself.
+
+    A search reads its rows many times: on a CPU some rows at a time, which stay in the cache. All at once on a device,
+    and in a compiled graph, whose kernels do that by themselves.
+    """
+    if not tensors[0].is_cpu or torch.compiler.is_compiling():
+        return search(*tensors)
+    *outer, width = tensors[0].shape
+    blocks = zip(*(tensor.flatten(0, -2).split(max(1, _BLOCK // width)) for tensor in tensors), strict=True)
+    results = zip(*(search(*block) for block in blocks), strict=True)
+    return tuple(torch.cat(parts).unflatten(0, outer) for parts in results)
+
+
+def attend(
+    attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> Any:
+    """``attention(q, k, v, mask, **options)``; of few keys in float32 where a CPU trains in bf16.
+
+    PyTorch's CPU kernel takes several times as long for the backward pass of short sequences in bf16 as in float32.
+    Shapes are those of `torch.nn.functional.scaled_dot_product_attention`.
+    """
+    trains_in_bf16 = q.device.type == "cpu" and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    if not trains_in_bf16 or k.shape[-2] > LONGEST_IN_FLOAT32:
+        return attention(q, k, v, mask, **options)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.float()
+    with torch.autocast("cpu", enabled=False):
+        return attention(q.float(), k.float(), v.float(), mask, **options)
+
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["ATTENTIONS", "SOFTMAX", "Attention", "Places", "Shape"]

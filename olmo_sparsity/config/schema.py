@@ -15,8 +15,7 @@ from typing import Any, Literal
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.encodings import PositionEncoding, encoding_of
-from olmo_sparsity.positions import COUPLED_SCHEMES
+from olmo_sparsity.positions import COUPLED_SCHEMES, PositionEncoding, encoding_of
 from olmo_sparsity.util.errors import UserError
 
 
@@ -241,8 +240,8 @@ class CompilerConfig(olmo.CompilerConfig):
 
     from_steps: int = 500
     """
-    A run of fewer steps is not compiled, which takes tens of seconds; nor one of several processes, with DeepSpeed or
-    activation checkpointing, or where no compiler is installed. 0: compiled in any case.
+    A run of fewer steps is not compiled, which takes tens of seconds; nor one with fine-grained activation
+    checkpointing. 0: compiled in any case.
     """
 
 
@@ -417,7 +416,7 @@ _IGNORED = {
         device_train_grad_accum model.init_device model.precision""",
     "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
         load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
-        no_pre_train_checkpoint save_data_indices""",
+        no_pre_train_checkpoint save_data_indices save_num_unsharded_checkpoints_to_keep""",
     "not measured; metrics go to metrics.jsonl": """module_outputs_save_steps python_profiling torch_profiling
         optimizer.metrics_log_interval optimizer.record_update_metrics""",
     "held-out loss has the section evaluation": """evaluators eval_interval eval_subset_num_batches eval_on_load
@@ -429,8 +428,8 @@ IGNORED = {name: reason for reason, names in _IGNORED.items() for name in names.
 """Fields and sections of OLMo that change nothing about the result, and what this engine has in their place."""
 
 FREE = {
-    *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_num_unsharded_checkpoints_to_keep"),
-    *("save_overwrite", "save_interval", "save_interval_unsharded", "checkpoints", "evaluation", "dry_run"),
+    *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_overwrite", "save_interval"),
+    *("save_interval_unsharded", "checkpoints", "evaluation", "dry_run"),
     *("wandb", "tensorboard", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
     *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
     *("time_limit", "corpus.path", "corpus.heldout_split", "corpus.verify_checksums", "tokenizer.identifier"),

@@ -24,8 +24,7 @@ from olmo_sparsity.config.schema import (
     leaves,
     parse_duration,
 )
-from olmo_sparsity.encodings import SWITCHES
-from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES, SWITCHES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.util.errors import UserError

@@ -65,12 +65,12 @@ def linear_cross_entropy(
 def token_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
     """-log softmax(logits)[label] in nats, float32, 0 for `IGNORED`: (…), from (…, D) and (…)."""
     rows, at = hidden.flatten(0, -2), labels.flatten()
-    found, size = torch.zeros(len(rows), device=hidden.device), _rows_per_chunk(head.weight)
+    nats, size = torch.zeros(len(rows), device=hidden.device), _rows_per_chunk(head.weight)
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
         logits = F.linear(rows[part], head.weight, head.bias).float() * head.scale
-        found[part] = F.cross_entropy(logits, at[part], ignore_index=IGNORED, reduction="none")
-    return found.view(labels.shape)
+        nats[part] = F.cross_entropy(logits, at[part], ignore_index=IGNORED, reduction="none")
+    return nats.view(labels.shape)
 
 
 def _rows_per_chunk(weight: Tensor) -> int:
@@ -97,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_hidden, of_weight = (each * upstream.to(each.dtype) for each in ctx.saved_tensors)
+        of_hidden, of_weight = (saved * upstream.to(saved.dtype) for saved in ctx.saved_tensors)
         return of_hidden, of_weight, None, None, None
 
 

@@ -14,8 +14,8 @@ from olmo.model import OLMoOutput, should_checkpoint_block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from olmo_sparsity.attention import attend
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.model.dot_product import attend
 from olmo_sparsity.model.linear_loss import Head, losses
 
 

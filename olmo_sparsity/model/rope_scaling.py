@@ -1,6 +1,7 @@
 """RoPE past the length it was trained on, without training: other frequencies, or sharper scores, of the same weights.
 
-Each scheme of `ROPE_SCALINGS` has a factor s, how many times the original length L the ids are to reach.
+Each scheme of `ROPE_SCALINGS` has a factor s, how many times the original length L the ids are to reach. It needs no
+OLMo, as `rope.py` does: measuring other models reads this file.
 Shapes: D dimensions of a head that are rotated, D / 2 frequencies.
 """
 

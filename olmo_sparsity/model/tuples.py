@@ -118,8 +118,8 @@ class TupleAttention(nn.Module):
             return torch.empty(0, 1, dtype=torch.int64, device=device)  # one tuple: the last column alone
         # At least one tuple, which does not count where there are too few columns for it.
         many = max(min(columns - 1, self.farthest) if near else columns, self.size - 1)
-        found = torch.combinations(torch.arange(many, device=device), self.size - 1).T
-        return many - found if near else found  # distances, the farthest first
+        others = torch.combinations(torch.arange(many, device=device), self.size - 1).T
+        return many - others if near else others  # distances, the farthest first
 
     def _of_tuples(
         self,

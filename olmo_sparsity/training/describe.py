@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from omegaconf import OmegaConf
 
-from olmo_sparsity.config.schema import Config, parse_duration
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.model.build import empty_model, token_embedding
 from olmo_sparsity.positions import COUPLED_SCHEMES
@@ -15,24 +15,16 @@ from olmo_sparsity.util.errors import UserError
 
 
 def describe(config: Config) -> str:
-    """The resolved config as YAML, then parameter counts and the arithmetic of one step; allocates no optimizer."""
+    """The resolved config as YAML, then parameter counts and the tokens of one step; allocates no weights."""
     model = empty_model(config, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     embedding = token_embedding(model).weight.numel()
     batch, length = config.global_train_batch_size, config.model.max_sequence_length
-    amount, unit = parse_duration(config.max_duration)
-    lines = [
-        OmegaConf.to_yaml(OmegaConf.structured(config)).rstrip(),
-        "",
-        f"parameters        {total:,} ({total - embedding:,} without the token embedding)",
-        f"tokens per step   {batch} windows x {length} tokens = {batch * length:,}",
-        f"micro-batches     {-(-batch // config.device_train_microbatch_size)} of at most "
-        f"{config.device_train_microbatch_size} windows on one process",
-        f"duration          {amount:,.10g} {unit}",
-    ]
-    if unit == "steps":
-        lines.append(f"tokens per run    {int(amount) * batch * length:,}")
-    return "\n".join(lines) + "\n"
+    return (
+        f"{OmegaConf.to_yaml(OmegaConf.structured(config))}\n"
+        f"parameters        {total:,} ({total - embedding:,} without the token embedding)\n"
+        f"tokens per step   {batch} windows x {length} tokens = {batch * length:,}\n"
+    )
 
 
 def show_samples(config: Config, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Devices, precision and processes. Only this module and `zero.py` import Accelerate."""
+"""Devices, precision, processes, compiling. Only this module and `zero.py` import Accelerate."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from olmo.config import ActivationCheckpointingStrategy
 from olmo.optim import build_optimizer
 from torch import Tensor
 
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, parse_duration
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.training.compiling import compiled, is_of_compiler, uncompiled
-from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.provenance import processor_features
 
@@ -60,14 +60,7 @@ def z_weight(config: Config) -> float:
 
 def rendezvous_timeout() -> timedelta:
     """How long processes wait for each other before they end: OLMO_SPARSITY_TIMEOUT seconds, else ten minutes."""
-    given = os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")
-    try:
-        seconds = timedelta(seconds=float(given))
-    except (ValueError, OverflowError):
-        seconds = timedelta()
-    if seconds <= timedelta():
-        raise UserError(f"OLMO_SPARSITY_TIMEOUT is {given!r}; give seconds, such as 600")
-    return seconds
+    return timedelta(seconds=float(os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")))
 
 
 def process_group() -> InitProcessGroupKwargs:
@@ -96,10 +89,8 @@ class Engine:
         config = self.config
         self.micro_batch_size = config.device_train_microbatch_size
         self._z_weight, self._is_bf16 = z_weight(config), chosen_precision(config) == "bf16"
-        of_model = config.model
-        self._has_dropout = any(
-            (of_model.attention_dropout, of_model.residual_dropout, of_model.embedding_dropout)
-        )
+        kinds = ("attention", "residual", "embedding")
+        self._has_dropout = any(getattr(config.model, f"{kind}_dropout") for kind in kinds)
         if config.task.length_groups is not None and self.processes > 1:
             raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
         decoder = decoder_of(model)
@@ -113,7 +104,7 @@ class Engine:
             for group in optimizer.param_groups:
                 group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
         by_layer = config.activation_checkpointing is not None or self._gathers_layers
-        step_model = compiled(config, model, self.device, by_layer=by_layer)
+        step_model = compiled(config, model, by_layer=by_layer)
         self.is_compiled = step_model is not None
         self.model, self.optimizer = self.accelerator.prepare(
             model if step_model is None else step_model, optimizer
@@ -122,13 +113,13 @@ class Engine:
             decoder.prepare_loss()
 
     def _make_accelerator(self, config: Config) -> Accelerator:
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
         # No second copy of the gradients; and a forward pass is no collective, so that one process may repeat its own.
         buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         return Accelerator(
             mixed_precision="no",  # autocast is entered below
             cpu=not torch.cuda.is_available(),
-            kwargs_handlers=[process_group(), buckets] if several else [],
+            kwargs_handlers=[process_group(), buckets] if is_distributed else [],
         )
 
     @property
@@ -175,13 +166,11 @@ class Engine:
         """What the run is measured by while it trains: held-out text, or exact match on test samples of its task."""
         if config.task.name is None:
             return HeldoutEvaluation(config, rank=self.rank, world_size=self.processes)
-        rank, world_size = self._decoding_share
-        return TaskEvaluation(config, rank=rank, world_size=world_size)
-
-    @property
-    def _decoding_share(self) -> tuple[int, int]:
-        """Which of how many shares of the samples this process decodes."""
-        return self.rank, self.processes
+        if (
+            self._gathers_layers
+        ):  # in every forward pass, which all processes make together: each decodes everything
+            return TaskEvaluation(config)
+        return TaskEvaluation(config, rank=self.rank, world_size=self.processes)
 
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
@@ -196,7 +185,7 @@ class Engine:
         self.model.eval()
         with uncompiled():  # one shape was compiled, that of training
             if isinstance(evaluation, TaskEvaluation):
-                reduce_sum = self.sum_over_processes if self._decoding_share[1] > 1 else (lambda value: value)
+                reduce_sum = (lambda value: value) if self._gathers_layers else self.sum_over_processes
                 with self._forward_context():
                     row = evaluation.run(self.raw_model, reduce_sum, self.device)
             else:
@@ -230,7 +219,7 @@ class Engine:
         return {name: tensor.detach().cpu() for name, tensor in self.raw_model.state_dict().items()}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The whole optimizer state, as `optimizer_state.export_state` names it, in rank 0 alone. Collective."""
+        """The whole optimizer state, as `export_state` names it, in rank 0 alone. Collective."""
         return export_state(self._raw_optimizer) if self.is_main else {}
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -260,11 +249,11 @@ class Engine:
             while self.any_process(running is not None and bool(wait([running], patience).not_done)):
                 pass
         failure = running.exception() if running is not None else None
-        told: list[Any] = [None, f"{type(failure).__name__}: {failure}" if failure is not None else None]
+        outcome: list[Any] = [None, failure and f"{type(failure).__name__}: {failure}"]
         if running is not None and failure is None:
-            told[0] = running.result()
-        torch.distributed.broadcast_object_list(told, src=0, device=self.device)
-        result, why = told
+            outcome[0] = running.result()
+        torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
+        result, why = outcome
         if why is not None:  # in every process: a launcher may end rank 0 before it has said it
             raise failure or UserError(f"rank 0 failed ({why})")
         return result
@@ -279,3 +268,78 @@ class Engine:
                 f"{what} is not the same in all processes (rank {self.rank}: {value}); see that all machines have the "
                 "same files, then run the same command again"
             )
+
+
+# --- compiling ---
+
+
+def compiled(config: Config, model: Model, *, by_layer: bool = False) -> Any:
+    """What to train with: the compiled model, which shares all tensors with ``model``; None where nothing is compiled.
+
+    Runs of fewer than `compile.from_steps` steps are not, nor is fine-grained checkpointing, which breaks the graph
+    inside of every layer. ``by_layer``: each layer is compiled by itself, and ``model`` returned, for layers that are
+    computed again in the backward pass (compiled inside of that), or gathered from other processes one by one; tuples
+    have none. The config alone decides, so a resumed run computes as it did before.
+    """
+    if config.compile is None:
+        return None
+    options, decoder = asdict(config.compile), decoder_of(model) if by_layer else None
+    amount, unit = parse_duration(config.max_duration)
+    steps = {"steps": amount, "tokens": amount / config.tokens_per_step}.get(
+        unit, math.inf
+    )  # epochs: not known
+    if from_steps := options.pop("from_steps"):
+        is_broken = config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained
+        if steps < from_steps or is_broken:
+            return None
+    if decoder is None:
+        return torch.compile(model, **options)
+    if isinstance(decoder, TupleAttention):
+        return None
+    for block in decoder.blocks():
+        block.forward = torch.compile(block.forward, **options)
+    return model
+
+
+def uncompiled() -> Any:
+    """A context in which what was compiled is computed as it was written."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether compiling failed, and not what was compiled."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+# --- an optimizer's state as named tensors: stored without pickles, read on any number of processes ---
+
+SEPARATOR = "|"
+
+
+def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every state tensor as `<parameter>|<state>` on the CPU."""
+    return {
+        f"{name}{SEPARATOR}{key}": torch.as_tensor(value).detach().cpu().clone()
+        for name, parameter in _named_parameters(optimizer).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def import_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore what `export_state` gave of the same model."""
+    parameters = _named_parameters(optimizer)
+    optimizer.state.clear()
+    for full_name, tensor in tensors.items():
+        name, key = full_name.rsplit(SEPARATOR, 1)
+        on_device = key != "step" or bool(optimizer.param_groups[0].get("fused"))
+        device = parameters[name].device if on_device else "cpu"
+        optimizer.state[parameters[name]][key] = tensor.to(device, copy=True)
+
+
+def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Parameters by the names that OLMo's optimizer groups carry."""
+    return {
+        name: parameter
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    }

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from olmo.config import SchedulerUnits
+from olmo.optim import build_scheduler
 from torch import Tensor
 
 from olmo_sparsity.checkpoint import (
@@ -33,23 +31,21 @@ from olmo_sparsity.checkpoint import (
     step_of,
     weights_sha256,
 )
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, parse_duration
 from olmo_sparsity.data.batches import Batch, TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.metrics import rows_of_done_steps
-from olmo_sparsity.training.monitor import Monitor
+from olmo_sparsity.training.log import Monitor, rows_of_done_steps
 from olmo_sparsity.training.resume import (
     PROVENANCE_NAME,
     initial_checkpoint,
     is_finished,
-    refuse_other_data,
+    refuse_change,
     run_folder,
     starting_checkpoint,
 )
-from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, remove, write_json
@@ -69,27 +65,26 @@ def train(config: Config, *, resume: bool = False) -> Path:
     SIGTERM or Ctrl-C.
     """
     engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config)
-    with tracebacks_noted(config, engine):
-        # One process looks at the folder: another may be shown an older state of it.
-        last = engine.on_main(lambda: starting_checkpoint(config, resume))
-        if last is not None and engine.on_main(lambda: is_finished(config, last)):
-            engine.on_main(lambda: rows_of_done_steps(config.save_folder, step_of(last), finished=True))
-            log.info("%s is finished already", last)
-            return last
-        weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
-        model = build_model(config)
-        if weights is not None:
-            load_weights(model, weights, attention_may_be_new=last is None)
-        engine.prepare(model)
-        data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
-        engine.refuse_unequal(str(data.identity), "the text to train on")
-        with run_folder(config, engine, last, resume):
-            # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
-            if last is None:
-                engine.on_main(lambda: verify_checksums(config))
-            first_step = 0 if last is None else restore(engine, last, data)
-            engine.on_main(lambda: append_provenance(config, is_new=last is None))
-            return run_steps(config, engine, data, first_step)
+    # One process looks at the folder: another may be shown an older state of it.
+    last = engine.on_main(lambda: starting_checkpoint(config, resume))
+    if last is not None and engine.on_main(lambda: is_finished(config, last)):
+        engine.on_main(lambda: rows_of_done_steps(config.save_folder, step_of(last), finished=True))
+        log.info("%s is finished already", last)
+        return last
+    weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
+    model = build_model(config)
+    if weights is not None:
+        load_weights(model, weights, attention_may_be_new=last is None)
+    engine.prepare(model)
+    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+    engine.refuse_unequal(str(data.identity), "the text to train on")
+    with run_folder(config, engine, last, resume):
+        # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
+        if last is None:
+            engine.on_main(lambda: verify_checksums(config))
+        first_step = 0 if last is None else restore(engine, last, data)
+        engine.on_main(lambda: append_provenance(config, is_new=last is None))
+        return run_steps(config, engine, data, first_step)
 
 
 def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
@@ -97,7 +92,8 @@ def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
     state = load_state(last)
     content = (last / CHECKSUMS).read_text(encoding="utf8")
     engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
-    refuse_other_data(state, last, data.identity)
+    if state.data is not None:
+        refuse_change(last, "the text it is trained on, by its sha256,", state.data, data.identity)
     engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
     log.info("resuming from %s", last)
     return state.step
@@ -105,9 +101,10 @@ def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
 
 def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step: int) -> Path:
     """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
-    schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
+    schedule = Schedule(config, data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
+    save_intervals = config.save_interval, config.save_interval_unsharded
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     # Read at the start: the corpus may be gone when a checkpoint is saved.
@@ -143,7 +140,8 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
                     measures = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, measures)
                     has_learned = until is not None and exact_share(measures) >= until
-                if has_learned or (not stops and (step == last_step or saves_at(config, step))):
+                is_due = any(every and step % every == 0 for every in save_intervals)
+                if has_learned or (not stops and (step == last_step or is_due)):
                     is_last = has_learned or step >= schedule.max_steps
                     folder = save(config, engine, step, data.identity, tokenizer, is_last)
             if has_learned:
@@ -213,13 +211,37 @@ def finite(values: dict[str, float], step: int) -> dict[str, float]:
     return values
 
 
+class Schedule:
+    """OLMo's scheduler for one run: pure functions of the optimizer step, whatever the number of processes.
+
+    The first step is 1, as in OLMo.
+    """
+
+    def __init__(self, config: Config, steps_per_epoch: int | None):
+        """``steps_per_epoch``: None of a task, which has no epochs."""
+        amount, unit = parse_duration(config.max_duration)
+        steps = {
+            "steps": amount,
+            "tokens": amount / config.tokens_per_step,
+            "epochs": amount * (steps_per_epoch or 0),
+        }[unit]
+        self.config, self.scheduler = config, build_scheduler(config)
+        self.max_steps = max(1, int(steps))  # of the whole run
+        self.last_step = min(self.max_steps, config.stop_at or self.max_steps)
+        self.scale = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of optimizer step ``step``."""
+        initial = self.config.optimizer.learning_rate
+        return self.scheduler.get_lr(initial, step * self.scale, self.max_steps * self.scale)
+
+    def max_grad_norm(self, step: int) -> float | None:
+        """Gradient clipping bound of optimizer step ``step``; None where gradients are not clipped."""
+        initial = self.config.max_grad_norm
+        return self.scheduler.get_max_grad_norm(initial, step * self.scale, self.max_steps * self.scale)
+
+
 # --- saving ---
-
-
-def saves_at(config: Config, step: int) -> bool:
-    """Whether a checkpoint is due after this step."""
-    intervals = (config.save_interval, config.save_interval_unsharded)
-    return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
 def save(
@@ -239,30 +261,20 @@ def save(
 
 
 def no_longer_kept(config: Config, saved: Path) -> list[Path]:
-    """Checkpoints of the run beyond the last m that are not among every p-th; ``saved`` is the last.
+    """Checkpoints of the run that are not among the last m; every p-th, and those of OLMo's second interval, stay.
 
-    Those due at OLMo's second interval, `save_interval_unsharded`, have a count of their own, as in OLMo; a count
-    below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond
-    ``saved``.
+    A count below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has
+    beyond ``saved``, which is the last.
     """
-    every, second = config.checkpoints.keep_every, config.save_interval_unsharded
+    lasting = [every for every in (config.checkpoints.keep_every, config.save_interval_unsharded) if every]
     whole = [
         folder
         for folder in checkpoints(config.save_folder)
         if step_of(folder) <= step_of(saved) and incompleteness(folder) is None
     ]
-    of_second = [folder for folder in whole if second is not None and step_of(folder) % second == 0]
-    of_first = [folder for folder in whole if folder not in of_second]
-    old = []
-    for folders, keep in (
-        (of_first, config.save_num_checkpoints_to_keep),
-        (of_second, config.save_num_unsharded_checkpoints_to_keep),
-    ):
-        old += folders[:-keep] if keep > 0 else []
-    return [folder for folder in old if every is None or step_of(folder) % every]
-
-
-# --- what a run folder says about the run ---
+    keep = config.save_num_checkpoints_to_keep
+    old = whole[:-keep] if keep > 0 else []
+    return [folder for folder in old if all(step_of(folder) % every for every in lasting)]
 
 
 def append_provenance(config: Config, *, is_new: bool) -> None:
@@ -275,25 +287,3 @@ def append_provenance(config: Config, *, is_new: bool) -> None:
         read_json(path, "remove it, and run the same command again", expect=list) if path.is_file() else []
     )
     write_json(path, [*before, start])
-
-
-@contextmanager
-def tracebacks_noted(config: Config, engine: Engine) -> Iterator[None]:
-    """Append the traceback of what ends the block to `error-rank<n>.txt` in the run's folder.
-
-    Of many processes, standard error has them mixed, or only what the launcher let through. Bad input of one process
-    alone is not noted: it is one line there.
-    """
-    try:
-        yield
-    except StoppedBySignal:
-        raise
-    except Exception as error:
-        folder = Path(config.save_folder)
-        if not isinstance(error, UserError) or (engine.processes > 1 and folder.is_dir()):
-            time_of_day = datetime.now().astimezone().isoformat(timespec="seconds")
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                with open(folder / f"error-rank{engine.rank}.txt", "a", encoding="utf8") as file:
-                    file.write(f"{time_of_day}\n{traceback.format_exc()}\n")
-        raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from olmo_sparsity.checkpoint import (
     CONFIG,
     TOKENIZER,
-    TrainState,
     checkpoints,
     last_whole_checkpoint,
     load_state,
@@ -20,7 +19,7 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, leaves, may_change
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.metrics import METRICS_NAME
+from olmo_sparsity.training.log import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import folder_lock, remove, sha256_file
 
@@ -35,12 +34,12 @@ def starting_checkpoint(config: Config, resume: bool) -> Path | None:
     Raises `UserError` for a folder that holds a run which is neither to be resumed nor overwritten, one of other
     settings, or one whose checkpoints are all damaged.
     """
-    found = checkpoints(config.save_folder)
-    if not found or (config.save_overwrite and not resume):
+    existing = checkpoints(config.save_folder)
+    if not existing or (config.save_overwrite and not resume):
         return None
     if not resume:
         raise UserError(
-            f"{config.save_folder} already holds {found[-1].name}; go on with --resume, start over with "
+            f"{config.save_folder} already holds {existing[-1].name}; go on with --resume, start over with "
             "--save_overwrite, or choose another --save_folder"
         )
     last = last_whole_checkpoint(config.save_folder)
@@ -56,18 +55,18 @@ def initial_checkpoint(config: Config) -> Path | None:
     """
     if config.initial_weights is None:
         return None
-    found, own = resolve_checkpoint(config.initial_weights), run_tokenizer(config)
-    if found.resolve().parent == Path(config.save_folder).resolve():
+    initial, tokenizer = resolve_checkpoint(config.initial_weights), run_tokenizer(config)
+    if initial.resolve().parent == Path(config.save_folder).resolve():
         raise UserError(
-            f"initial_weights: {found} is in the folder that would be overwritten; choose another --save_folder"
+            f"initial_weights: {initial} is in the folder that would be overwritten; choose another --save_folder"
         )
-    its = found / TOKENIZER
-    if own is not None and its.is_file() and sha256_file(own) != sha256_file(its):
+    its = initial / TOKENIZER
+    if tokenizer is not None and its.is_file() and sha256_file(tokenizer) != sha256_file(its):
         raise UserError(
-            f"initial_weights: {found} has another tokenizer than the text; prepare the text with --tokenizer {its}"
+            f"initial_weights: {initial} has another tokenizer than the text; prepare the text with --tokenizer {its}"
         )
-    log.info("starting from the weights of %s", found)
-    return found
+    log.info("starting from the weights of %s", initial)
+    return initial
 
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
@@ -78,13 +77,16 @@ def is_finished(config: Config, checkpoint: Path) -> bool:
 
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
-    """A run goes on only with the settings that decide its losses."""
+    """A run goes on only with the settings that decide its losses, and in the precision that was chosen for it."""
     saved = load_config(folder / CONFIG, warn=False)
     before, now = leaves(saved), leaves(config)
     for name in {**before, **now}:  # a section may have its fields in one of them alone
-        if before.get(name) != now.get(name) and not may_change(name):
-            raise _another_run(folder, name, before.get(name), now.get(name))
-    _refuse_other_precision(config, folder)
+        if not may_change(name):
+            refuse_change(folder, name, before.get(name), now.get(name))
+    precision = load_state(folder).precision
+    if precision is not None:
+        names = {"no": "fp32", "bf16": "amp_bf16"}
+        refuse_change(folder, "precision", names[precision], names[chosen_precision(config)])
     if saved.max_duration != config.max_duration:
         log.warning(
             "%s: max_duration was %s and is now %s; from here on the learning rate follows the new length",
@@ -92,27 +94,13 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
         )
 
 
-def _refuse_other_precision(config: Config, folder: Path) -> None:
-    names = {"no": "fp32", "bf16": "amp_bf16"}
-    before, now = load_state(folder).precision, chosen_precision(config)
-    if before not in (None, now):
-        asked = names.get(before, before)
+def refuse_change(folder: Path, name: str, before: object, now: object) -> None:
+    """Raise `UserError` unless what decides the losses is as it was when the checkpoint ``folder`` was written."""
+    if before != now:
         raise UserError(
-            f"cannot resume {folder}: it was trained in {asked} and would go on here in {names[now]}; set "
-            f"--precision={asked}"
+            f"cannot resume {folder}: {name} was {before} and is now {now}; set it back, or choose another "
+            "--save_folder"
         )
-
-
-def refuse_other_data(state: TrainState, folder: Path, data: str | None) -> None:
-    """Refuse to go on from ``folder`` on another text than it was trained on."""
-    if state.data not in (None, data):
-        raise _another_run(folder, "the text it is trained on", f"sha256 {state.data[:12]}", str(data)[:12])
-
-
-def _another_run(folder: Path, name: str, before: object, now: object) -> UserError:
-    return UserError(
-        f"cannot resume {folder}: {name} was {before} and is now {now}; set it back, or choose another --save_folder"
-    )
 
 
 @contextmanager
@@ -131,8 +119,7 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
         # Of a run that was killed while it saved; another command may be writing to the folder now.
         folder, names = Path(config.save_folder), ("step*", METRICS_NAME, PROVENANCE_NAME)
         leftovers = [path for name in names for path in folder.glob(f".{name}.tmp-*")]
-        overwritten = [] if resume else [*checkpoints(folder), *folder.glob("error-rank*.txt")]
-        for path in [*leftovers, *overwritten]:
+        for path in [*leftovers, *([] if resume else checkpoints(folder))]:
             remove(path)
 
     with ExitStack() as held:

@@ -8,9 +8,7 @@ is filled in from there; the JSON leaves it out, or holds "auto".
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import share_of_batch
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.training.engine import Engine, chosen_precision, process_group
-from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
+from olmo_sparsity.training.engine import SEPARATOR, Engine, chosen_precision, process_group
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import find_shipped, read_json
 
@@ -32,17 +29,12 @@ AUTO = "auto"
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration: the JSON that the YAML names, its "auto" values filled in from the YAML.
 
-    Raises `UserError` where the JSON states a value that the YAML decides, or micro-batches do not divide a batch.
+    Raises `UserError` where the JSON states a value that the YAML decides.
     """
     path = find_shipped(str(config.deepspeed.config))
-    values = _read(path)
+    values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
     per_process = share_of_batch(config, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
-    if per_process % micro:
-        raise UserError(
-            f"with DeepSpeed every micro-batch has the same size: {per_process} windows a process cannot be cut into "
-            f"micro-batches of {micro}; change device_train_microbatch_size"
-        )
     derived: dict[str, Any] = {
         "train_batch_size": config.global_train_batch_size,
         "train_micro_batch_size_per_gpu": micro,
@@ -55,43 +47,14 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
             "lower_precision_safe_modules": [],
         },
     }
-    for name, value in derived.items():
-        if values.get(name, AUTO) != AUTO:
-            raise UserError(f'{path}: {name} is decided by the YAML; write "auto" there')
-        values[name] = value
-    for name in ("optimizer", "scheduler", "bf16", "fp16"):
-        if name in values:
+    for name in (*derived, "optimizer", "scheduler", "bf16", "fp16"):
+        if values.pop(name, AUTO) != AUTO:
             raise UserError(f"{path}: {name} is decided by the YAML; remove it there")
     if config.deepspeed.offload_optimizer:
-        if values["zero_optimization"]["stage"] == 0:
-            raise UserError(
-                "deepspeed.offload_optimizer needs ZeRO stage 1, 2 or 3; choose another deepspeed.config"
-            )
         values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         # OLMo's own AdamW, so that offloading changes no result.
         values["zero_force_ds_cpu_optimizer"] = False
-    return values
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The JSON, with a ZeRO stage in it; the rest is DeepSpeed's to judge."""
-    try:
-        values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
-    except UserError as error:
-        raise UserError(f"deepspeed.config: {error}") from error
-    zero = values.get("zero_optimization")
-    if not isinstance(zero, dict) or type(zero.get("stage")) is not int or not 0 <= zero["stage"] <= 3:
-        raise UserError(
-            f"deepspeed.config: {path} has no zero_optimization.stage of 0, 1, 2 or 3; see configs/deepspeed/"
-        )
-    return values
-
-
-def _compile_no_extension() -> None:
-    """DeepSpeed would compile one for CPUs, a minute at its first use on a machine; it sums for inference alone."""
-    import deepspeed.ops
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return values | derived
 
 
 class ZeroEngine(Engine):
@@ -102,7 +65,10 @@ class ZeroEngine(Engine):
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         if not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
-            _compile_no_extension()
+            import deepspeed.ops
+
+            # It would compile an extension, a minute at its first use on a machine, that sums for inference alone.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, int(os.environ["WORLD_SIZE"])))
         accelerator = Accelerator(
             deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group()]
@@ -128,11 +94,6 @@ class ZeroEngine(Engine):
     def _gathers_layers(self) -> bool:
         return self.stage == 3
 
-    @property
-    def _decoding_share(self) -> tuple[int, int]:
-        """ZeRO 3 gathers weights at every forward pass, so every process makes the same ones: it decodes everything."""
-        return (0, 1) if self.stage == 3 else super()._decoding_share
-
     def _forward_context(self) -> Any:
         return nullcontext()  # DeepSpeed enters autocast itself
 
@@ -151,16 +112,12 @@ class ZeroEngine(Engine):
         """Clip, update the weights, forget the gradients; returns ``grad_norm``, the norm before clipping."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._gradient_norm_of_stage_0() if self.stage == 0 else None
+        norm = None
+        if self.stage == 0:  # where DeepSpeed notes none; all processes have the same gradients by now
+            gradients = (parameter.grad for parameter in self.raw_model.parameters())
+            norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         self.model.step()
         return {"grad_norm": float(self.model.get_global_grad_norm() if norm is None else norm)}
-
-    def _gradient_norm_of_stage_0(self) -> Tensor:
-        """DeepSpeed notes no norm without a ZeRO optimizer; all processes hold the same gradients by now."""
-        gradients = [
-            parameter.grad for parameter in self.raw_model.parameters() if parameter.grad is not None
-        ]
-        return nn.utils.get_total_norm(gradients)
 
     def weights(self) -> dict[str, Tensor]:
         """As `Engine.weights`."""
@@ -168,13 +125,14 @@ class ZeroEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        full = ((name, safe_get_full_fp32_param(each)) for name, each in self.raw_model.named_parameters())
+        named = self.raw_model.named_parameters()
+        full = ((name, safe_get_full_fp32_param(parameter)) for name, parameter in named)  # collective
         return {name: tensor.cpu() for name, tensor in full if self.is_main}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """As `Engine.optimizer_tensors`."""
         if self.stage == 0:
-            return export_state(self.model.optimizer) if self.is_main else {}
+            return super().optimizer_tensors()
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_states()
@@ -192,16 +150,18 @@ class ZeroEngine(Engine):
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state on this number of processes and this stage, whatever it was written with."""
         if self.stage == 0:
-            import_state(self.model.optimizer, tensors)
+            super().load_optimizer_tensors(tensors)
             return
-        counted = (tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step"))
-        step = next(counted, None)
-        for flat in self._flat_groups():
-            state = {key: torch.zeros_like(flat.data) for key in self._state_keys}
+        step = next((tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step")), None)
+        on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
+        zero = self.model.optimizer
+        # The flat fp32 partitions that the base optimizer steps on.
+        flat = zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+        for partition in flat:
+            state = {key: torch.zeros_like(partition.data) for key in self._state_keys}
             if step is not None:
-                on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
-                state["step"] = step.clone().to(flat.device if on_device else "cpu")
-            self._base_optimizer.state[flat] = state
+                state["step"] = step.clone().to(partition.device if on_device else "cpu")
+            self._base_optimizer.state[partition] = state
         self._link_states()
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
@@ -230,8 +190,8 @@ class ZeroEngine(Engine):
         size = safe_get_local_optimizer_state(parameter, key).numel()
         padded = torch.zeros(size * self.processes)
         padded[: full.numel()] = full.flatten()
-        own = padded[self.rank * size : (self.rank + 1) * size]
-        safe_set_local_optimizer_state(parameter, own.to(self.device), key)
+        share = padded[self.rank * size : (self.rank + 1) * size]
+        safe_set_local_optimizer_state(parameter, share.to(self.device), key)
 
     @property
     def _base_optimizer(self) -> torch.optim.Optimizer:
@@ -239,22 +199,13 @@ class ZeroEngine(Engine):
 
     @property
     def _state_keys(self) -> tuple[str, ...]:
-        return (
-            ("exp_avg", "exp_avg_sq") if isinstance(self._base_optimizer, torch.optim.AdamW) else ("exp_avg",)
-        )
-
-    def _flat_groups(self) -> list[Tensor]:
-        """The flat fp32 partitions that the base optimizer steps on."""
-        zero = self.model.optimizer
-        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+        is_adamw = isinstance(self._base_optimizer, torch.optim.AdamW)
+        return ("exp_avg", "exp_avg_sq") if is_adamw else ("exp_avg",)
 
 
 def _pretend_a_launcher() -> None:
     """DeepSpeed wants a launcher's variables; alone, this process is rank 0 of 1."""
     if "RANK" in os.environ:
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
     os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_ADDR="127.0.0.1")

@@ -92,8 +92,5 @@ def _remedy_of(error: Exception) -> str:
     if of_torch or isinstance(error, MemoryError):
         return "too little memory; smaller batches need less (training: --device_train_microbatch_size)"
     if _is_of_many_processes():
-        return (
-            "if another process ended first, its own message says why (training: error-rank*.txt in the run's folder); "
-            "what was saved is whole, go on with --resume"
-        )
+        return "if another process ended first, its own message says why; what was saved is whole, go on with --resume"
     return ""

@@ -27,7 +27,7 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.model.build import Model, build_model
-from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
+from olmo_sparsity.training.log import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import last_line, read_json, write_json
 from olmo_sparsity.util.provenance import pick_device

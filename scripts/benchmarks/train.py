@@ -28,7 +28,7 @@ from olmo_sparsity.export import to_transformers
 from olmo_sparsity.exported import quiet_transformers
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.flops import flops_per_token, peak_flops
+from olmo_sparsity.training.log import flops_per_token, peak_flops
 from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.training.flops import flops_per_token
+from olmo_sparsity.training.log import flops_per_token
 from olmo_sparsity.util.errors import UserError
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules

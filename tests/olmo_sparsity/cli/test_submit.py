@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from analysis import load
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.util.errors import UserError
 from tests.support import local_slurm, tiny
 from tests.support.refusals import refused

@@ -9,8 +9,8 @@ import torch
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny
 from tests.support.refusals import refused
 

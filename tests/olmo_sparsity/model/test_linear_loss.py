@@ -67,12 +67,6 @@ def test_bf16_is_that_of_autocast():
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
 
 
-def test_without_gradients_there_is_only_a_loss():
-    hidden, weight, labels = made()
-    with torch.no_grad():
-        assert not linear_cross_entropy(hidden, Head(weight), labels)[0].requires_grad
-
-
 @pytest.mark.parametrize("z_weight", [0.0, 1e-2])
 @pytest.mark.parametrize(
     "changes",

@@ -101,16 +101,6 @@ def test_a_masked_token_is_a_dropped_token():
     torch.testing.assert_close(dropped.logits[:, 0], masked, atol=2e-5, rtol=1e-4)
 
 
-def test_embeddings_in_and_hidden_states_out():
-    model, ids = large_weights(), tokens()
-    expected = model(ids).logits
-    output = model(ids, input_embeddings=model.embed(ids), output_hidden_states=True)
-    torch.testing.assert_close(output.logits, expected)
-    torch.testing.assert_close(output.hidden_states[-1] @ model.model.lm_head.weight.T, expected)
-    other = model(ids, input_embeddings=model.embed(ids.roll(1, dims=0))).logits
-    torch.testing.assert_close(other, expected.roll(1, dims=0), atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("strategy", "runs"), [(None, 2), ("one_in_two", 3), ("whole_layer", 4)])
 @pytest.mark.parametrize("compiles", [False, True])
 def test_layers_are_run_again_for_their_gradients(strategy, runs, compiles):

@@ -98,16 +98,6 @@ def test_position_ids_keep_fused_causal_attention(monkeypatch):
     assert calls == [(None, True)] * 2
 
 
-def test_a_cache_of_keys_gives_the_same_logits():
-    model = tiny.model()
-    ids = tokens()
-    position_ids = contiguous(ids) * 2 + 5
-    whole = model(ids, position_ids=position_ids).logits
-    start = model(ids[:, :12], position_ids=position_ids[:, :12], use_cache=True)
-    rest = model(ids[:, 12:], position_ids=position_ids, past_key_values=start.attn_key_values).logits
-    torch.testing.assert_close(rest, whole[:, 12:], atol=2e-5, rtol=1e-4)
-
-
 def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():
     ids = tokens()
     places = contiguous(ids) * 3
@@ -136,3 +126,35 @@ def test_a_window_hides_tokens_by_the_distance_of_their_ids(places, seen_by):
     ids[0, 10] += 1
     changed = (model(ids, position_ids=places).logits - before).abs().amax(-1)[0] > 1e-4
     assert changed.nonzero().flatten().tolist() == seen_by
+
+
+# --- the last positions alone ---
+
+VARIANTS = {
+    "rope": {},
+    "alibi": {"rope": False, "alibi": True},
+    "learned": {"rope": False},
+    "grouped": {"n_kv_heads": 2},
+    "biased": {"include_bias": True, "clip_qkv": 0.05},
+    "olmo 2": {"norm_after": True, "attention_layer_norm": True, "layer_norm_type": "rms"},
+    "grouped block": {"block_group_size": 2},
+    "llama": {"block_type": "llama"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("asked", [1, 5, 12])
+@torch.no_grad()
+def test_logits_of_the_last_positions_are_those_of_all(name, asked):
+    model = tiny.model(**VARIANTS[name])
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 50, (3, 12), generator=generator)
+    ids = torch.arange(20)[torch.randperm(20, generator=generator)[:12].sort().values].expand(3, -1)
+    whole = model(tokens, position_ids=ids).logits
+    last = model(tokens, position_ids=ids, logits_to_keep=asked).logits
+    assert last.shape[1] == asked
+    torch.testing.assert_close(last, whole[:, -asked:], atol=2e-5, rtol=0)
+    assert model(tokens, position_ids=ids).logits.shape == whole.shape  # nothing stays cut
+    past = model(tokens[:, :5], position_ids=ids[:, :5], use_cache=True, logits_to_keep=1).attn_key_values
+    behind = model(tokens[:, 5:], position_ids=ids, past_key_values=past, logits_to_keep=min(asked, 7)).logits
+    torch.testing.assert_close(behind, whole[:, -min(asked, 7) :], atol=2e-5, rtol=0)

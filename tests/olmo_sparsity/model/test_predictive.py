@@ -273,47 +273,6 @@ def test_the_sort_of_the_first_error():
     assert compare(decoded, truth, lengths, end_token=9) == without_ids
 
 
-def reversal_batch():
-    """A beginning (0), digits, `=` (1), the digits backwards, the end (2); a digit and its copy share an id."""
-    rows = [[3, 4, 5, 6], [6, 3, 3], [5, 6, 4, 4, 3], [4, 3]]
-    tokens, ids, starts = [], [], []
-    for first, digits in enumerate(rows, start=1):
-        couple = list(range(first, first + len(digits)))
-        tokens.append(torch.tensor([[0, *digits, 1, *digits[::-1], 2]]))
-        ids.append(torch.tensor([[0, *couple, first + len(digits), *couple[::-1], 0]]))
-        starts.append(len(digits) + 2)
-    return tokens, ids, starts
-
-
-def test_free_running_equals_teacher_forced_when_the_model_is_right():
-    """A model that learned one batch by heart, from random weights, by the joint loss."""
-    rows, id_rows, starts = reversal_batch()
-    (tokens, mask), (ids, _) = padded(rows, "right", 0), padded(id_rows, "right", 0)
-    response = mask & (torch.arange(tokens.shape[1]) >= torch.tensor(starts)[:, None])
-    inputs, counts = (tokens[:, :-1], ids[:, :-1]), response[:, 1:]
-    labels, id_labels = (values[:, 1:].masked_fill(~counts, -100) for values in (tokens, ids))
-    neox = tiny.neox(n_layers=1, n_heads=2, vocab_size=7)
-    model = PositionPredictor(neox, PredictiveOptions(table_size=12), seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(120):
-        sums = model(*inputs, labels=labels, id_labels=id_labels)
-        optimizer.zero_grad()
-        (sums["loss_nats"] / counts.sum()).backward()
-        optimizer.step()
-    model.eval()
-    forced = model(*inputs)
-    assert torch.equal(forced.logits.argmax(-1)[counts], tokens[:, 1:][counts])
-    assert torch.equal(forced.id_logits.argmax(-1)[counts], ids[:, 1:][counts])
-    asked = [row[:, :start] for row, start in zip(rows, starts, strict=True)]
-    asked_ids = [row[:, :start] for row, start in zip(id_rows, starts, strict=True)]
-    (prompt, prompt_mask), (prompt_ids, _) = padded(asked, "left", 0), padded(asked_ids, "left", 0)
-    decoded = decode(model, prompt, prompt_ids, end_token=2, max_tokens=9, prompt_mask=prompt_mask)
-    answers = [row[:, start:] for row, start in zip(rows, starts, strict=True)]
-    answer_ids = [row[:, start:] for row, start in zip(id_rows, starts, strict=True)]
-    expected = [(t[0].tolist(), i[0].tolist()) for t, i in zip(answers, answer_ids, strict=True)]
-    assert_decoded(decoded, expected, 2)
-
-
 def test_a_seed_decides_the_new_weights():
     inner, before = decoder("neox"), torch.get_rng_state()
     models = [PositionPredictor(inner, PredictiveOptions(), seed=seed) for seed in (4, 4, 5)]
@@ -322,24 +281,16 @@ def test_a_seed_decides_the_new_weights():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-def test_bad_input_is_one_line_before_anything_runs():
-    with refused("too small for ids up to 40; set it to at least 41"):
-        PredictiveOptions(table_size=40).check_ids(40)
+def test_ids_beyond_a_table_and_an_oracle_without_ids_are_refused():
     PredictiveOptions(table_size=41).check_ids(40)
     PredictiveOptions(table_size=1, mode="plain").check_ids(40)
     (tokens,), (ids,) = prompts([4])
-    with refused("too small for ids up to 40"):
-        decode(predictor(), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
+    beyond, how = ids.clamp_max(0) + TABLE, {"end_token": 0, "max_tokens": 2}
+    with refused("table_size: 40 is too small for ids up to 40; set it to at least 41"):
+        decode(predictor(), tokens, beyond, **how)
     with refused("too small for ids up to 99"):
-        decode(
-            predictor(),
-            tokens,
-            ids,
-            end_token=0,
-            max_tokens=2,
-            response_ids=torch.tensor([[1, 99]]),
-        )
+        decode(predictor(), tokens, ids, response_ids=torch.tensor([[1, 99]]), **how)
     with refused(r"positions.second_table_size: 5 is too small for ids up to 5"):
-        decode(predictor("two levels"), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
+        decode(predictor("two levels"), tokens, beyond, **how)
     with refused("coupled reads the ids of the response; give response_ids"):
-        decode(predictor(mode="oracle"), tokens, ids, end_token=0, max_tokens=2)
+        decode(predictor(mode="oracle"), tokens, ids, **how)

@@ -25,14 +25,11 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
-from olmo_sparsity.training import loop
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.resume import starting_checkpoint
-from olmo_sparsity.util.files import LOCK_NAME, folder_lock
+from olmo_sparsity.util.files import folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
-from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,16 +91,13 @@ def test_an_unfinished_run_that_ends_in_a_torn_checkpoint_is_not_measured_at_an_
         load_model(tmp_path / "run")
     with refused(r"step00000006 is damaged"):
         load_model(tmp_path / "run" / "step00000006")
+    (
+        checkpoints(tmp_path / "run")[0] / "optimizer.safetensors"
+    ).unlink()  # weights alone are enough to measure
     load_model(tmp_path / "run" / "step00000004")
 
 
-def test_weights_alone_are_enough_to_measure(tmp_path):
-    half(tmp_path)
-    (checkpoints(tmp_path / "run")[-1] / "optimizer.safetensors").unlink()
-    load_model(tmp_path / "run")
-
-
-@pytest.mark.parametrize("noted", ["[]", "{}", '{"model.safetensors": 3}', "{", "null", "[" * 100_000])
+@pytest.mark.parametrize("noted", ["{", "{}", '{"model.safetensors": 3}'])
 def test_damaged_checksums_are_no_traceback_and_no_proof(tmp_path, noted):
     config = half(tmp_path)
     (checkpoints(tmp_path / "run")[-1] / CHECKSUMS).write_text(noted)
@@ -148,13 +142,13 @@ def test_what_decides_the_losses_may_not_change(tmp_path, name):
 
 def test_the_precision_is_compared_as_it_was_chosen(tmp_path, monkeypatch):
     half(tmp_path)
-    with refused(r"trained in fp32 .* in amp_bf16; set --precision=fp32"):
+    with refused("precision was fp32 and is now amp_bf16; set it back"):
         train(tiny.train_config(tmp_path, "--precision=amp_bf16"), resume=True)
     for has_bf16 in (True, False):
         monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda has_bf16=has_bf16: has_bf16)
         config = tiny.train_config(tmp_path, "--precision=null")
         if has_bf16:
-            with refused("trained in fp32"):
+            with refused("precision was fp32"):
                 train(config, resume=True)
         else:
             train(config, resume=True)
@@ -166,7 +160,7 @@ def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
     tiny.write_corpus(
         tmp_path / "corpus", {"train": tiny.random_documents(12, 90, seed=7), "heldout": [[1, 2, 3]]}
     )
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
     folder = train(replace(config, corpus=replace(config.corpus, path=str(moved))), resume=True)
     assert load_state(folder).finished
@@ -182,7 +176,7 @@ def test_other_raw_token_files_are_refused(tmp_path):
     content = bytearray(raw.read_bytes())
     content[10:12] = content[12:14]
     raw.write_bytes(content)
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
 
 
@@ -209,12 +203,6 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     train(config, resume=True)
 
 
-def test_a_lock_file_that_somebody_deletes_costs_nothing(tmp_path, monkeypatch):
-    file = tmp_path / "run" / LOCK_NAME
-    monkeypatch.setattr(loop, "saves_at", lambda config, step: file.unlink(missing_ok=step > 1))
-    assert load_state(train(tiny.train_config(tmp_path))).finished
-
-
 def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
     config = half(tmp_path)
     last = checkpoints(tmp_path / "run")[-1]
@@ -231,16 +219,10 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         train(config, resume=True)
 
 
-DAMAGED = [
-    *(("provenance.json", content) for content in (b"{", b"{}", b"\xff")),
-    *(
-        ("metrics.jsonl", content)
-        for content in (b"[]\n", b'{"loss_nats": 1}\n', b"\xff\n", b"[" * 99999 + b"\n")
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), slow_but(DAMAGED, DAMAGED[1], DAMAGED[3]))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("provenance.json", b"{}"), ("metrics.jsonl", b"[]\n"), ("metrics.jsonl", b"\xff\n")],
+)
 def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     config = half(tmp_path)
     path = tmp_path / "run" / name
@@ -285,66 +267,25 @@ def test_a_begun_run_whose_metrics_are_cut_off_is_refused(tmp_path):
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_the_time_that_processes_wait_is_checked(monkeypatch):
-    for given in ("soon", "nan", "-1", "0", "inf"):
-        monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
-        with refused("OLMO_SPARSITY_TIMEOUT"):
-            engines.rendezvous_timeout()
-
-
-def test_a_fresh_start_asks_for_nothing(tmp_path):
-    assert starting_checkpoint(tiny.train_config(tmp_path), resume=True) is None
-    assert not (tmp_path / "run").exists()
-
-
-# --- metrics ---
-
-
-def test_rows_of_earlier_versions_are_read_and_a_torn_last_line_is_not(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss_nats": 2.0, "crc32": "00"}\n{"step": 2, "lo')
-    assert read_metrics(path) == [{"step": 1, "loss_nats": 2.0}]
-
-
 # --- weights of another run ---
 
 
-def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_of_it(tmp_path):
-    """Its first loss is that of those weights, on a longer window; then it resumes without them."""
-    first = train(tiny.train_config(tmp_path))
-    longer = tiny.train_config(
-        tmp_path, f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / 'longer'}",
-        "--model.max_sequence_length=64", "--positions.target_length=128",
-    )  # fmt: skip
-    train(replace(longer, stop_at=4))
-    batch = next(open_training_data(longer).batches(0))
-    with torch.no_grad():
-        model, *_ = load_model(first)
-        logits = model(batch.input_ids, position_ids=batch.position_ids).logits
-    expected = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten()
-    )
-    begun = read_metrics(tmp_path / "longer" / "metrics.jsonl")[0]
-    assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
-    (told,) = json.loads((tmp_path / "longer" / "provenance.json").read_text())
-    assert told["initial_weights_sha256"] == weights_sha256(first)
-    shutil.rmtree(tmp_path / "run")
-    assert load_state(train(longer, resume=True)).step == 8
-
-
 @pytest.mark.parametrize(
-    "changes", [["attention=ssmax"], ["rope=false", "nope=true"]], ids=["ssmax", "drope"]
+    "changes",
+    [
+        ["--model.max_sequence_length=64", "--positions.target_length=128"],
+        ["--model.attention=ssmax"],
+        ["--model.rope=false", "--model.nope=true"],
+    ],
+    ids=["longer window", "ssmax", "drope"],
 )
-def test_another_attention_or_no_rope_may_be_switched_on_after_training(tmp_path, changes):
-    """SSMax begins with its own scales as they are drawn; DroPE has no further weights."""
+def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_of_it(tmp_path, changes):
+    """Its first loss is that of those weights; SSMax begins with its own as they are drawn. It resumes without them."""
     first = train(tiny.train_config(tmp_path))
     late = tiny.train_config(
-        tmp_path,
-        f"--initial_weights={first}",
-        f"--save_folder={tmp_path / 'late'}",
-        *(f"--model.{change}" for change in changes),
+        tmp_path, f"--initial_weights={first}", f"--save_folder={tmp_path / 'late'}", *changes
     )
-    train(replace(late, stop_at=1))
+    train(replace(late, stop_at=4))
     model = build_model(late)
     missing, unexpected = model.load_state_dict(load_model(first)[0].state_dict(), strict=False)
     assert all(".mixer." in name for name in missing) and not unexpected
@@ -353,42 +294,29 @@ def test_another_attention_or_no_rope_may_be_switched_on_after_training(tmp_path
     with torch.no_grad():
         logits = model(batch.input_ids, position_ids=batch.position_ids).logits[:, :-1]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.input_ids[:, 1:].flatten())
-    (begun,) = read_metrics(tmp_path / "late" / "metrics.jsonl")
-    assert begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
-    if missing:
-        with refused("is of another model shape: .*mixer"):
-            train(replace(late, initial_weights=str(tmp_path / "late"), save_folder=str(tmp_path / "back"),
-                          model=replace(late.model, attention="softmax")))  # fmt: skip
+    begun = read_metrics(tmp_path / "late" / "metrics.jsonl")[0]
+    assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
+    (start,) = json.loads((tmp_path / "late" / "provenance.json").read_text())
+    assert start["initial_weights_sha256"] == weights_sha256(first)
+    shutil.rmtree(tmp_path / "run")
+    assert load_state(train(late, resume=True)).step == 8
 
 
-def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
-    train(tiny.train_config(tmp_path))
-
-    def starting(name, *overrides):
-        given = (f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / name}", *overrides)
-        return tiny.train_config(tmp_path, *given)
-
-    with refused("is neither a checkpoint nor a run with one"):
-        train(replace(starting("a"), initial_weights=str(tmp_path / "nowhere")))
-    with refused("is of another model shape"):
-        train(starting("b", "--model.n_layers=3"))
+def test_weights_of_another_tokenizer_or_shape_or_that_would_be_overwritten_are_refused(tmp_path):
+    last = train(tiny.train_config(tmp_path))
+    elsewhere = f"--initial_weights={last}", f"--save_folder={tmp_path / 'elsewhere'}"
+    with refused("is of another model: .*blocks.2"):
+        train(tiny.train_config(tmp_path, *elsewhere, "--model.n_layers=3"))
     other = tmp_path / "tokenizer.json"
     other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + " ")
     with refused(
         "initial_weights: .* has another tokenizer than the text; prepare the text with --tokenizer"
     ):
-        train(starting("c", f"--tokenizer.identifier={other}"))
-    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abc")
-
-
-@pytest.mark.parametrize("name", ["run", "run/step00000008"])
-def test_a_run_cannot_start_from_the_weights_that_it_overwrites(tmp_path, name):
-    last = train(tiny.train_config(tmp_path))
-    itself = tiny.train_config(tmp_path, f"--initial_weights={tmp_path / name}", "--save_overwrite")
-    with refused(
-        "initial_weights: .*step00000008 is in the folder that would be overwritten; choose another"
-    ):
-        train(itself)
+        train(tiny.train_config(tmp_path, *elsewhere, f"--tokenizer.identifier={other}"))
+    assert not (tmp_path / "elsewhere" / "metrics.jsonl").exists()
+    for name in ("run", "run/step00000008"):
+        with refused("initial_weights: .*step00000008 is in the folder that would be overwritten"):
+            train(tiny.train_config(tmp_path, f"--initial_weights={tmp_path / name}", "--save_overwrite"))
     assert incompleteness(last) is None
 
 

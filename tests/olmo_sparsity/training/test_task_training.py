@@ -10,17 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
+from olmo_sparsity.checkpoint import load_model, weights_sha256
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
-from olmo_sparsity.model.build import as_predictor, build_model
-from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
-from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
 
@@ -112,18 +111,6 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("examples", "count", "sizes"), [(64, 10, [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]), (2, 4, [1, 1])]
-)
-def test_groups_of_lengths_have_as_many_examples_each(examples, count, sizes):
-    mask = torch.arange(9) < torch.arange(examples)[:, None] % 9
-    empty = torch.zeros(examples, 9, dtype=torch.long)
-    groups = Batch(empty, empty, empty, mask).by_length(count)
-    assert [len(group.loss_mask) for group in groups] == sizes
-    lengths = torch.cat([group.loss_mask.sum(dim=1) for group in groups])
-    assert lengths.tolist() == sorted(mask.sum(dim=1).tolist())
-
-
 def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
     ends = torch.tensor([30, 3, 17, 9, 0, 10])
     mask = torch.arange(40) == ends[:, None] - 1
@@ -137,12 +124,6 @@ def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
             assert torch.equal(values, tokens[rows, :width] + first)
         assert torch.equal(part.loss_mask, mask[rows, :width])
         assert part.num_loss_tokens == int(mask[rows].sum())
-
-
-def test_micro_batches_of_examples_that_end_together_keep_their_order_and_width():
-    tokens = torch.arange(4 * 7).reshape(4, 7)
-    parts = Batch(tokens, tokens, tokens, torch.ones(4, 7, dtype=torch.bool)).micro_batches(3)
-    assert torch.equal(torch.cat([part.input_ids for part in parts]), tokens)
 
 
 @pytest.mark.parametrize("attention", ["softmax", *ATTENTIONS])
@@ -199,7 +180,7 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
     train(replace(config, stop_at=3))
     shutil.copytree(corpus, tmp_path / "kept")
     shutil.copytree(other, corpus, dirs_exist_ok=True)
-    with refused("the text it is trained on was"):
+    with refused("the text it is trained on, .* was"):
         train(config, resume=True)
     shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
     file = corpus / "train-00000.npy"
@@ -211,21 +192,16 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    whole = tiny_task.config(tmp_path, "evaluation.interval=3", "evaluation.windows=4")
-    train(whole)
-    parts = tiny_task.config(
-        tmp_path, f"save_folder={tmp_path / 'parts'}", "evaluation.interval=3", "evaluation.windows=4"
-    )
-    parts.stop_after = 3
-    train(parts)
-    parts.stop_after = None
+    asked = "evaluation.interval=3", "evaluation.windows=4"
+    train(tiny_task.config(tmp_path, *asked))
+    parts = tiny_task.config(tmp_path, f"save_folder={tmp_path / 'parts'}", *asked)
+    train(replace(parts, stop_after=3))
     train(parts, resume=True)
     assert weights_sha256(tmp_path / "parts") == weights_sha256(tmp_path / "run")
     assert without_speed(tmp_path / "parts") == without_speed(tmp_path / "run")
     assert [row["step"] for row in rows_of(tmp_path / "run") if "exact_match" in row] == [3, 6]
     with refused(r"task\.parameters\S* was .* and is now"):
-        other = tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]")
-        train(other, resume=True)
+        train(tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]"), resume=True)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
@@ -244,11 +220,7 @@ def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
     assert [row["length"] for row in measured["exact_match"]] == [5, 10, 15]
     loaded, stored = load_model(tmp_path / "run")
     assert stored.task == config.task
-    saved = load_tensors(tmp_path / "run" / "step00000006" / "model.safetensors")
-    assert any("id_embedding" in name for name in saved) == (scheme in ("coupled", "predicted"))
-    tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 4, 2]])
-    alone = loaded(tokens, position_ids=ids).logits
-    assert torch.equal(as_predictor(loaded)(tokens, ids).logits, alone)
+    assert any("id_embedding" in name for name in loaded.state_dict()) == (scheme in ("coupled", "predicted"))
 
 
 def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
@@ -262,17 +234,3 @@ def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
         open_model(tmp_path / "run")
     with refused(r"the export is for OLMo and GPT-NeoX without coupled ids"):
         export_checkpoint(tmp_path / "run", tmp_path / "out")
-
-
-def test_analysis_reads_gpt_neox_as_it_was_trained(tmp_path):
-    from analysis.model.loading import open_model
-
-    train(tiny_task.config(tmp_path, "positions.scheme=pose"))
-    model, _ = load_model(tmp_path / "run")
-    assert isinstance(model, PositionedNeoX)
-    loaded = open_model(tmp_path / "run")
-    tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 7, 30]])
-    past = loaded.model.key_values(tokens[:, :2], ids[:, :2])
-    after = loaded.model.logits_after(past, tokens[:, 2:], ids, 1)[:, 0]
-    assert torch.allclose(after, model(tokens, ids).logits[:, -1], atol=1e-5)
-    assert loaded.family == "gpt_neox"

@@ -1,0 +1,150 @@
+"""Softmax of other scores: sharpened with the length of the context or with distance, with a forget gate, convolved."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.attention import Attention, Places, Shape, masked_softmax, register
+
+
+@register("ssmax")
+class ScalableSoftmax(Attention):
+    """SSMax (Nakanishi 2025, arXiv 2501.19399): the scores times s log n, s learned by each head.
+
+    s is 1 / log(window) plus a bias that is 0 at first [ours], so that an untrained model has the usual scores at the
+    end of its window.
+    """
+
+    reads_ids = True
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        self.s_bias = nn.Parameter(torch.empty(shape.heads))
+
+    def reset_parameters(self) -> None:
+        """See `Attention`."""
+        nn.init.zeros_(self.s_bias)
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        s = 1 / math.log(self.shape.window) + self.s_bias.float()
+        scale = s[:, None, None] * places.context_length.log()
+        return masked_softmax(scale * self.scores(q, k), places)
+
+
+@register("log-n")
+class LogLengthTemperature(Attention):
+    """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021, and others since)."""
+
+    reads_ids = True
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        scale = (places.context_length.log() / math.log(self.shape.window)).clamp_min(1)
+        return masked_softmax(scale * self.scores(q, k), places)
+
+
+_TAU = 10.0
+
+
+@register("scale-invariant")
+class ScaleInvariant(Attention):
+    """Scale-invariant attention (Anson et al. 2025, arXiv 2505.17083): a times the scores, plus 1 - a².
+
+    a² = 2 log(t / τ + 1) + 1 at a distance of t tokens, with τ = 10 as there: of scores that are Gaussian, keys at 10
+    to 100 tokens then weigh together as much as those at 100 to 1,000.
+    """
+
+    reads_ids = True
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        squared = 2 * (places.distance.clamp_min(0) / _TAU).log1p() + 1
+        scores = squared.sqrt() * self.scores(q, k) + 1 - squared
+        return masked_softmax(scores, places)
+
+
+@register("fox")
+class Forgetting(Attention):
+    """Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130): scores plus Σ log f(l), key j < l <= query i.
+
+    f(l) = sigmoid(w · input(l) + b), a number for each token and head. A token that a query does not see has no gate
+    for it either [ours]: so a token that is hidden is the same as one that is dropped.
+    """
+
+    extras = 1
+    fades = False
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        self.gate = nn.Linear(shape.width, shape.heads)
+
+    def reset_parameters(self) -> None:
+        """See `Attention`; as the authors draw them, so that every gate is about a half at first."""
+        nn.init.normal_(self.gate.weight, std=0.02)
+        nn.init.zeros_(self.gate.bias)
+
+    def per_token(self, inputs: Tensor) -> Tensor:
+        """log f, (B, H, T, 1)."""
+        return F.logsigmoid(self.gate(inputs).float()).transpose(1, 2)[..., None]
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        log_gates = extras.float().transpose(-1, -2) * places.seen  # (B, H, Q, K)
+        behind = log_gates.flip(-1).cumsum(-1).flip(-1) - log_gates
+        return masked_softmax(self.scores(q, k) + behind, places)
+
+
+@register("dape-v2")
+class FeatureMap(Attention):
+    """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions over heads and three keys.
+
+    The neighbours of a key are those whose ids are one less and one more, and the map is 0 at keys that the query does
+    not see, before either convolution [ours]: a token that is dropped leaves a gap, as one that is hidden does. Between
+    the convolutions there are as many channels as heads, and a bias of ALiBi is added after them [ours].
+    """
+
+    fades = False
+    reads_ids = True
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        # heads of the map, heads of the scores, the key before, the key itself, the key behind
+        self.first = nn.Linear(3 * shape.heads, shape.heads)
+        self.second = nn.Linear(3 * shape.heads, shape.heads)
+
+    def reset_parameters(self) -> None:
+        """See `Attention`; the map is 0 at first."""
+        nn.init.normal_(self.first.weight, std=(3 * self.shape.heads) ** -0.5)
+        for zeros in (self.first.bias, self.second.weight, self.second.bias):
+            nn.init.zeros_(zeros)
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        scores = self.scores(q, k)
+        if q.shape[2] == k.shape[2]:
+            return masked_softmax(scores + self._added(scores, places.key_ids, places.seen), places)
+        # Padding of prompts that were decoded together stands between neighbours: what is hidden goes to the front.
+        order = places.seen[:, :, -1:].int().argsort(dim=-1, stable=True)  # (B or 1, 1, 1, K)
+        key_ids = torch.take_along_dim(places.key_ids, order[:, 0, 0], dim=-1)
+        moved, seen = (torch.take_along_dim(of_keys, order, dim=-1) for of_keys in (scores, places.seen))
+        added = torch.take_along_dim(self._added(moved, key_ids, seen), order.argsort(dim=-1), dim=-1)
+        return masked_softmax(scores + added, places)
+
+    def _added(self, scores: Tensor, key_ids: Tensor, seen: Tensor) -> Tensor:
+        """What the convolutions add to scores (B, H, Q, K), where neighbours are next to each other, of that shape."""
+        follows = (key_ids.diff(dim=-1) == 1)[:, None, None]  # (B or 1, 1, 1, K - 1)
+        map_ = F.leaky_relu(self._convolved(self.first, scores * seen, follows))
+        return self._convolved(self.second, map_ * seen, follows)
+
+    @staticmethod
+    def _convolved(layer: nn.Linear, scores: Tensor, follows: Tensor) -> Tensor:
+        """(B, H, Q, K) of the same: each key with its neighbours, where ``follows`` says that the next key is one."""
+        before = F.pad(scores[..., :-1] * follows, (1, 0))
+        behind = F.pad(scores[..., 1:] * follows, (0, 1))
+        read = torch.cat([before, scores, behind], dim=1)
+        return torch.einsum("gh,bhqk->bgqk", layer.weight, read) + layer.bias[:, None, None]

@@ -1,0 +1,325 @@
+"""What a run shows and writes while it trains: a progress bar, `metrics.jsonl`, Weights & Biases, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from olmo_sparsity.config.schema import Config
+from olmo_sparsity.model.build import empty_model, token_embedding
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import write_text
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.signals import StoppedBySignal
+
+METRICS_NAME = "metrics.jsonl"
+RUN_ID_NAME = "wandb_run_id.txt"
+TENSORBOARD_FOLDER = "tensorboard"
+_CPU = torch.device("cpu")
+
+
+class Monitor:
+    """Shows and writes the metrics of the main process; silent in the others. Use it as a context manager.
+
+    Rows of `metrics.jsonl`: step, tokens (seen so far), the values given, tokens_per_second (all processes together,
+    over the last `speed_monitor.window_size` steps), mfu (fraction; absent where the device's peak is not known),
+    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        first_step: int,
+        last_step: int,
+        enabled: bool = True,
+        device: torch.device = _CPU,
+        processes: int = 1,
+    ):
+        """``enabled``: in the main process."""
+        self.config, self.enabled, self.device = config, enabled, device
+        self.tokens_per_step, self.first_step, self.last_step = config.tokens_per_step, first_step, last_step
+        peak = peak_flops(config, device) if enabled else None
+        self.utilisation_per_rate = flops_per_token(config) / (peak * processes) if peak else None
+        self.paused_seconds = 0.0
+        self.note = ""
+        self.trackers: list[Tracker] = []
+
+    def __enter__(self) -> Monitor:
+        # metrics.jsonl last: where another fails, it is still as it was
+        asked_for: dict[type[Tracker], bool] = {
+            WeightsAndBiases: self.config.wandb is not None,
+            TensorBoard: self.config.tensorboard,
+            MetricsFile: True,
+        }
+        total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
+        with ExitStack() as stack:
+            stack.push(self._close_trackers)
+            for kind, is_asked_for in asked_for.items():
+                if self.enabled and is_asked_for:
+                    self.trackers.append(kind(self.config, self.first_step))
+            bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
+            self.advance = stack.enter_context(bar)
+            self.opened = stack.pop_all()
+        self.step_times = deque([self._training_time()], maxlen=self.config.speed_monitor.window_size + 1)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.opened.__exit__(*error)
+
+    def _close_trackers(self, kind: type[BaseException] | None, *_: Any) -> None:
+        for tracker in self.trackers:
+            tracker.close(failed=kind is not None and not issubclass(kind, StoppedBySignal))
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Show one optimizer step's values (`loss_nats` among them) and, at their intervals, write them."""
+        self.step_times.append(self._training_time())
+        if not self.enabled:
+            return
+        is_last = step == self.last_step
+        due = [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
+        if due or not self.note:
+            values = {**values, **self._speed_and_memory()}
+            self._write(step, values, due)
+            mfu = f", MFU {100 * values['mfu']:.1f} %" if "mfu" in values else ""
+            self.note = f"{mfu}, {values['peak_memory_gb']:.1f} GB"
+        self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}{self.note}")
+
+    def log_evaluation(self, step: int, values: dict[str, Any]) -> None:
+        """Write the held-out measures (`Engine.evaluate`) after ``step``, whatever the interval."""
+        self._write(step, values, self.trackers)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what the block does, such as an evaluation or a checkpoint, out of tokens/s and MFU."""
+        start = time.monotonic()
+        yield
+        self.paused_seconds += time.monotonic() - start
+
+    def _training_time(self) -> float:
+        return time.monotonic() - self.paused_seconds
+
+    def _write(self, step: int, values: dict[str, Any], trackers: list[Tracker]) -> None:
+        for tracker in trackers:
+            tracker.write({"step": step, "tokens": step * self.tokens_per_step, **values})
+
+    def _speed_and_memory(self) -> dict[str, float]:
+        seconds = self.step_times[-1] - self.step_times[0]
+        rate = (len(self.step_times) - 1) * self.tokens_per_step / max(seconds, 1e-9)
+        values = {"tokens_per_second": rate}
+        if self.utilisation_per_rate is not None:
+            values["mfu"] = rate * self.utilisation_per_rate
+        return {**values, "peak_memory_gb": peak_memory_gb(self.device)}
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """The most memory this process has had, 10^9 bytes: of tensors on its GPU, or in all where it computes on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+# --- where rows are written: those of training every `interval` steps, held-out measures always ---
+
+
+class MetricsFile:
+    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
+
+    Raises `UserError` as `rows_of_done_steps` does.
+    """
+
+    def __init__(self, config: Config, done_steps: int):
+        self.interval = config.console_log_interval
+        kept = rows_of_done_steps(config.save_folder, done_steps)
+        path = Path(config.save_folder) / METRICS_NAME
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self.file = open(path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row and hand it to the operating system at once."""
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+    def close(self, failed: bool) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class WeightsAndBiases:
+    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later."""
+
+    def __init__(self, config: Config, done_steps: int):
+        import wandb
+
+        options, folder = config.wandb, Path(config.save_folder)
+        assert options is not None
+        self.interval = options.log_interval
+        path = folder / RUN_ID_NAME
+        if done_steps == 0 or not path.is_file():
+            write_text(path, uuid.uuid4().hex[:12] + "\n")
+        self.run: Any = wandb.init(
+            dir=str(folder),
+            project=options.project,
+            entity=options.entity,
+            group=options.group,
+            name=options.name,
+            tags=options.tags,
+            config=config.asdict(exclude=["wandb"]),
+            id=path.read_text(encoding="utf8").strip(),
+            resume="allow",
+        )
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
+        if row["step"] >= self.run.step:
+            self.run.log(_scalars(row), step=row["step"])
+
+    def close(self, failed: bool) -> None:
+        """Upload the rest and mark the run as finished or failed."""
+        self.run.finish(exit_code=int(failed))
+
+
+class TensorBoard:
+    """Event files in the folder `tensorboard` of the run."""
+
+    def __init__(self, config: Config, done_steps: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.interval = config.console_log_interval
+        folder = str(Path(config.save_folder) / TENSORBOARD_FOLDER)
+        # purge_step hides what an interrupted run wrote beyond its last checkpoint
+        self.writer: Any = SummaryWriter(folder, purge_step=done_steps + 1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write one row and hand it to the operating system."""
+        for name, value in _scalars(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()
+
+    def close(self, failed: bool) -> None:
+        """Close the event file."""
+        self.writer.close()
+
+
+Tracker = MetricsFile | WeightsAndBiases | TensorBoard
+
+
+def _scalars(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row; the loss by position becomes one number a bin, named so that bins sort by position."""
+    values = {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
+    bins = row.get("heldout_loss_by_position", [])
+    width = len(str(bins[-1]["to"])) if bins else 0
+    for of_bin in bins:
+        place = f"{of_bin['from']:0{width}d}-{of_bin['to']:0{width}d}"
+        values[f"heldout_loss_nats_by_position/{place}"] = of_bin["loss_nats"]
+    return values
+
+
+# --- metrics.jsonl, read again ---
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a `metrics.jsonl`, in order; none where there is no file.
+
+    A last line that was cut off by a kill is left out. Raises `UserError` that names any other damaged line.
+    """
+    path = Path(path)
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows.append({"step": row.pop("step"), **row})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if number < len(lines):
+                raise UserError(
+                    f"{path}: line {number} is damaged; remove that line to go on without its step"
+                ) from None
+    return rows
+
+
+def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
+    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
+
+    Raises `UserError` where rows of them are lost: the file is missing, or cut off in the row of a step that is done,
+    or before that of the last step of a ``finished`` run. An empty file is taken: who made it wants no metrics.
+    """
+    path = Path(run) / METRICS_NAME
+    if not done_steps:
+        return []
+    remedy = "restore it, or make an empty file of that name to go on without the metrics"
+    if not path.exists():
+        raise UserError(f"{path} is missing, though {done_steps} steps are done; {remedy}")
+    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
+    content = path.read_bytes()
+    begun = re.match(rb'{"step": (\d+),(?!.*}$)', content.rpartition(b"\n")[2])  # a line without its end
+    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
+    if lacks_last or (begun and int(begun[1]) <= done_steps):
+        raise UserError(f"{path} is cut off, with rows of the {done_steps} steps that are done; {remedy}")
+    return rows
+
+
+# --- model FLOPs; their quotient with what a device can do is the model FLOPs utilisation (MFU) ---
+
+_PEAK_TERAFLOPS = {
+    # name as torch.cuda.get_device_name gives it, dense bf16 TFLOP/s of NVIDIA's data sheets;
+    # the first that fits counts, so variants stand before the plain name
+    r"\bB200\b": 2250.0,
+    r"\bH(100|200) NVL\b": 835.5,
+    r"\bH100 PCIe\b": 756.0,
+    r"\b(G?H200|H100|H800)\b": 989.4,
+    r"\bA(100|800)\b": 312.0,
+    r"\bA40\b": 149.7,
+    r"\bA30\b": 165.0,
+    r"\bL40S\b": 362.0,
+    r"\bL40\b": 181.0,
+    r"\bL4\b": 121.0,
+}
+
+
+def flops_per_token(config: Config) -> float:
+    """Model FLOPs of training on one token, forward and backward: 6 N + 12 L d T (PaLM, Chowdhery et al. 2022, app. B).
+
+    N: elements of all matrices that every token is multiplied with: the output projection is one of them, tied or not;
+    the look-up tables of tokens and positions are not. L layers, d = `d_model`, T = `max_sequence_length`: attention
+    counts as the full T x T matrix, also where a causal kernel skips half of it, as in MFU figures of others. Not
+    counted: recomputation under activation checkpointing, norms, activations, softmax, the loss, the optimizer, and
+    that DAPE v2 convolves T x T scores.
+    """
+    model, sizes = empty_model(config, device="meta"), config.model
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = sum(
+        parameter.numel()
+        for parameter in model.parameters()
+        if parameter.ndim == 2 and id(parameter) not in tables
+    )
+    if sizes.weight_tying and sizes.family == "olmo":  # the head of GPT-NeoX is a matrix of its own
+        matrices += token_embedding(model).weight.numel()
+    return 6.0 * matrices + 12.0 * sizes.n_layers * sizes.d_model * sizes.max_sequence_length
+
+
+def peak_flops(config: Config, device: torch.device) -> float | None:
+    """FLOP/s that one device does at most in dense bf16, whatever the run's precision; None where it is not known.
+
+    `speed_monitor.gpu_flops_available` overrides the table. A processor, or part of a GPU (MIG), is not guessed.
+    """
+    if config.model.family == "tuples":
+        return None  # it looks up instead of multiplying matrices
+    if config.speed_monitor.gpu_flops_available is not None:
+        return float(config.speed_monitor.gpu_flops_available)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    fitting = (peak * 1e12 for pattern, peak in _PEAK_TERAFLOPS.items() if re.search(pattern, name))
+    return None if "MIG" in name else next(fitting, None)
