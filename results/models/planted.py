@@ -1,0 +1,132 @@
+"""A dependency that is known: words that a text names once, far away, and needs at its end.
+
+    python results/models/planted.py measure MODEL BOOKS.jsonl runs/models/planted     about a minute a text
+    python results/models/planted.py collect runs/models/planted                       keeps the records in planted/
+    python results/models/planted.py                                                   prints the tables
+
+In a stretch of every book stands "The secret password is" and P random words, P of 1, 2, 4, and again "The secret
+password is" at the end of the context: the targets are the P words. N 128, M 32, one block of P targets a text, of
+which the far context has F = 96 tokens. A recall of 1 means that the first k chosen tokens hold the target's own word.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis import load, load_study, measure
+from analysis.model.loading import open_model
+from analysis.result import save_study
+from analysis.stats import numbers
+from analysis.stats.measured import Measured
+from analysis.stats.show import show
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "planted"
+N_LONG, N_SHORT, KS = 128, 32, (1, 2, 4, 8, 16)
+SELECTORS = ("leave-one-out-kl", "attention", "h2o", "snapkv", "nearest", "random")
+PARTS = (1, 2, 4)
+WORDS = [
+    *("apple", "river", "stone", "candle", "winter", "garden", "silver", "mountain", "orange", "window"),
+    *("butter", "castle", "dragon", "engine", "falcon", "guitar", "hammer", "island", "jacket", "kitchen"),
+    *("ladder", "magnet", "needle", "ocean", "pencil", "rabbit", "saddle", "turtle", "velvet", "wagon"),
+    *("yellow", "bridge", "carpet", "desert", "eagle", "forest", "hotel", "lemon", "market", "north"),
+    *("paper", "queen", "rocket", "spider", "tiger", "uncle", "violin", "wheat"),
+]
+ANNOUNCED = "\nThe secret password is"
+
+
+def text_with(encode, decode, filler, words, generator):
+    """A text of exactly N + P tokens with the words among its far tokens and at its end, and where: P positions."""
+    named = encode(ANNOUNCED + "".join(f" {word}" for word in words) + ".\n")
+    asked_for = encode(ANNOUNCED + "".join(f" {word}" for word in words))
+    length = N_LONG + len(words)
+    place = int(generator.integers(4, N_LONG - N_SHORT - len(named)))
+    for start in generator.permutation(len(filler) - length).tolist():
+        before = filler[start : start + place]
+        between = filler[start + place : start + length - len(named) - len(asked_for)]
+        ids = [*before, *named, *between, *asked_for]
+        if encode(decode(ids)) == ids:  # most places in a word or a run of spaces are read otherwise
+            first = place + len(encode(ANNOUNCED))
+            return decode(ids), list(range(first, first + len(words)))
+    raise SystemExit("no stretch of the filler reads as it was put together")
+
+
+def run(model, books, out):
+    """Measure the three numbers of parts, with the texts and the places of the words beside."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    loaded = open_model(model)
+
+    def encode(text):
+        return loaded.encode(text).tolist()
+
+    lines = [json.loads(line) for line in Path(books).read_text(encoding="utf8").splitlines()]
+    single = [word for word in WORDS if len(encode(f" {word}")) == 1]
+    for count in PARTS:
+        texts, places = {}, {}
+        for number, line in enumerate(lines):
+            generator = np.random.default_rng([count, number])
+            filler = encode(line["text"][-20_000:])
+            words = generator.choice(single, count, replace=False)
+            text, where = text_with(encode, loaded.tokenizer.tokenizer.decode, filler, words, generator)
+            texts[line["group"]], places[line["group"]] = [text], where
+        (Path(out) / f"parts-{count}.json").write_text(json.dumps(places), encoding="utf8")
+        result = measure(
+            loaded,
+            texts,
+            n_long=N_LONG,
+            n_short=N_SHORT,
+            targets=count * len(lines),
+            targets_per_block=count,
+            ks=KS,
+            selectors=SELECTORS,
+            give_back=("text", "cache:4"),
+            tokens_per_batch=4096,
+            out=Path(out) / f"parts-{count}",
+        )
+        print(result)
+
+
+def collect(runs):
+    """Keep the results without their texts, and the places of the words: P position ids of the far context a text."""
+    study, places = {}, {}
+    for count in PARTS:
+        cell = f"parts-{count}"
+        study[cell] = replace(load(Path(runs) / cell), texts=None, trainings=[])
+        places[cell] = json.loads((Path(runs) / f"{cell}.json").read_text(encoding="utf8"))
+    save_study(RECORDS, study)
+    (RECORDS / "places.json").write_text(json.dumps(places) + "\n", encoding="utf8")
+
+
+def recall(result, places):
+    """Tidy: the share of the targets over tau whose word is among the first k, and of all P words that are."""
+    measured = Measured(result)
+    targets = result.targets.iloc[measured.over]
+    of_text = np.array([places[group] for group in targets["group"]])  # (m, P)
+    word = of_text[np.arange(len(targets)), targets["target_id"] % of_text.shape[1]]
+    rows = []
+    for selector in SELECTORS:
+        selected = measured.of_choices("selected", selector, "true")
+        is_word, is_any = selected == word[:, None], (selected[:, :, None] == of_text[:, None]).any(axis=-1)
+        for name, hits in {"its word": is_word, "all words": is_any / of_text.shape[1]}.items():
+            within = np.stack([hits[:, :k].sum(axis=1) for k in KS], axis=-1)
+            rows += measured.rows(measured.draws(within), selector=selector, recall=name)
+    return pd.DataFrame(rows)
+
+
+def main():
+    """Print the tables of every number of parts."""
+    places = json.loads((RECORDS / "places.json").read_text(encoding="utf8"))
+    for cell, result in load_study(RECORDS).items():
+        print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
+        for name, rows in recall(result, places[cell]).groupby("recall"):
+            print("\n" + show(rows.drop(columns="recall"), across="k", digits=0, title=f"recall of {name}"))
+        for _, rows in numbers.recovery(result).groupby(["level", "sinks"], sort=False):
+            print("\n" + show(rows, across="k", digits=0, title=cell))
+
+
+if __name__ == "__main__":
+    {"measure": run, "collect": collect}.get(sys.argv[1], main)(*sys.argv[2:]) if sys.argv[1:] else main()
