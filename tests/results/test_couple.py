@@ -17,7 +17,7 @@ from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import further_options
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.coupling import Segment, found_ids
+from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.training.loop import train
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support import tiny_task
