@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, between, coupled_batch, letter_names
-from olmo_sparsity.tasks.task import MOST_COLUMNS, SPLITS, Draws, Sizes, Task, register
+from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
 _EQUALS, _FIRST = 3, 4
@@ -86,11 +86,6 @@ class Copy(_OneForOne):
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         symbols = _FIRST + draws.named("symbols").integers(self.num_symbols, int(sizes.length.max(initial=0)))
         return _one_for_one(symbols, symbols, sizes.length)
-
-    def _check(self) -> None:
-        super()._check()
-        if self.num_symbols < 2:
-            raise UserError(f"copy: num_symbols {self.num_symbols} leaves nothing to copy; give 2 or more")
 
 
 @register("variable_assignment")
@@ -175,10 +170,6 @@ class VariableAssignment(Task):
         if self.chains < 1 or self.distractors < 0 or self.num_values < 2:
             raise UserError(
                 "variable_assignment: chains must be 1 or more, distractors 0 or more and num_values 2 or more"
-            )
-        if self.num_variables > MOST_COLUMNS:
-            raise UserError(
-                f"variable_assignment: num_variables {self.num_variables} is above {MOST_COLUMNS:,}; lower it"
             )
         for split in SPLITS:
             longest = self._length_range(split)[1]

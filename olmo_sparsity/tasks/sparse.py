@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, lett
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
-from olmo_sparsity.util.hashing import row_hashes
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,18 @@ class SparseTask(Task):
 
     def _check(self) -> None:
         super()._check()
-        if not 1 <= self.k_train_min <= self.k_train:
-            raise UserError(
-                f"{self.name}: k_train_min {self.k_train_min} is not in 1 … k_train {self.k_train}; change one of them"
-            )
-        for split, name in (("train", "k_train"), ("test", "k_test")):
-            ks, given, unit = self.ks(split), self._length_range(split), self.tokens_per_place
-            if not ks or min(ks) < 1:
-                raise UserError(f"{self.name}: {name} {getattr(self, name)} must be 1 or more; raise it")
-            if any(length % unit for length in given):
+        for split in SPLITS:
+            ks, lengths, unit = self.ks(split), self._length_range(split), self.tokens_per_place
+            if min(ks, default=0) < 1:
+                raise UserError(f"{self.name}: k of {split} {list(ks)} must be 1 or more; change k_{split}")
+            if any(length % unit for length in lengths):
                 raise UserError(
-                    f"{self.name}: {split}_length {list(given)} must be multiples of {unit}, the tokens of one place"
+                    f"{self.name}: {split}_length {list(lengths)} must be multiples of {unit}, the tokens of one place"
                 )
-            if (most := max(ks)) * unit > given[1]:
+            if not self.holds(lengths[1], max(ks)):
                 raise UserError(
-                    f"{self.name}: k = {most} of {name} needs {most * unit} tokens, more than "
-                    f"{split}_length {list(given)} allows; lower it or lengthen the samples"
+                    f"{self.name}: {split}_length {list(lengths)} has no room for k = {max(ks)}; lower k_{split}, or "
+                    "lengthen the samples"
                 )
 
 
@@ -111,6 +106,9 @@ class SparseParity(SparseTask):
         return labelled_batch(prompt, sizes.length, label, planted)
 
 
+# --- planted correlations ---
+
+
 @dataclass(frozen=True)
 class Room:
     """Where planted tokens may stand in each sample."""
@@ -121,16 +119,6 @@ class Room:
     """(B,) tokens of the prompt."""
     window: np.ndarray
     """(B,) how many columns they may span: min(L_local + 1, l)."""
-
-
-Positions = Callable[[Draws, Room], np.ndarray]
-"""Q_pos: S* as (B, l) bool."""
-Symbols = Callable[[Draws, int, int], np.ndarray]
-"""Q_voc or the background: (B, columns) of {0 … number-1}, given the number of symbols and of columns."""
-LabelFunction = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-"""g*: (B,) of {0 … number-1}, of the planted values (B, k) by column, where they are present (B, k), their number."""
-
-# --- Q_pos: which columns are planted ---
 
 
 def uniform_positions(draws: Draws, room: Room) -> np.ndarray:
@@ -155,82 +143,35 @@ def stretched_positions(draws: Draws, room: Room) -> np.ndarray:
     return ends | inner
 
 
-# --- Q_voc and the background: which symbols stand there ---
+POSITIONS: dict[str, Callable[[Draws, Room], np.ndarray]] = {
+    "uniform": uniform_positions,
+    "adjacent": adjacent_positions,
+    "stretched": stretched_positions,
+}
+"""Q_pos: S* as (B, l) bool."""
+LABELS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "sum": lambda values, number: values.sum(axis=1) % number,
+    "max": lambda values, number: values.max(axis=1, initial=0),
+}
+"""g*: (B,) of {0 … number-1}, of the planted values (B, k) of such, 0 where a sample has fewer, and their number."""
+_TEXT_OF = {"train": "train", "test": "heldout"}  # of which split of a corpus the samples of a split are
 
 
-def uniform_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
-    """Independent, each symbol equally likely."""
-    return draws.integers(number, columns)
+@cache
+def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
+    """The vocabulary size of a prepared corpus, and all tokens of the two splits, (n,) each.
 
-
-def zipf_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
-    """Independent, symbol r = 1, 2, … with a probability in proportion to 1/r."""
-    weights = 1 / np.arange(1, number + 1)
-    shares = np.cumsum(weights)[:-1] / weights.sum()
-    return np.searchsorted(shares, draws.integers(1 << 31, columns) / (1 << 31), side="right")
-
-
-def distinct_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
-    """A uniform choice without repetition."""
-    return draws.order(np.ones((len(draws.states), number), dtype=bool))[:, :columns]
-
-
-# --- g*: what they decide ---
-
-
-def sum_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
-    """The sum modulo the number of symbols; the parity where there are two."""
-    return (values * present).sum(axis=1) % number
-
-
-def max_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
-    """The largest value."""
-    return np.where(present, values, 0).max(axis=1)
-
-
-def first_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
-    """The value that stands first."""
-    return values[:, 0]
-
-
-def random_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
-    """The last value plus one fixed random function of those before it, in their order, modulo the number [ours].
-
-    So every value decides, and of uniform values every label is equally likely.
+    It is read here, because `olmo_sparsity.data` makes batches of tasks.
     """
-    last = present.sum(axis=1, keepdims=True) - 1
-    before = np.arange(values.shape[1]) < last
-    of_rest = row_hashes(np.where(before, values + 1, 0)) % np.uint64(number)
-    return (np.take_along_axis(values, last, axis=1)[:, 0] + of_rest.astype(np.int64)) % number
-
-
-# --- real text as the background ---
-
-_TEXT_OF = {"train": "train", "test": "heldout"}
-"""Which split of a corpus the samples of a split are drawn from."""
-
-
-def _manifest(corpus: str) -> dict[str, Any]:
-    """What a prepared corpus says of itself; read here, because `olmo_sparsity.data` makes batches of tasks."""
-    return read_json(Path(corpus) / "manifest.json", "prepare the corpus again, with scripts/prepare_data.py")
-
-
-@cache
-def _vocabulary_size(corpus: str) -> int:
-    return _manifest(corpus)["vocab_size"]
-
-
-@cache
-def _text(corpus: str, split: str) -> np.ndarray:
-    """All tokens of a split of a prepared corpus, (n,)."""
-    manifest = _manifest(corpus)
-    files = manifest["splits"].get(_TEXT_OF[split], [])
-    parts = [np.fromfile(Path(corpus, file["name"]), manifest["dtype"]) for file in files]
-    if not files or [len(part) for part in parts] != [file["tokens"] for file in files]:
-        raise UserError(
-            f"planted: {corpus} has no {_TEXT_OF[split]} text, or not all of it; prepare it again"
-        )
-    return np.concatenate(parts)
+    remedy = "prepare the corpus again, with scripts/prepare_data.py"
+    manifest, texts = read_json(Path(folder) / "manifest.json", remedy), {}
+    for split in _TEXT_OF.values():
+        files = manifest["splits"].get(split, [])
+        parts = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
+        if not files or [len(part) for part in parts] != [file["tokens"] for file in files]:
+            raise UserError(f"planted: {folder} has no {split} text, or not all of it; {remedy}")
+        texts[split] = np.concatenate(parts)
+    return manifest["vocab_size"], texts
 
 
 def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:
@@ -238,7 +179,7 @@ def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int
 
     Training text for training, held-out text for tests. What stands past a row's length is of no meaning.
     """
-    text, longest = _text(corpus, draws.split), int(lengths.max(initial=0))
+    text, longest = _corpus(corpus)[1][_TEXT_OF[draws.split]], int(lengths.max(initial=0))
     if len(text) < longest:
         raise UserError(
             f"planted: {corpus} has {len(text):,} tokens in {_TEXT_OF[draws.split]}, too few for samples of "
@@ -248,30 +189,15 @@ def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int
     return text[np.minimum(start[:, None] + np.arange(columns), len(text) - 1)].astype(np.int64)
 
 
-POSITIONS: dict[str, Positions] = {
-    "uniform": uniform_positions,
-    "adjacent": adjacent_positions,
-    "stretched": stretched_positions,
-}
-BACKGROUNDS: dict[str, Symbols] = {"uniform": uniform_symbols, "zipf": zipf_symbols}
-PLANTED: dict[str, Symbols] = {**BACKGROUNDS, "distinct": distinct_symbols}
-LABELS: dict[str, LabelFunction] = {
-    "sum": sum_label,
-    "max": max_label,
-    "first": first_label,
-    "random": random_label,
-}
-
-
 @register("planted")
 @dataclass(frozen=True)
 class Planted(SparseTask):
     """k planted tokens in a background, and a label that is a function of them alone (docs/method.md 3.1 [paper]).
 
-    A prompt of length l: S* of size k from the position distribution, tokens at S* from the planted distribution on
-    V^k, the rest independent from the background, or [ours] real text. Planted and background symbols are different
-    ones [ours], so that a prompt by itself tells S* and the label. Labels are planted symbols: the label is a token in
-    column l, predicted at the last token of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+    A prompt of length l: S* of size k from the position distribution, tokens at S* uniform, the rest independent and
+    uniform, or [ours] real text. Planted and background symbols are different ones [ours], so that a prompt by itself
+    tells S* and the label. Labels are planted symbols: the label is a token in column l, predicted at the last token
+    of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
 
     Coupled ids [ours]: column c has id c + 1, and a planted token has that of the label, l + 1: however far apart, they
     are together.
@@ -289,21 +215,12 @@ class Planted(SparseTask):
     """A prepared corpus, whose text is then the background: its train split, and for tests its heldout split."""
     position_distribution: str = "uniform"
     """Q_pos: uniform, adjacent or stretched."""
-    planted_distribution: str = "uniform"
-    """Q_voc: uniform, zipf or distinct."""
-    background_distribution: str = "uniform"
-    """The background: uniform or zipf."""
     label_function: str = "sum"
-    """g*: sum (modulo `num_planted`), max, first or random."""
+    """g*: sum (modulo `num_planted`) or max."""
     locality: int | None = None
     """L_local: max S* - min S* is at most this. Null: no limit."""
     distance: tuple[int, int] | None = None
     """How many tokens before the label planted ones stand, fewest and most, both included. Null: anywhere."""
-    decoys: float = 0.0
-    """
-    Which share of the background shows planted symbols that decide nothing, each alone between others [ours]: adjacent
-    planted tokens are told by standing together, and not by what they are. Two decoys that would meet are one.
-    """
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -312,7 +229,7 @@ class Planted(SparseTask):
 
     @property
     def _backgrounds(self) -> int:
-        return self.num_background if self.text is None else _vocabulary_size(self.text)
+        return self.num_background if self.text is None else _corpus(self.text)[0]
 
     def largest_id(self, length: int) -> int:
         """That of the label."""
@@ -342,30 +259,18 @@ class Planted(SparseTask):
         moved[rows, columns + first[rows]] = True
         return moved
 
-    def _decoys(self, chosen: np.ndarray, sizes: Sizes, draws: Draws) -> np.ndarray:
-        """Which columns show a planted symbol that decides nothing, (B, l) bool."""
-        drawn = draws.integers(1 << 31, chosen.shape[1]) < self.decoys * (1 << 31)
-        meets = chosen.copy()
-        meets[:, 1:] |= chosen[:, :-1] | drawn[:, :-1]
-        meets[:, :-1] |= chosen[:, 1:]
-        return drawn & ~meets & between(0, sizes.length, chosen.shape[1])
-
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
         chosen = self._positions(sizes, draws.named("positions"))
-        values = PLANTED[self.planted_distribution](draws.named("planted"), self.num_planted, most)
+        values = draws.named("planted").integers(self.num_planted, most)
         present = between(0, sizes.k, most)
-        label = LABELS[self.label_function](values, present, self.num_planted)
+        label = LABELS[self.label_function](values * present, self.num_planted)
         of_background = draws.named("background")
         if self.text is None:
-            prompt = 1 + BACKGROUNDS[self.background_distribution](of_background, self.num_background, width)
+            prompt = 1 + of_background.integers(self.num_background, width)
         else:
             prompt = 1 + text_background(of_background, self.text, sizes.length, width)
         first_planted = 1 + self._backgrounds
-        if self.decoys:
-            decoys = self._decoys(chosen, sizes, draws.named("decoys"))
-            symbols = first_planted + draws.named("of decoys").integers(self.num_planted, width)
-            prompt[decoys] = symbols[decoys]
         prompt[chosen] = first_planted + values[present]
         batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
         with_label = np.pad(chosen, ((0, 0), (0, 1)))  # its column is l, so that its id is l + 1 already
@@ -375,46 +280,18 @@ class Planted(SparseTask):
     def _check(self) -> None:
         super()._check()
         most = max(self.k_train, *self.k_test)
-        for name, choices in (
-            ("position_distribution", POSITIONS),
-            ("planted_distribution", PLANTED),
-            ("background_distribution", BACKGROUNDS),
-            ("label_function", LABELS),
-        ):
+        for name, choices in (("position_distribution", POSITIONS), ("label_function", LABELS)):
             if getattr(self, name) not in choices:
                 raise UserError(
                     f"planted: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
                 )
         if self.num_planted < 2 or self.num_background < 1:
             raise UserError("planted: num_planted must be 2 or more and num_background 1 or more; raise them")
-        if self.planted_distribution == "distinct" and self.num_planted < most:
-            raise UserError(
-                f"planted: {most} distinct planted tokens need as many symbols; raise num_planted {self.num_planted}"
-            )
-        self._check_distance(most)
-        alone = min(*self.ks("train"), *self.k_test) == 1
-        if not 0 <= self.decoys < 1 or (self.decoys and (alone or self.position_distribution != "adjacent")):
-            raise UserError(
-                f"planted: decoys {self.decoys} is a share below 1, for position_distribution adjacent and every k 2 "
-                "or more, which tell planted tokens from decoys; set k_train_min and k_test so, or decoys to 0"
-            )
         if self.locality is not None and self.locality + 1 < most:
             raise UserError(
                 f"planted: {most} planted tokens do not fit in locality {self.locality}; raise it to {most - 1}"
             )
-
-    def _check_distance(self, most: int) -> None:
-        """Raise `UserError` where it is no range, or where not all of ``most`` planted tokens have a place in it."""
-        given = list(self.distance or (1, most))
-        if len(given) != 2 or not 1 <= given[0] <= given[1] - most + 1:
+        if self._near_far[0] < 1:
             raise UserError(
-                f"planted: distance {given} is no range of tokens before the label with room for {most}; give the "
-                "fewest and the most"
+                f"planted: distance {self.distance} is 1 or more tokens before the label; raise it"
             )
-        for split in SPLITS:
-            longest, k = self._length_range(split)[1], max(self.ks(split))
-            if not self.holds(longest, k):
-                raise UserError(
-                    f"planted: the longest prompt of {split}_length, {longest}, has no room for {k} planted tokens at "
-                    f"distance {given}; lower it or lengthen the samples"
-                )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.hashing import GAMMA, counters, mix, row_hashes
 
 SPLITS = ("train", "test")
@@ -90,7 +90,7 @@ class Draws:
     def _keys(self, eligible: np.ndarray) -> np.ndarray:
         """Random keys (B, C) that end in the column, so that no two are equal; the largest where not eligible."""
         columns = eligible.shape[1]
-        assert columns <= MOST_COLUMNS, "the task was checked"
+        assert columns <= MOST_COLUMNS, "a key has 20 bits for the column"
         keys = np.where(eligible, self.words(columns) >> np.uint64(1), np.uint64(_WORD))
         return (keys & ~_COLUMN_BITS) | np.arange(columns, dtype=np.uint64)
 
@@ -180,10 +180,10 @@ class Task(ABC):
     def _check(self) -> None:
         """Raise `UserError` for parameters that do not go together."""
         for split in SPLITS:
-            given = self._length_range(split)
-            if len(given) != 2 or not 1 <= given[0] <= given[1] <= MOST_COLUMNS:
+            shortest, longest = self._length_range(split)
+            if not 1 <= shortest <= longest <= MOST_COLUMNS:
                 raise UserError(
-                    f"{self.name}: {split}_length {list(given)} is no range; "
+                    f"{self.name}: {split}_length {[shortest, longest]} is no range; "
                     f"give the shortest and the longest, from 1 to {MOST_COLUMNS:,}"
                 )
 
@@ -204,18 +204,19 @@ class Task(ABC):
 
     def show(self, batch: TaskBatch, row: int) -> str:
         """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
+        import pandas as pd  # here, so that training does not load it
+
         used = int(batch.lengths[row])
-        lines = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
+        rows: dict[str, list[Any]] = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
         if batch.coupled_ids is not None:
-            lines["id"] = [str(coupled) for coupled in batch.coupled_ids[row, :used]]
+            rows["id"] = batch.coupled_ids[row, :used].tolist()
         if batch.second_ids is not None:
-            lines["second id"] = [str(coupled) for coupled in batch.second_ids[row, :used]]
+            rows["second id"] = batch.second_ids[row, :used].tolist()
         if batch.planted is not None:
-            lines["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
-        start = int(batch.response_start[row])
-        for cells in lines.values():
-            cells.insert(start, ">" if cells is lines["token"] else "")
-        return _aligned(lines)
+            rows["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
+        for name, cells in rows.items():
+            cells.insert(int(batch.response_start[row]), ">" if name == "token" else "")
+        return pd.DataFrame(rows.values(), index=[*rows]).to_string(header=False, line_width=_LINE_WIDTH)
 
     def _length_range(self, split: str) -> tuple[int, int]:
         return self.train_length if split == "train" else self.test_length
@@ -275,22 +276,13 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     """
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
-    task = TASKS[name]
-    known = {field.name: field.type for field in fields(task)}
-    if unknown := [parameter for parameter in parameters if parameter not in known]:
-        raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
-    config = om.structured(task)
-    for parameter, value in parameters.items():
-        try:
-            config = om.merge(config, {parameter: value})
-        except OmegaConfBaseException:
-            raise UserError(
-                f"{name}: {parameter}: {value!r} does not fit; give a value of type {known[parameter]}"
-            ) from None
-    typed = om.to_container(config)
-    assert isinstance(typed, dict)
-    values = {str(key): tuple(value) if isinstance(value, list) else value for key, value in typed.items()}
-    return task(**values)
+    schema = om.structured(TASKS[name])
+    try:
+        return om.to_object(om.merge(schema, dict(parameters)))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"{name}: {dict(parameters)}: {first_line(error)}; it has {', '.join(schema)}"
+        ) from None
 
 
 def _in_test(batch: TaskBatch) -> np.ndarray:
@@ -298,23 +290,3 @@ def _in_test(batch: TaskBatch) -> np.ndarray:
     width = batch.tokens.shape[1]
     prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0)
     return (row_hashes(prompt) >> np.uint64(32)) < np.uint64(1 << 32) // _TEST_SHARE
-
-
-def _aligned(lines: dict[str, list[str]]) -> str:
-    """Named rows of cells as text, the cells of a column beneath each other, wrapped to `_LINE_WIDTH`."""
-    margin = max(map(len, lines)) + 1
-    widths = [max(map(len, column)) + 1 for column in zip(*lines.values(), strict=True)]
-    texts: list[str] = []
-    first = 0
-    while first < len(widths):
-        end, used = first, margin
-        while end < len(widths) and (end == first or used + widths[end] <= _LINE_WIDTH):
-            used += widths[end]
-            end += 1
-        for name, cells in lines.items():
-            line = "".join(
-                cell.rjust(width) for cell, width in zip(cells[first:end], widths[first:end], strict=True)
-            )
-            texts.append((name.ljust(margin) + line).rstrip())
-        first = end
-    return "\n".join(texts)
