@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 EXACT_MATCH_NAME = "exact_match.json"
 EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
-"""What such a file says of itself. `olmo_sparsity.evaluate.exact_match` writes it; no torch is needed to read it."""
+"""What such a file says of itself. `olmo_sparsity.evaluate.records` writes it; no torch is needed to read it."""
 
 
 def read_exact_match(path: str | Path) -> Json:
