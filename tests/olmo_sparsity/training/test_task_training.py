@@ -17,7 +17,6 @@ from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import as_predictor, build_model
-from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import forward_backward, train
 from olmo_sparsity.training.metrics import read_metrics
@@ -139,12 +138,6 @@ def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
         assert part.num_loss_tokens == int(mask[rows].sum())
 
 
-def test_micro_batches_of_examples_that_end_together_keep_their_order_and_width():
-    tokens = torch.arange(4 * 7).reshape(4, 7)
-    parts = Batch(tokens, tokens, tokens, torch.ones(4, 7, dtype=torch.bool)).micro_batches(3)
-    assert torch.equal(torch.cat([part.input_ids for part in parts]), tokens)
-
-
 @pytest.mark.parametrize("attention", ["softmax", *ATTENTIONS])
 def test_what_stands_behind_a_token_changes_nothing_at_it(tmp_path, attention):
     """So that micro-batches may leave it out."""
@@ -211,21 +204,17 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    whole = tiny_task.config(tmp_path, "evaluation.interval=3", "evaluation.windows=4")
+    measured = "evaluation.interval=3", "evaluation.windows=4"
+    whole = tiny_task.config(tmp_path, *measured)
     train(whole)
-    parts = tiny_task.config(
-        tmp_path, f"save_folder={tmp_path / 'parts'}", "evaluation.interval=3", "evaluation.windows=4"
-    )
-    parts.stop_after = 3
-    train(parts)
-    parts.stop_after = None
+    parts = tiny_task.config(tmp_path, *measured, f"save_folder={tmp_path / 'parts'}")
+    train(replace(parts, stop_after=3))
     train(parts, resume=True)
     assert weights_sha256(tmp_path / "parts") == weights_sha256(tmp_path / "run")
     assert without_speed(tmp_path / "parts") == without_speed(tmp_path / "run")
     assert [row["step"] for row in rows_of(tmp_path / "run") if "exact_match" in row] == [3, 6]
     with refused(r"task\.parameters\S* was .* and is now"):
-        other = tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]")
-        train(other, resume=True)
+        train(tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]"), resume=True)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
@@ -262,17 +251,3 @@ def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
         open_model(tmp_path / "run")
     with refused(r"the export is for OLMo and GPT-NeoX without coupled ids"):
         export_checkpoint(tmp_path / "run", tmp_path / "out")
-
-
-def test_analysis_reads_gpt_neox_as_it_was_trained(tmp_path):
-    from analysis.model.loading import open_model
-
-    train(tiny_task.config(tmp_path, "positions.scheme=pose"))
-    model, _ = load_model(tmp_path / "run")
-    assert isinstance(model, PositionedNeoX)
-    loaded = open_model(tmp_path / "run")
-    tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 7, 30]])
-    past = loaded.model.key_values(tokens[:, :2], ids[:, :2])
-    after = loaded.model.logits_after(past, tokens[:, 2:], ids, 1)[:, 0]
-    assert torch.allclose(after, model(tokens, ids).logits[:, -1], atol=1e-5)
-    assert loaded.family == "gpt_neox"
