@@ -18,49 +18,47 @@ Shapes: B batch, T tokens, V embedding size (logits).
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
+from tokenizers import Tokenizer, processors
 from torch import Tensor
 
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
-from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
-from olmo_sparsity.exported import EXPORT_KIND, EXPORT_NAME, quiet_transformers
+from olmo_sparsity.data.tokenizers import tokenizer_file
+from olmo_sparsity.data.windows import fitting_tokenizer
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
+from olmo_sparsity.util.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.util.provenance import provenance
 
+EXPORT_NAME = "olmo_sparsity.json"
 _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
-_ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 
 
 def export_checkpoint(
-    checkpoint: str | Path,
-    out: str | Path,
-    *,
-    tokenizer: str | None = None,
-    bf16: bool = False,
-    overwrite: bool = False,
+    checkpoint: str | Path, out: str | Path, *, tokenizer: str | None = None, bf16: bool = False
 ) -> dict[str, Any]:
     """Write the directory ``out``, whole or not at all, after comparing logits of both models.
 
-    Returns what its `EXPORT_NAME` says.
-    ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own. With ``bf16`` the weights are rounded
-    to bf16, in half the space: another model, whose numbers differ a little. With ``overwrite`` an earlier export is
-    replaced, and nothing else ever is. Raises `UserError` for bad input and for a shape that no class has.
+    Returns what its `EXPORT_NAME` says. ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own.
+    With ``bf16`` the weights are rounded to bf16, in half the space: another model, whose numbers differ a little.
+    Raises `UserError` for bad input, for a shape that no class has, and where ``out`` is there already.
     """
     source, out = resolve_checkpoint(checkpoint), Path(out)
     if (source / "config.json").is_file():
         raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
-    _check_target(out, overwrite)
+    if out.exists():
+        raise UserError(f"{out} exists already; give another --out, or remove it")
     original, config = load_model(source)
     if not isinstance(original, PositionedOLMo | PositionedNeoX):
         raise UserError(
@@ -69,18 +67,49 @@ def export_checkpoint(
     if bf16:
         for parameter in original.parameters():
             parameter.data = parameter.data.bfloat16().float()
-    family_of(config.model)
-    tokens = _find_tokenizer(source, tokenizer, config.model)
+    tokens = tokenizer_file(tokenizer) if tokenizer else source / TOKENIZER
+    if not tokens.is_file():
+        raise UserError(
+            f"{tokens} is missing; name the tokenizer that the model was trained with: --tokenizer FILE"
+        )
     model = to_transformers(original, config)
     assert_same_logits(original, model, config)
-    with atomic_path(out) as temporary:
+    model = model.bfloat16() if bf16 else model
+    note = {
+        "kind": "olmo-sparsity export",
+        "source": str(source),
+        "source_weights_sha256": weights_sha256(source),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "step": load_state(source).step,
+        "training_seed": config.seed,
+        "architecture": type(model).__name__,
+        "parameters": model.num_parameters(),
+        "max_positions": position_reach(config),
+        "tokenizer_sha256": sha256_file(tokens),
+        **provenance(),
+    }
+    with atomic_path(out) as temporary, quiet_transformers():
         temporary.mkdir()
-        with quiet_transformers():
-            (model.bfloat16() if bf16 else model).save_pretrained(temporary)
+        model.save_pretrained(temporary)
         _save_tokenizer(tokens, temporary, config)
-        note = _note(source, tokens, config, model)
         write_json(temporary / EXPORT_NAME, note)
     return note
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars, and no warnings of the libraries that transformers imports where they are installed."""
+    from transformers.utils import logging as transformers_logging
+
+    bars, level = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    transformers_logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def family_of(config: ModelConfig) -> str:
@@ -96,6 +125,7 @@ def family_of(config: ModelConfig) -> str:
         family = "olmo"
     else:
         family = "llama" if all(_rotated_layers(config)) else "smollm3"
+    after, is_olmo, rms = family == "olmo2", family == "olmo", LayerNormType.rms
     needed: dict[str, Any] = {
         "attention": SOFTMAX,
         "rope_window": None,
@@ -103,17 +133,13 @@ def family_of(config: ModelConfig) -> str:
         "include_bias": False,
         "scale_logits": False,
         "embedding_layer_norm": False,
-        "norm_after": family == "olmo2",
-        "attention_layer_norm": family == "olmo2",
+        "norm_after": after,
+        "attention_layer_norm": after,
+        **({} if family == "smollm3" else {"nope_layer_interval": None}),
+        **({} if is_olmo else {"layer_norm_type": rms, "clip_qkv": None}),
+        **({"layer_norm_with_affine": False, "layer_norm_eps": _OLMO_EPS} if is_olmo else {}),
+        **({"block_type": BlockType.sequential} if after else {}),  # the llama block ignores norm_after
     }
-    if family != "smollm3":
-        needed["nope_layer_interval"] = None
-    if family == "olmo":
-        needed |= {"layer_norm_with_affine": False, "layer_norm_eps": _OLMO_EPS}
-    else:
-        needed |= {"layer_norm_type": LayerNormType.rms, "clip_qkv": None}
-    if family == "olmo2":
-        needed["block_type"] = BlockType.sequential  # the llama block ignores norm_after
     misfits = [
         f"model.{name}: {value}" for name in needed if (value := getattr(config, name)) != needed[name]
     ]
@@ -170,9 +196,11 @@ def _transformers_config(config: Config) -> Any:
     }
     if family == "gpt_neox":
         return transformers_config(shape, **ids)
-    eps = {} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
-    clip = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
-    unrotated = {"no_rope_layers": [*map(int, _rotated_layers(shape))]} if family == "smollm3" else {}
+    of_family: dict[str, Any] = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
+    if family != "olmo":
+        of_family["rms_norm_eps"] = shape.layer_norm_eps
+    if family == "smollm3":
+        of_family["no_rope_layers"] = [*map(int, _rotated_layers(shape))]
     hidden = shape.mlp_hidden_size or shape.mlp_ratio * shape.d_model
     return AutoConfig.for_model(
         family,
@@ -189,9 +217,7 @@ def _transformers_config(config: Config) -> Any:
         attention_dropout=shape.attention_dropout,
         initializer_range=shape.init_std,
         **ids,
-        **eps,
-        **clip,
-        **unrotated,
+        **of_family,
     )
 
 
@@ -256,57 +282,27 @@ def assert_same_logits(original: PositionedOLMo | PositionedNeoX, exported: Any,
         expected = original(tokens, position_ids=ids).logits
         # Without a mask, transformers takes a jump of the ids for the beginning of another document.
         mask = torch.ones_like(tokens)
-        found = exported(tokens, position_ids=ids, attention_mask=mask, use_cache=False).logits
+        actual = exported(tokens, position_ids=ids, attention_mask=mask, use_cache=False).logits
         scale = float(expected.abs().nan_to_num().max())
-        same = torch.allclose(found, expected, rtol=0.0, atol=1e-3 * scale + 1e-6, equal_nan=True)
+        same = torch.allclose(actual, expected, rtol=0.0, atol=1e-3 * scale + 1e-6, equal_nan=True)
         assert same, (
-            f"exported logits differ by up to {(found - expected).abs().max()}; this is a defect of ours"
+            f"exported logits differ by up to {(actual - expected).abs().max()}; this is a defect of ours"
         )
-
-
-def _check_target(out: Path, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not overwrite:
-        raise UserError(
-            f"{out} exists already; give another --out, or --overwrite to replace an earlier export"
-        )
-    if not (out / EXPORT_NAME).is_file():
-        raise UserError(
-            f"{out} is no earlier export ({EXPORT_NAME} is missing) and is left alone; give another --out"
-        )
-
-
-def _find_tokenizer(source: Path, given: str | None, config: ModelConfig) -> Path:
-    own = source / TOKENIZER
-    if given is None and not own.is_file():
-        raise UserError(
-            f"{own} is missing; name the tokenizer that the model was trained with: --tokenizer FILE"
-        )
-    path = tokenizer_file(given) if given else own
-    tokenizer = load_tokenizer(path)
-    rows = config.embedding_rows
-    if (ids := id_range(tokenizer)) > rows:
-        raise UserError(
-            f"{path} has ids up to {ids - 1:,}, the model only {rows:,} embeddings; name its own tokenizer"
-        )
-    if tokenizer.id_to_token(config.eos_token_id) is None:
-        raise UserError(
-            f"{path} has no token of id {config.eos_token_id}, the model's eos_token_id; name its own"
-        )
-    return path
 
 
 def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
     """tokenizer_config.json by transformers; tokenizer.json byte for byte, unless it would add, cut or pad tokens."""
     from transformers import PreTrainedTokenizerFast
 
-    document = read_json(path, "name the tokenizer that the model was trained with: --tokenizer FILE")
-    plain = without_additions(document)
-    tokenizer, shape = load_tokenizer(path), config.model
-    eos = tokenizer.id_to_token(shape.eos_token_id)
-    special = {token["content"] for token in document["added_tokens"] if token["special"]}
-    pad = tokenizer.id_to_token(shape.pad_token_id)
+    tokenizer, shape = fitting_tokenizer(config, path), config.model  # neither cuts nor pads
+    if tokenizer.num_special_tokens_to_add(is_pair=False):
+        tokenizer.post_processor = processors.ByteLevel()  # which adds nothing, as corpora are encoded
+    eos, pad = map(tokenizer.id_to_token, (shape.eos_token_id, shape.pad_token_id))
+    if eos is None:
+        raise UserError(
+            f"{path} has no token of id {shape.eos_token_id}, the model's eos_token_id; name its own"
+        )
+    special = {str(token) for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=eos,  # a name only: nothing is added to a text
@@ -316,34 +312,5 @@ def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
         clean_up_tokenization_spaces=False,
     )
     wrapped.save_pretrained(folder)
-    if plain == document:
+    if tokenizer.to_str() == Tokenizer.from_file(str(path)).to_str():
         shutil.copyfile(path, folder / TOKENIZER)
-    else:
-        (folder / TOKENIZER).write_text(json.dumps(plain, ensure_ascii=False), encoding="utf8")
-
-
-def without_additions(document: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json that adds no beginning or end token, cuts nothing and pads nothing: as corpora are encoded."""
-    processor = document.get("post_processor")
-    if processor and processor["type"] == "Sequence":
-        kept = [each for each in processor["processors"] if each["type"] not in _ADDING_PROCESSORS]
-        processor = {**processor, "processors": kept}
-    elif processor and processor["type"] in _ADDING_PROCESSORS:
-        processor = None
-    return {**document, "post_processor": processor, "truncation": None, "padding": None}
-
-
-def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str, Any]:
-    return {
-        "kind": EXPORT_KIND,
-        "source": str(source),
-        "source_weights_sha256": weights_sha256(source),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "step": load_state(source).step,
-        "training_seed": config.seed,
-        "architecture": type(model).__name__,
-        "parameters": model.num_parameters(),
-        "max_positions": position_reach(config),
-        "tokenizer_sha256": sha256_file(tokenizer),
-        **provenance(),
-    }

@@ -59,7 +59,8 @@ def main() -> None:
 
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.task_batches import TaskPositions
-    from olmo_sparsity.evaluate.exact_match import exact_match_record, measure
+    from olmo_sparsity.evaluate.exact_match import measure
+    from olmo_sparsity.evaluate.records import exact_match_record
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
@@ -119,7 +120,7 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
 
 def is_measured(given: argparse.Namespace, checkpoint: Path, config: Config) -> bool:
     """Whether a record is there already of these weights, task, lengths, k, samples and seed."""
-    from olmo_sparsity.evaluate.exact_match import record_is_of
+    from olmo_sparsity.evaluate.records import record_is_of
 
     task, cells = planned(given, config)
     path = (given.out or checkpoint.parent) / EXACT_MATCH_NAME

@@ -32,12 +32,11 @@ def main() -> None:
     add(
         "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
     )
-    add("--overwrite", action="store_true", help="replace an earlier export in --out")
     arguments = parser.parse_args()
     from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
 
     show_log()
-    options = {name: getattr(arguments, name) for name in ("tokenizer", "bf16", "overwrite")}
-    done = export_checkpoint(arguments.checkpoint, arguments.out, **options)
+    given = {"tokenizer": arguments.tokenizer, "bf16": arguments.bf16}
+    done = export_checkpoint(arguments.checkpoint, arguments.out, **given)
     size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
     print(f"{arguments.out}: {done['architecture']}, {size}")

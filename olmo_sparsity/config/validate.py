@@ -26,7 +26,7 @@ from olmo_sparsity.config.schema import (
 )
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES, SWITCHES
 from olmo_sparsity.tasks import Task, make_task
-from olmo_sparsity.tasks.coupling import Segment, found_ids
+from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.util.errors import UserError
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {

@@ -18,8 +18,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches, identity_of
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
-from olmo_sparsity.tasks.coupling import Segment, found_ids
-from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.samples import Segment, between, found_ids
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream, generators
 

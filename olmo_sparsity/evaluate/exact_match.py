@@ -10,20 +10,16 @@ Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S o
 
 from __future__ import annotations
 
-import json
-import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.checkpoint import load_state, weights_sha256
-from olmo_sparsity.config.schema import Config, field_value
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
@@ -31,8 +27,6 @@ from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions,
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import EXACT_MATCH, read_exact_match
-from olmo_sparsity.util.provenance import available_cores, current_commit
 
 BATCH_TOKENS = 1 << 15
 """Tokens decoded at a time, where nothing else is said: 1,024 ids to choose from take 128 MiB of logits."""
@@ -122,10 +116,17 @@ def measure(
                 decoded = _decoded_counts(model, batch, ids, task.end_id, device)
             counts[number] += torch.tensor(decoded + forced, dtype=counts.dtype, device=device)
             advance(len(indices))
-    return [
-        _result(cell, samples, values, model.options.predicts_ids)
-        for cell, values in zip(cells, reduce_sum(counts).tolist(), strict=True)
-    ]
+    results = []
+    for cell, (*sums, p, p_squared) in zip(cells, reduce_sum(counts).tolist(), strict=True):
+        numbers: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, sums, strict=True)}
+        if not model.options.predicts_ids:
+            numbers["teacher_forced_ids"] = None
+        mean = p / samples
+        std = max(0.0, p_squared / samples - mean**2) ** 0.5
+        row = LengthResult(*cell, samples, **numbers, mean_probability=mean, std_probability=std)
+        assert row.exact + row.wrong_token + row.wrong_id + row.wrong_stop == samples
+        results.append(row)
+    return results
 
 
 def grid(
@@ -138,14 +139,10 @@ def grid(
     an id table too small for a length.
     """
     of_task = sorted(set(task.ks("test")))
-    if not of_task:
-        if ks is not None:
-            raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
-        cells: list[Cell] = [(length, None) for length in lengths]
-    elif ks is not None:
-        cells = [(length, k) for k in ks for length in lengths]
-    else:
-        cells = [(length, k) for k in of_task for length in lengths if task.holds(length, k)]
+    if not of_task and ks is not None:
+        raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
+    wanted: list[int | None] = [*(ks or of_task)] or [None]
+    cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
     size, second_size = positions.table_size or 1, positions.settings.second_table_size or 1
@@ -181,13 +178,13 @@ class TaskEvaluation:
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         """Raises `UserError` where the task refuses those lengths."""
         options = config.evaluation
-        self.options, self.rank, self.world_size = options, rank, world_size
         self.task, self.positions = task_of(config), TaskPositions(config)
         lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
         self.cells = grid(self.positions, self.task, lengths, self.task.ks("train")[-1:] or None)
-        self.batch_tokens = BATCH_TOKENS
+        self.how: dict[str, Any] = {"samples": options.windows, "seed": options.seed}
+        self.how |= {"rank": rank, "world_size": world_size}
         if options.batch_size is not None:
-            self.batch_tokens = options.batch_size * self.task.max_tokens(self.task.train_length[1])
+            self.how["batch_tokens"] = options.batch_size * self.task.max_tokens(self.task.train_length[1])
 
     def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
         """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.
@@ -195,19 +192,8 @@ class TaskEvaluation:
         ``model`` is on ``device``, whole and in evaluation mode. Every process calls this at the same step and gets the
         same result; what they do in between is not in step, so ZeRO 3 must have gathered the weights.
         """
-        rows = measure(
-            as_predictor(model),
-            self.task,
-            self.positions,
-            self.cells,
-            samples=self.options.windows,
-            seed=self.options.seed,
-            device=device,
-            batch_tokens=self.batch_tokens,
-            rank=self.rank,
-            world_size=self.world_size,
-            reduce_sum=reduce_sum,
-        )
+        given = as_predictor(model), self.task, self.positions, self.cells
+        rows = measure(*given, device=device, reduce_sum=reduce_sum, **self.how)
         return {"exact_match": [asdict(row) for row in rows]}
 
 
@@ -215,82 +201,6 @@ def exact_share(row: dict[str, Any]) -> float:
     """The share of exact responses at the longest training length, of what `TaskEvaluation.run` gave."""
     first = row["exact_match"][0]
     return first["exact"] / first["samples"]
-
-
-def exact_match_record(
-    checkpoint: Path,
-    config: Config,
-    task: Task,
-    model: PositionPredictor,
-    rows: Sequence[LengthResult],
-    *,
-    seed: int,
-    device: torch.device | str,
-) -> dict[str, Any]:
-    """What `exact_match.json` says of a checkpoint folder.
-
-    ``config`` is the run's, ``task`` what was measured, perhaps with other parameters, ``seed`` the evaluation's.
-    """
-    return {
-        **EXACT_MATCH,
-        "run": checkpoint.resolve().parent.name,
-        "checkpoint": str(checkpoint),
-        "step": load_state(checkpoint).step,
-        "weights_sha256": weights_sha256(checkpoint),
-        "commit": current_commit(),
-        "machine": torch.cuda.get_device_name(device)
-        if torch.device(device).type == "cuda"
-        else f"{available_cores()} {platform.machine()} cores",
-        "task": {"name": task.name, "parameters": asdict(task)},
-        "trained": asdict(task_of(config)),
-        "scheme": config.positions.scheme,
-        "rotate": model.options.rotate,
-        "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
-        "family": config.model.family,
-        "options": further_options(config),
-        "initial_weights": config.initial_weights is not None,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seed": config.seed,
-        "evaluation_seed": seed,
-        "rows": [asdict(row) for row in rows],
-    }
-
-
-def further_options(config: Config) -> dict[str, Any]:
-    """What else of a config decides how a task was learned, by dotted name: what is not at its default.
-
-    Of tuples all of their options.
-    """
-    default = Config()
-    names = (
-        *("positions.coupled_share", "positions.id_noise", "positions.id_weight", "task.length_groups"),
-        *("model.attention", "model.rope_window", "model.nope_layer_interval"),
-        *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
-        *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
-    )
-    values = {name: field_value(config, name) for name in names}
-    options = {name: value for name, value in values.items() if value != field_value(default, name)}
-    if config.model.family == "tuples":
-        options |= {f"model.tuples.{name}": value for name, value in asdict(config.model.tuples).items()}
-    found_ids = config.positions.found
-    if found_ids.first_ids:
-        rules = zip(found_ids.counted_from, found_ids.first_ids, strict=True)
-        options["positions.found"] = ", ".join(f"{end} {first_id}" for end, first_id in rules)
-    return options
-
-
-def record_is_of(
-    path: Path, checkpoint: Path, task: Task, cells: Sequence[Cell], *, samples: int, seed: int
-) -> bool:
-    """Whether a record is there already, of these weights on this task's cells; False for a file that is not one."""
-    try:
-        record = read_exact_match(path)
-    except UserError:
-        return False
-    of_record = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
-    rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    wanted = weights_sha256(checkpoint), seed, json.loads(json.dumps(asdict(task)))
-    return of_record == wanted and rows == [(*cell, samples) for cell in cells]
 
 
 def _decoded_counts(
@@ -354,15 +264,3 @@ def _forced_counts(
 
 def _on(values: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
-
-def _result(cell: Cell, samples: int, values: list[float], predicts_ids: bool) -> LengthResult:
-    *numbers, p, p_squared = values
-    counted: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, numbers, strict=True)}
-    if not predicts_ids:
-        counted["teacher_forced_ids"] = None
-    mean = p / samples
-    std = max(0.0, p_squared / samples - mean**2) ** 0.5
-    result = LengthResult(*cell, samples, **counted, mean_probability=mean, std_probability=std)
-    assert result.exact + result.wrong_token + result.wrong_id + result.wrong_stop == samples
-    return result

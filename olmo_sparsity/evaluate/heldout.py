@@ -7,7 +7,7 @@ Shapes: B windows, T tokens of a training window, T' tokens of a window measured
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +18,7 @@ from torch import Tensor
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.windows import (
-    check_corpus_matches,
-    collate,
-    document_ids,
-    restarted_ids,
-)
+from olmo_sparsity.data.windows import check_corpus_matches, collate, document_ids, restarted_ids
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
@@ -55,18 +50,37 @@ class HeldoutEvaluation:
         self.position_length = options.position_length or config.target_length
         self.batch_size = options.batch_size or config.device_train_microbatch_size
         self.tokens = open_heldout_tokens(config)
-        self.windows = self._choose(self._packed_windows(), number=0)
+        of_files = [(file, 0, length) for file, length in enumerate(self.tokens.lengths)]
+        self.windows = self._windows(of_files, self.length, number=0)
+        self.document_windows = self._windows(
+            self.tokens.document_bounds.tolist(), self.position_length, number=1
+        )
         if not len(self.windows):
             raise UserError(
                 f"the held-out text has {self.tokens.num_tokens:,} tokens, fewer than one window of {self.length}; "
                 "hold more text out, or set evaluation.interval: null"
             )
-        self.document_windows = self._choose(self._windows_in_documents(), number=1)
         if not len(self.document_windows) and rank == 0:
             log.warning(
                 "loss by position is left out: no held-out document has %d tokens; lower evaluation.position_length",
                 self.position_length,
             )
+
+    def _windows(self, stretches: Iterable[tuple[int, int, int]], length: int, number: int) -> np.ndarray:
+        """At most `evaluation.windows` windows of ``length`` tokens as (file, first token), (n, 2).
+
+        They are chosen without repetition, by the seed and the text alone, of those that stand one after the other in
+        the stretches (file, first token, end).
+        """
+        options = self.config.evaluation
+        windows = [
+            (file, start)
+            for file, first, end in stretches
+            for start in range(first, end - length + 1, length)
+        ]
+        generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, number])
+        chosen = generator.permutation(len(windows))[: options.windows]
+        return np.array(windows, dtype=np.int64).reshape(-1, 2)[np.sort(chosen)]
 
     def run(
         self, losses: Losses, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
@@ -78,73 +92,36 @@ class HeldoutEvaluation:
         documents are long enough, `heldout_loss_by_position`: of each bin `from`, `to` (position ids of the tokens
         that predict the next one, `to` excluded), `loss_nats` and `tokens`.
         """
-        sums, counts = self._measure(self.windows, self.length, losses, reduce_sum, device)
+
+        @torch.no_grad()
+        def measured(windows: np.ndarray, length: int) -> Tensor:
+            """Sums of losses [nats] and their number at each position, over all processes, (2, length) float64."""
+            sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
+            for batch in self._batches(windows, length):
+                batch = batch.to(torch.device(device))
+                sums_counts[0] += losses(batch).double().sum(0)
+                sums_counts[1] += batch.loss_mask.double().sum(0)
+            return reduce_sum(sums_counts).cpu()
+
+        sums, counts = measured(self.windows, self.length)
         row: dict[str, Any] = {
             "heldout_loss_nats": float(sums.sum() / counts.sum()),
             "heldout_tokens": int(counts.sum()),
             "heldout_window_tokens": self.length,
         }
         if len(self.document_windows):
-            sums, counts = self._measure(
-                self.document_windows, self.position_length, losses, reduce_sum, device
-            )
-            row["heldout_loss_by_position"] = position_bins(
-                sums, counts, self.config.evaluation.position_bins
-            )
+            sums, counts = measured(self.document_windows, self.position_length)
+            bins = self.config.evaluation.position_bins
+            row["heldout_loss_by_position"] = position_bins(sums, counts, bins)
         return row
-
-    def _packed_windows(self) -> np.ndarray:
-        """(file, first token) of every window of the training length, (n, 2); they hold parts of many documents."""
-        found = [
-            self._starts(file, 0, length, self.length) for file, length in enumerate(self.tokens.lengths)
-        ]
-        return np.concatenate(found)
-
-    def _windows_in_documents(self) -> np.ndarray:
-        """(file, first token) of every window of T' tokens inside one document, (n, 2); the first starts with it."""
-        bounds = self.tokens.document_bounds
-        long_enough = bounds[bounds[:, 2] - bounds[:, 1] >= self.position_length]
-        found = [self._starts(file, start, end, self.position_length) for file, start, end in long_enough]
-        return np.concatenate([np.empty((0, 2), np.int64), *found])
-
-    @staticmethod
-    def _starts(file: int, start: int, end: int, length: int) -> np.ndarray:
-        starts = np.arange(start, end - length + 1, length, dtype=np.int64)
-        return np.stack([np.full_like(starts, file), starts], axis=1)
-
-    def _choose(self, windows: np.ndarray, number: int) -> np.ndarray:
-        """At most `evaluation.windows` of them, without repetition: a function of the seed and the text alone."""
-        options = self.config.evaluation
-        generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, number])
-        chosen = generator.permutation(len(windows))[: options.windows]
-        return windows[np.sort(chosen)]
-
-    @torch.no_grad()
-    def _measure(
-        self,
-        windows: np.ndarray,
-        length: int,
-        losses: Losses,
-        reduce_sum: ReduceSum,
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of losses [nats] and number of losses at each position over all processes, each (length,) float64."""
-        sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
-        for batch in self._batches(windows, length):
-            batch = batch.to(torch.device(device))
-            sums_counts[0] += losses(batch).double().sum(0)
-            sums_counts[1] += batch.loss_mask.double().sum(0)
-        sums, counts = reduce_sum(sums_counts).cpu()
-        return sums, counts
 
     def _batches(self, windows: np.ndarray, length: int) -> Iterator[Batch]:
         """This process's share; a process with fewer windows repeats one that does not count, to keep step."""
-        size = max(1, min(self.batch_size, self.batch_size * self.length // length))
+        size = max(1, self.batch_size * min(self.length, length) // length)
         share = -(-len(windows) // self.world_size)
         for first in range(0, share, size):
-            numbers = [
-                number * self.world_size + self.rank for number in range(first, min(first + size, share))
-            ]
+            steps = range(first, min(first + size, share))
+            numbers = [step * self.world_size + self.rank for step in steps]
             yield collate([self._item(windows, number, length) for number in numbers])
 
     def _item(self, windows: np.ndarray, number: int, length: int) -> dict[str, Any]:
@@ -167,8 +144,7 @@ def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, A
     edges = np.linspace(0, len(sums), number + 1).round().astype(int).tolist()
     rows = []
     for start, end in pairwise(edges):
-        tokens = int(counts[start:end].sum())
-        if tokens:
+        if tokens := int(counts[start:end].sum()):
             loss = float(sums[start:end].sum()) / tokens
             rows.append({"from": start, "to": end, "loss_nats": loss, "tokens": tokens})
     return rows
@@ -180,16 +156,7 @@ def open_heldout_tokens(config: Config) -> TokenFiles:
         return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
     if config.corpus.path is None:
         raise UserError(
-            "evaluation.interval is set and there is no held-out text; set evaluation.paths to token files, or "
-            "evaluation.interval: null"
+            "there is no held-out text; set evaluation.paths to token files, or evaluation.interval: null"
         )
-    manifest = CorpusManifest.load(config.corpus.path)
-    check_corpus_matches(config, manifest)
-    split = config.corpus.heldout_split
-    if not manifest.splits.get(split):
-        raise UserError(
-            f"corpus.heldout_split: {config.corpus.path} has no split {split!r}, it has "
-            f"{', '.join(sorted(manifest.splits))}; name one of them, prepare the corpus with held-out text, or set "
-            "evaluation.interval: null"
-        )
-    return TokenFiles.of_split(config.corpus.path, split)
+    check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
+    return TokenFiles.of_split(config.corpus.path, config.corpus.heldout_split)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, coupled_batch
-from olmo_sparsity.tasks.task import Sizes, Task, register
+from olmo_sparsity.tasks.task import Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
 _OPERATOR, _EQUALS, _ZERO = 3, 4, 5

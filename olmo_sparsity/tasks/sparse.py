@@ -1,19 +1,22 @@
-"""Tasks whose label is decided by k planted tokens, and sparse parity, one of them (docs/method.md 3.2).
+"""Tasks whose label is decided by k planted tokens: sparse parity, planted correlations (docs/method.md 3.1, 3.2).
 
-Shapes: B samples, l places (pairs of tokens) of the longest of them.
+Shapes: B samples, l places of the longest prompt (pairs of tokens in sparse parity), k planted tokens at most.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch
-from olmo_sparsity.tasks.task import Sizes, Task, register
+from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
+from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json
 
 
 @dataclass(frozen=True)
@@ -50,22 +53,18 @@ class SparseTask(Task):
 
     def _check(self) -> None:
         super()._check()
-        if not 1 <= self.k_train_min <= self.k_train:
-            raise UserError(
-                f"{self.name}: k_train_min {self.k_train_min} is not in 1 … k_train {self.k_train}; change one of them"
-            )
-        for split, name in (("train", "k_train"), ("test", "k_test")):
-            ks, given, unit = self.ks(split), self._length_range(split), self.tokens_per_place
-            if not ks or min(ks) < 1:
-                raise UserError(f"{self.name}: {name} {getattr(self, name)} must be 1 or more; raise it")
-            if any(length % unit for length in given):
+        for split in SPLITS:
+            ks, lengths, unit = self.ks(split), self._length_range(split), self.tokens_per_place
+            if min(ks, default=0) < 1:
+                raise UserError(f"{self.name}: k of {split} {list(ks)} must be 1 or more; change k_{split}")
+            if any(length % unit for length in lengths):
                 raise UserError(
-                    f"{self.name}: {split}_length {list(given)} must be multiples of {unit}, the tokens of one place"
+                    f"{self.name}: {split}_length {list(lengths)} must be multiples of {unit}, the tokens of one place"
                 )
-            if (most := max(ks)) * unit > given[1]:
+            if not self.holds(lengths[1], max(ks)):
                 raise UserError(
-                    f"{self.name}: k = {most} of {name} needs {most * unit} tokens, more than "
-                    f"{split}_length {list(given)} allows; lower it or lengthen the samples"
+                    f"{self.name}: {split}_length {list(lengths)} has no room for k = {max(ks)}; lower k_{split}, or "
+                    "lengthen the samples"
                 )
 
 
@@ -105,3 +104,194 @@ class SparseParity(SparseTask):
         planted[:, 1::2] = selected
         label = _ZERO + (bits * selected).sum(axis=1) % 2
         return labelled_batch(prompt, sizes.length, label, planted)
+
+
+# --- planted correlations ---
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where planted tokens may stand in each sample."""
+
+    k: np.ndarray
+    """(B,) how many there are."""
+    length: np.ndarray
+    """(B,) tokens of the prompt."""
+    window: np.ndarray
+    """(B,) how many columns they may span: min(L_local + 1, l)."""
+
+
+def uniform_positions(draws: Draws, room: Room) -> np.ndarray:
+    """A uniform subset of a window of L_local + 1 columns that is placed uniformly [ours]."""
+    start = draws.named("window").integer(room.length - room.window + 1)
+    inside = between(start, start + room.window, int(room.length.max(initial=0)))
+    return draws.named("columns").subset(inside, room.k)
+
+
+def adjacent_positions(draws: Draws, room: Room) -> np.ndarray:
+    """k columns in a row, placed uniformly [ours]."""
+    start = draws.named("window").integer(room.length - room.k + 1)
+    return between(start, start + room.k, int(room.length.max(initial=0)))
+
+
+def stretched_positions(draws: Draws, room: Room) -> np.ndarray:
+    """As uniform, with both ends of the window planted (k > 1): the span is as long as L_local allows [ours]."""
+    start = draws.named("window").integer(room.length - room.window + 1)
+    last, width = start + room.window - 1, int(room.length.max(initial=0))
+    ends = between(start, start + 1, width) | (between(last, last + 1, width) & (room.k > 1)[:, None])
+    inner = draws.named("columns").subset(between(start + 1, last, width), np.maximum(room.k - 2, 0))
+    return ends | inner
+
+
+POSITIONS: dict[str, Callable[[Draws, Room], np.ndarray]] = {
+    "uniform": uniform_positions,
+    "adjacent": adjacent_positions,
+    "stretched": stretched_positions,
+}
+"""Q_pos: S* as (B, l) bool."""
+LABELS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "sum": lambda values, number: values.sum(axis=1) % number,
+    "max": lambda values, number: values.max(axis=1, initial=0),
+}
+"""g*: (B,) of {0 … number-1}, of the planted values (B, k) of such, 0 where a sample has fewer, and their number."""
+_TEXT_OF = {"train": "train", "test": "heldout"}  # of which split of a corpus the samples of a split are
+
+
+@cache
+def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
+    """The vocabulary size of a prepared corpus, and all tokens of the two splits, (n,) each.
+
+    It is read here, because `olmo_sparsity.data` makes batches of tasks.
+    """
+    remedy = "prepare the corpus again, with scripts/prepare_data.py"
+    manifest, texts = read_json(Path(folder) / "manifest.json", remedy), {}
+    for split in _TEXT_OF.values():
+        files = manifest["splits"].get(split, [])
+        parts = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
+        if not files or [len(part) for part in parts] != [file["tokens"] for file in files]:
+            raise UserError(f"planted: {folder} has no {split} text, or not all of it; {remedy}")
+        texts[split] = np.concatenate(parts)
+    return manifest["vocab_size"], texts
+
+
+def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:
+    """Stretches of a corpus of ``lengths`` (B,) tokens that begin anywhere, (B, columns).
+
+    Training text for training, held-out text for tests. What stands past a row's length is of no meaning.
+    """
+    text, longest = _corpus(corpus)[1][_TEXT_OF[draws.split]], int(lengths.max(initial=0))
+    if len(text) < longest:
+        raise UserError(
+            f"planted: {corpus} has {len(text):,} tokens in {_TEXT_OF[draws.split]}, too few for samples of "
+            f"{longest:,}; give a larger corpus, or shorten the samples"
+        )
+    start = draws.integer(len(text) - lengths + 1)
+    return text[np.minimum(start[:, None] + np.arange(columns), len(text) - 1)].astype(np.int64)
+
+
+@register("planted")
+@dataclass(frozen=True)
+class Planted(SparseTask):
+    """k planted tokens in a background, and a label that is a function of them alone (docs/method.md 3.1 [paper]).
+
+    A prompt of length l: S* of size k from the position distribution, tokens at S* uniform, the rest independent and
+    uniform, or [ours] real text. Planted and background symbols are different ones [ours], so that a prompt by itself
+    tells S* and the label. Labels are planted symbols: the label is a token in column l, predicted at the last token
+    of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+
+    Coupled ids [ours]: column c has id c + 1, and a planted token has that of the label, l + 1: however far apart, they
+    are together.
+    """
+
+    train_length: tuple[int, int] = (20, 50)
+    """Shortest and longest training prompt l in tokens, both included, uniform."""
+    test_length: tuple[int, int] = (20, 500)
+    """Shortest and longest test prompt l in tokens, both included, uniform."""
+    num_planted: int = 2
+    """How many planted symbols there are, and labels."""
+    num_background: int = 8
+    """How many background symbols there are; not read where they are those of `text`."""
+    text: str | None = None
+    """A prepared corpus, whose text is then the background: its train split, and for tests its heldout split."""
+    position_distribution: str = "uniform"
+    """Q_pos: uniform, adjacent or stretched."""
+    label_function: str = "sum"
+    """g*: sum (modulo `num_planted`) or max."""
+    locality: int | None = None
+    """L_local: max S* - min S* is at most this. Null: no limit."""
+    distance: tuple[int, int] | None = None
+    """How many tokens before the label planted ones stand, fewest and most, both included. Null: anywhere."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Padding, the background symbols (a, b, …), the planted symbols and labels (0, 1, …)."""
+        return ("<pad>", *letter_names(self._backgrounds), *map(str, range(self.num_planted)))
+
+    @property
+    def _backgrounds(self) -> int:
+        return self.num_background if self.text is None else _corpus(self.text)[0]
+
+    def largest_id(self, length: int) -> int:
+        """That of the label."""
+        return length + 1
+
+    @property
+    def _near_far(self) -> tuple[int, int | None]:
+        return (1, None) if self.distance is None else self.distance
+
+    def holds(self, length: int, k: int) -> bool:
+        """See `SparseTask`; at the distances that are asked for."""
+        near, far = self._near_far
+        return k <= min(length, far or length) - near + 1
+
+    def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
+        return np.maximum(super()._shortest(split, k), k + self._near_far[0] - 1)
+
+    def _positions(self, sizes: Sizes, draws: Draws) -> np.ndarray:
+        """S* as (B, l) bool."""
+        near, far = self._near_far
+        first = np.zeros_like(sizes.length) if far is None else np.maximum(sizes.length - far, 0)
+        places = sizes.length - near + 1 - first
+        reach = places if self.locality is None else np.minimum(self.locality + 1, places)
+        chosen = POSITIONS[self.position_distribution](draws, Room(sizes.k, places, reach))
+        rows, columns = np.nonzero(chosen)
+        moved = np.zeros((len(chosen), int(sizes.length.max(initial=0))), dtype=bool)
+        moved[rows, columns + first[rows]] = True
+        return moved
+
+    def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
+        width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
+        chosen = self._positions(sizes, draws.named("positions"))
+        values = draws.named("planted").integers(self.num_planted, most)
+        present = between(0, sizes.k, most)
+        label = LABELS[self.label_function](values * present, self.num_planted)
+        of_background = draws.named("background")
+        if self.text is None:
+            prompt = 1 + of_background.integers(self.num_background, width)
+        else:
+            prompt = 1 + text_background(of_background, self.text, sizes.length, width)
+        first_planted = 1 + self._backgrounds
+        prompt[chosen] = first_planted + values[present]
+        batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
+        with_label = np.pad(chosen, ((0, 0), (0, 1)))  # its column is l, so that its id is l + 1 already
+        ids = np.where(with_label, sizes.length[:, None] + 1, 1 + np.arange(width + 1))
+        return replace(batch, coupled_ids=np.where(between(0, batch.lengths, width + 1), ids, 0))
+
+    def _check(self) -> None:
+        super()._check()
+        most = max(self.k_train, *self.k_test)
+        for name, choices in (("position_distribution", POSITIONS), ("label_function", LABELS)):
+            if getattr(self, name) not in choices:
+                raise UserError(
+                    f"planted: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
+                )
+        if self.num_planted < 2 or self.num_background < 1:
+            raise UserError("planted: num_planted must be 2 or more and num_background 1 or more; raise them")
+        if self.locality is not None and self.locality + 1 < most:
+            raise UserError(
+                f"planted: {most} planted tokens do not fit in locality {self.locality}; raise it to {most - 1}"
+            )
+        if self._near_far[0] < 1:
+            raise UserError(
+                f"planted: distance {self.distance} is 1 or more tokens before the label; raise it"
+            )

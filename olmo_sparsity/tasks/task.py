@@ -1,32 +1,103 @@
-"""What every synthetic task can do, and the registry that names them.
+"""What every synthetic task can do, the random numbers it is made of, and the registry that names it.
 
 A task is a frozen dataclass of its parameters. Its samples are a pure function of (split, seed, index): resuming a
 run, another number of processes, or another batch size changes nothing.
 
-Shapes: B samples, T tokens of the longest of them.
+Random numbers are counter-based: draw c of a row is SplitMix64's output at place c of a sequence that starts at the
+row's own state (Steele, Lea and Flood, OOPSLA 2014). A row depends on nothing else in its batch.
+
+Shapes: B samples (rows), T tokens of the longest of them, C columns drawn for each.
 """
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.tasks.draws import MOST_COLUMNS, Draws
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.rng import row_hashes
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.rng import GAMMA, counters, mix, row_hashes
 
 SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)
 """One prompt in so many belongs to the test split."""
 _MOST_DRAWS = 1024
 _LINE_WIDTH = 110
+_HALF = np.uint64(32)
+MOST_COLUMNS = (1 << 20) - 1
+"""Of what is put into a random order."""
+_COLUMN_BITS = np.uint64(MOST_COLUMNS)
+"""Of a random key, those that hold its column."""
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of B samples. The same call twice gives the same numbers; `named` gives others."""
+
+    states: np.ndarray
+    """(B,) uint64, where the sequence of each sample starts."""
+    split: str
+    """Whose samples they are: train or test."""
+
+    @classmethod
+    def of(cls, seed: int, split: str, indices: np.ndarray) -> Draws:
+        """The draws of samples ``indices`` (B,); different indices of one seed and split never share a state."""
+        start = mix(mix(_word(seed)) ^ _word(zlib.crc32(split.encode())))
+        return cls(mix(start + indices.astype(np.uint64) * GAMMA), split)
+
+    def named(self, purpose: str) -> Draws:
+        """Draws that are independent of those for any other purpose."""
+        return Draws(mix(self.states ^ _word(zlib.crc32(purpose.encode()))), self.split)
+
+    def rows(self, rows: np.ndarray) -> Draws:
+        """The draws of some of the samples, given their rows."""
+        return Draws(self.states[rows], self.split)
+
+    def words(self, columns: int) -> np.ndarray:
+        """Uniform 64-bit words, (B, C) uint64."""
+        return mix(self.states[:, None] + counters(columns))
+
+    def integers(self, bound: int | np.ndarray, columns: int) -> np.ndarray:
+        """Uniform on {0 … bound-1}, (B, C) int64; ``bound`` below 2^32, a number or one for each row (B,).
+
+        The upper half of a word times the bound: no value is likelier than another by more than bound / 2^32.
+        """
+        bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), self.states.shape)[:, None]
+        return (((self.words(columns) >> _HALF) * bounds) >> _HALF).astype(np.int64)
+
+    def integer(self, bound: int | np.ndarray) -> np.ndarray:
+        """One uniform number of {0 … bound-1} for each sample, (B,) int64."""
+        return self.integers(bound, 1)[:, 0]
+
+    def order(self, eligible: np.ndarray) -> np.ndarray:
+        """A uniform order of the eligible columns (B, C) of each row, then the others in theirs, (B, C) int64."""
+        return (np.sort(self._keys(eligible), axis=1) & _COLUMN_BITS).astype(np.int64)
+
+    def subset(self, eligible: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """A uniform subset of ``count`` (B,) of the eligible columns (B, C) of each row, (B, C) bool."""
+        keys = self._keys(eligible)
+        last = np.take_along_axis(np.sort(keys, axis=1), np.maximum(count - 1, 0)[:, None], axis=1)
+        return (keys <= last) & (count > 0)[:, None]
+
+    def _keys(self, eligible: np.ndarray) -> np.ndarray:
+        """Random keys (B, C) that end in the column, so that no two are equal; the largest where not eligible."""
+        columns = eligible.shape[1]
+        assert columns <= MOST_COLUMNS, "a key has 20 bits for the column"
+        keys = np.where(eligible, self.words(columns) >> np.uint64(1), np.uint64(_WORD))
+        return (keys & ~_COLUMN_BITS) | np.arange(columns, dtype=np.uint64)
+
+
+def _word(value: int) -> np.ndarray:
+    """``value`` modulo 2^64, (1,): as an array, because numpy warns where scalars overflow."""
+    return np.array([value & _WORD], dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -109,10 +180,10 @@ class Task(ABC):
     def _check(self) -> None:
         """Raise `UserError` for parameters that do not go together."""
         for split in SPLITS:
-            given = self._length_range(split)
-            if len(given) != 2 or not 1 <= given[0] <= given[1] <= MOST_COLUMNS:
+            shortest, longest = self._length_range(split)
+            if not 1 <= shortest <= longest <= MOST_COLUMNS:
                 raise UserError(
-                    f"{self.name}: {split}_length {list(given)} is no range; "
+                    f"{self.name}: {split}_length {[shortest, longest]} is no range; "
                     f"give the shortest and the longest, from 1 to {MOST_COLUMNS:,}"
                 )
 
@@ -133,18 +204,19 @@ class Task(ABC):
 
     def show(self, batch: TaskBatch, row: int) -> str:
         """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
+        import pandas as pd  # here, so that training does not load it
+
         used = int(batch.lengths[row])
-        lines = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
+        rows: dict[str, list[Any]] = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
         if batch.coupled_ids is not None:
-            lines["id"] = [str(coupled) for coupled in batch.coupled_ids[row, :used]]
+            rows["id"] = batch.coupled_ids[row, :used].tolist()
         if batch.second_ids is not None:
-            lines["second id"] = [str(coupled) for coupled in batch.second_ids[row, :used]]
+            rows["second id"] = batch.second_ids[row, :used].tolist()
         if batch.planted is not None:
-            lines["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
-        start = int(batch.response_start[row])
-        for cells in lines.values():
-            cells.insert(start, ">" if cells is lines["token"] else "")
-        return _aligned(lines)
+            rows["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
+        for name, cells in rows.items():
+            cells.insert(int(batch.response_start[row]), ">" if name == "token" else "")
+        return pd.DataFrame(rows.values(), index=[*rows]).to_string(header=False, line_width=_LINE_WIDTH)
 
     def _length_range(self, split: str) -> tuple[int, int]:
         return self.train_length if split == "train" else self.test_length
@@ -204,22 +276,13 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     """
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
-    task = TASKS[name]
-    known = {field.name: field.type for field in fields(task)}
-    if unknown := [parameter for parameter in parameters if parameter not in known]:
-        raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
-    config = om.structured(task)
-    for parameter, value in parameters.items():
-        try:
-            config = om.merge(config, {parameter: value})
-        except OmegaConfBaseException:
-            raise UserError(
-                f"{name}: {parameter}: {value!r} does not fit; give a value of type {known[parameter]}"
-            ) from None
-    typed = om.to_container(config)
-    assert isinstance(typed, dict)
-    values = {str(key): tuple(value) if isinstance(value, list) else value for key, value in typed.items()}
-    return task(**values)
+    schema = om.structured(TASKS[name])
+    try:
+        return cast(Task, om.to_object(om.merge(schema, dict(parameters))))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"{name}: {dict(parameters)}: {first_line(error)}; it has {', '.join(schema)}"
+        ) from None
 
 
 def _in_test(batch: TaskBatch) -> np.ndarray:
@@ -227,23 +290,3 @@ def _in_test(batch: TaskBatch) -> np.ndarray:
     width = batch.tokens.shape[1]
     prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0)
     return (row_hashes(prompt) >> np.uint64(32)) < np.uint64(1 << 32) // _TEST_SHARE
-
-
-def _aligned(lines: dict[str, list[str]]) -> str:
-    """Named rows of cells as text, the cells of a column beneath each other, wrapped to `_LINE_WIDTH`."""
-    margin = max(map(len, lines)) + 1
-    widths = [max(map(len, column)) + 1 for column in zip(*lines.values(), strict=True)]
-    texts: list[str] = []
-    first = 0
-    while first < len(widths):
-        end, used = first, margin
-        while end < len(widths) and (end == first or used + widths[end] <= _LINE_WIDTH):
-            used += widths[end]
-            end += 1
-        for name, cells in lines.items():
-            line = "".join(
-                cell.rjust(width) for cell, width in zip(cells[first:end], widths[first:end], strict=True)
-            )
-            texts.append((name.ljust(margin) + line).rstrip())
-        first = end
-    return "\n".join(texts)

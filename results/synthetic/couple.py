@@ -29,7 +29,7 @@ from analysis.model.losses import Scorer
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
+from olmo_sparsity.tasks.samples import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number
 from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json

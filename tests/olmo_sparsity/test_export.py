@@ -28,7 +28,6 @@ SHAPES = {  # name: changes of the model, class of transformers
     "rms without weights": ({"layer_norm_with_affine": False}, "LlamaForCausalLM"),
     "rms grouped heads": ({"n_kv_heads": 2}, "LlamaForCausalLM"),
     "rms multi-query": ({"multi_query_attention": True}, "LlamaForCausalLM"),
-    "rms exact vocabulary": ({"embedding_size": None}, "LlamaForCausalLM"),
     "rms odd values": (
         {"rope_theta": 500, "layer_norm_eps": 1e-3, "mlp_hidden_size": 48},
         "LlamaForCausalLM",
@@ -137,32 +136,18 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
         family_of(tiny.model_config(**changes))
 
 
-def test_all_misfits_are_told_at_once():
-    with refused(r"model.activation_type: gelu; model.clip_qkv: 2.0; ALiBi, not RoPE"):
-        family_of(tiny.model_config(rope=False, alibi=True, activation_type="gelu", clip_qkv=2.0))
-
-
 def test_ids_and_reach_are_written_down(tmp_path):
     source, _ = checkpoint(tmp_path, weight_tying=True, eos_token_id=0, pad_token_id=1)
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert done["max_positions"] == exported.config.max_position_embeddings == 64  # PoSE's target length
-    assert (exported.config.bos_token_id, exported.generation_config.bos_token_id) == (0, 0)
-    assert exported.config.eos_token_id == 0
-    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (1, 1)
+    for given in (exported.config, exported.generation_config):
+        assert (given.bos_token_id, given.eos_token_id, given.pad_token_id) == (0, 0, 1)
     assert exported.get_output_embeddings().weight is exported.get_input_embeddings().weight
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
     assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
     assert {"commit", "versions", "command"} <= note.keys()
-
-
-def test_a_padding_id_that_the_model_has_no_row_for_is_that_of_the_end(tmp_path):
-    """OLMo's default, which training does not read, is beyond a small vocabulary."""
-    source, _ = checkpoint(tmp_path, eos_token_id=0, pad_token_id=50256)
-    export_checkpoint(source, tmp_path / "hf")
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (None, 0)
 
 
 @pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
@@ -228,70 +213,33 @@ def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_the_tokenizer_of_olmo_round_trips(tmp_path):
-    source, _ = checkpoint(
-        tmp_path, tokenizer=False, vocab_size=50280, eos_token_id=50279, pad_token_id=1, embedding_size=50304
-    )
-    export_checkpoint(source, tmp_path / "hf", tokenizer="olmo")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.pad_token) == (50279, 1, "<|padding|>")
-
-
-def test_the_script_exports_once_and_replaces_when_asked(tmp_path, run_here):
+def test_the_script_exports_once(tmp_path, run_here):
     source, original = checkpoint(tmp_path)
     done = run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf")
     assert (done.returncode, done.stderr) == (0, "")
     count = sum(parameter.numel() for parameter in original.parameters())
     assert done.stdout == f"{tmp_path / 'hf'}: LlamaForCausalLM, {count:,} parameters, 64 positions\n"
-    again = run_here("scripts/export_hf.py", source, "--out", tmp_path / "hf")
-    assert again.returncode == 1
-    assert again.stderr.count("\n") == 1
-    assert "hf exists already; give another --out, or --overwrite" in again.stderr
-    assert export_checkpoint(source, tmp_path / "hf", overwrite=True)["parameters"] == count
+    for out in (tmp_path / "hf", source):
+        with refused("exists already; give another --out, or remove it"):
+            export_checkpoint(source, out)
+    with refused("is a transformers directory already"):
+        export_checkpoint(tmp_path / "hf", tmp_path / "again")
 
 
-def test_overwriting_replaces_nothing_but_exports(tmp_path):
-    source, _ = checkpoint(tmp_path)
-    with refused("is no earlier export"):
-        export_checkpoint(source, tmp_path, overwrite=True)
-    with refused("is no earlier export"):
-        export_checkpoint(source, source, overwrite=True)
-    assert (source / "model.safetensors").is_file()
-
-
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
+def test_bad_input_leaves_nothing(tmp_path):
     out = tmp_path / "hf"
-    with refused("nowhere is neither a checkpoint nor a run"):
-        export_checkpoint(tmp_path / "nowhere", out)
     source, _ = checkpoint(tmp_path / "none", tokenizer=False)
     with refused(r"tokenizer.json is missing; .*--tokenizer FILE"):
         export_checkpoint(source, out)
-    with refused("ids up to 50,279, the model only 128 embeddings"):
+    with refused("has vocab_size 50280, the model has 50"):
         export_checkpoint(source, out, tokenizer="olmo")
-    with refused("unknown tokenizer 'nowhere.json'"):
-        export_checkpoint(source, out, tokenizer="nowhere.json")
     source, _ = checkpoint(tmp_path / "gelu", activation_type="gelu")
     with refused("model.activation_type: gelu"):
         export_checkpoint(source, out)
-    source, _ = checkpoint(tmp_path / "good")
-    export_checkpoint(source, out)
-    with refused("is a transformers directory already"):
-        export_checkpoint(out, tmp_path / "again")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gelu", "good", "hf", "none"]
-
-
-def test_a_failure_in_the_middle_leaves_the_earlier_export(tmp_path, monkeypatch):
-    source, _ = checkpoint(tmp_path)
-    export_checkpoint(source, tmp_path / "hf")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
-    monkeypatch.setattr(
-        "olmo_sparsity.export._save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
-    )
-    with pytest.raises(OSError, match="full"):
-        export_checkpoint(source, tmp_path / "hf", overwrite=True)
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
-    assert not list(tmp_path.glob(".hf*"))
+    source, _ = checkpoint(tmp_path / "end", eos_token_id=100)
+    with refused("has no token of id 100, the model's eos_token_id; name its own"):
+        export_checkpoint(source, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["end", "gelu", "none"]
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(tmp_path, monkeypatch):
@@ -308,9 +256,3 @@ def test_an_export_that_computes_something_else_leaves_nothing(tmp_path, monkeyp
     with pytest.raises(AssertionError, match="exported logits differ by up to"):
         export_checkpoint(source, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
-
-
-def test_a_tokenizer_without_the_end_of_text_is_refused(tmp_path):
-    source, _ = checkpoint(tmp_path / "own", eos_token_id=100)
-    with refused("has no token of id 100, the model's eos_token_id; name its own"):
-        export_checkpoint(source, tmp_path / "hf")

@@ -16,7 +16,6 @@ from analysis.synthetic.exact_match import NAME, save
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
-from tests.analysis.synthetic.test_figure1 import is_inside
 from tests.support.drawn import curve
 
 BOUND = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "results" / "theory" / "bound.py")))
@@ -54,24 +53,20 @@ def test_bounds_against_hand_arithmetic():
     assert BOUND.theorem_bound([50, 100], 50, 1e-6) == pytest.approx([0.125, 0.5])
 
 
-def test_it_starts_from_the_longest_trained_length_and_largest_trained_k():
+def test_it_starts_from_the_worst_trained_length_and_the_largest_trained_k():
     start = start_of(
-        *(row(length, 196, 4, (4, 0, 0)) for length in (20, 50)),
+        row(20, 190, 4, (10, 0, 0)),
+        *(row(length, 196, 4, (4, 0, 0)) for length in (30, 50)),
         *(row(length, 150, 4, (50, 0, 0)) for length in (51, 100)),
         row(50, 100, 6, (100, 0, 0)),
         *(row(length, 199, 2, (1, 0, 0)) for length in (20, 50)),
     )
-    assert (start.k, start.longest, start.measured_length) == (4, 50, 50)
-    assert start.delta == pytest.approx(0.02) and not start.delta_is_upper_limit
-    assert start.error_high == pytest.approx(wilson_by_hand(4, 200)[1])
-
-
-def test_it_does_not_start_from_a_k_below_the_trained_ones():
-    own = [row(length, 199, k, (1, 0, 0)) for k in (1, 4) for length in (50, 60, 70)]
-    task = {"k_train": 4, "k_train_min": 2}
-    assert start_of(*own, task_changes=task).k == 4
+    assert (start.k, start.longest, start.measured_length) == (4, 50, 20)
+    assert start.delta == pytest.approx(0.05) and not start.delta_is_upper_limit
+    assert start.error_high == pytest.approx(wilson_by_hand(10, 200)[1])
     with pytest.raises(UserError, match="needs a trained k measured at a length from 20 to 50"):
-        start_of(*own[:3], task_changes=task)
+        below = [row(length, 199, 1, (1, 0, 0)) for length in (50, 60, 70)]
+        start_of(*below, task_changes={"k_train": 4, "k_train_min": 2})
 
 
 def test_without_an_error_delta_is_the_upper_limit():
@@ -81,11 +76,6 @@ def test_without_an_error_delta_is_the_upper_limit():
     assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
     _, improved = fits_of([rows(own)])
     assert improved.constant == pytest.approx(start.delta / (4 * start.delta)), "the upper limits"
-
-
-def test_it_starts_from_the_worst_trained_length():
-    start = start_of(row(20, 190, 4, (10, 0, 0)), row(50, 199, 4, (1, 0, 0)), row(60, 9, 4), row(70, 9, 4))
-    assert (start.measured_length, start.longest, start.delta) == (20, 50, pytest.approx(0.05))
 
 
 def test_the_expected_error_comes_first_where_rows_have_it():
@@ -126,11 +116,6 @@ def test_a_bound_above_the_error_of_guessing_says_nothing():
     assert (improved.tested, improved.empty) == (3, 1)  # one is 0.52
 
 
-def test_of_an_odd_number_of_lengths_the_middle_one_is_fitted():
-    for fit in fits_of(starts(times=(2, 3, 4))[:1]):
-        assert (fit.fitted, fit.tested + fit.empty, fit.fitted_to) == (2, 1, 3)
-
-
 def test_only_models_that_differ_in_length_and_locality_share_a_constant():
     own = [row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)]
     others = [rows(own, scheme="contiguous"), rows(own, task_changes={"tokens": 9})]
@@ -150,12 +135,6 @@ def test_it_is_refused_where_there_is_nothing_to_start_from_or_to_try():
     for own in ([row(20, 3, 6)], [row(100, 3, 4)], [row(50, 3, 4), row(60, 3, 4)]):
         with pytest.raises(UserError, match="at two or more above 50"):
             start_of(*own)
-    certain = [{**row(n, 200, 4, p=1.0), "std_probability": 0.0} for n in (50, 100, 200)]
-    start = start_of(*certain)
-    assert start.delta_is_upper_limit and start.delta == pytest.approx(Z**2 / (200 + Z**2)), (
-        "no sample was wrong"
-    )
-    assert all(np.isfinite(fit.constant) for fit in fits_of([rows(certain)]))
 
 
 def test_errors_limits_and_bounds_are_multiples():
@@ -167,23 +146,20 @@ def test_errors_limits_and_bounds_are_multiples():
         frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
     figure = BOUND.bound_figure(points_of(*frames))
     (axes,) = figure.axes
-    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
-    assert axes.get_title("left") == "$K_{train}$ = 4\nk = 4, δ: 0.02, 0.005"
     for longest in (50, 100):
         line = curve(axes, f"L = {longest}")
         np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
         np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
         assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
-    improved, theorem = (
-        [line for line in axes.lines if line.get_label().startswith(name)]
-        for name in ("improved", "Theorem 4.3")
-    )
+    improved = [line for line in axes.lines if line.get_label().startswith("improved")]
     for line in improved:  # c = 1/2: twice delta at twice L
         np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
-    far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in theorem[::-1])
+    far, near = (
+        line.get_ydata()[-1] / line.get_xdata()[-1] ** 2
+        for line in axes.lines[::-1]
+        if line.get_label().startswith("Theorem 4.3")
+    )
     assert far == pytest.approx(8 * near), "it grows with L³"
-    assert curve(axes, "c is from the lengths up to this").get_xdata()[0] == 2
-    assert is_inside(figure)
 
 
 def test_the_command_puts_the_bounds_beside_what_figure1_wrote(tmp_path, monkeypatch):
@@ -218,8 +194,3 @@ def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval()
 def test_an_expected_error_of_zero_has_the_bound_of_no_wrong_sample(seeds):
     certain = {**row(20, 200, p=1.0), "std_probability": 0.0}
     assert BOUND.expected_error(rows([certain] * seeds)) == wilson(0, 200 * seeds)
-
-
-def test_expected_errors_stay_between_0_and_1():
-    sure, lost = (BOUND.expected_error(rows([row(20, 4, p=p)])) for p in (0.99, 0.01))
-    assert sure.low == 0 and lost.high == 1

@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from analysis.model.losses import Scorer
-from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.data.task_batches import TaskPositions
-from olmo_sparsity.evaluate.exact_match import further_options
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.evaluate.records import further_options
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.coupling import Segment, found_ids
+from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.training.loop import train
-from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -95,18 +92,6 @@ def test_what_a_model_reads_is_coupled(name, by):
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
 
 
-def test_samples_that_do_not_differ_are_refused():
-    task = small("copy")
-    with refused("1 samples of length 3 are all the same; raise --samples"):
-        COUPLE.lay_out(Scorer(ByHand(task), share_prefixes=False), task, 3, samples=1)
-
-
-def test_a_segment_that_never_differs_is_refused():
-    batch = small("copy").sample("train", 0, np.arange(2))
-    with refused("tokens of segment 1 are the same in all samples; raise --samples"):
-        list(COUPLE.fit_segments([COUPLE.Layout(batch, np.zeros(batch.tokens.shape[1], dtype=int))], [1, 3]))
-
-
 def test_influence_is_the_kl_that_leaving_a_token_out_makes():
     task = small("copy")
     batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
@@ -160,26 +145,16 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         ids(*found, "--positions.found.first_ids=[22]")
 
 
-def test_an_untrained_model_couples_nothing_and_a_task_of_one_label_has_nothing_to_find(
-    tmp_path, capsys, monkeypatch
-):
+def test_an_untrained_model_couples_nothing(tmp_path, capsys, monkeypatch):
     run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
     out = tmp_path / "found"
-    monkeypatch.setitem(
-        COUPLE.main.__globals__, "LEAST_AGREEMENT", 1.1
-    )  # of five lengths chance may explain half
+    # of five lengths chance may explain half
+    monkeypatch.setitem(COUPLE.main.__globals__, "LEAST_AGREEMENT", 1.1)
     monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
     COUPLE.main()
     printed = capsys.readouterr().out
     assert "no coupling was found" in printed and "train with" not in printed
     assert json.loads((out / COUPLE.NAME).read_text())["marks"] == [1, 3]
-    (tmp_path / "label").mkdir()
-    config = make_config(
-        tmp_path / "label", "planted", "contiguous", parameters={"train_length": [8, 10], "k_train": 2}
-    )
-    save_checkpoint(config.save_folder, config, TrainState(3, 99), build_model(config).state_dict(), {}, None)
-    with refused("trained on planted, which couples no tokens; give another run"):
-        COUPLE.measure_coupling(config.save_folder)
 
 
 def test_train_takes_what_the_command_prints(tmp_path):

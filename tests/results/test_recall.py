@@ -4,7 +4,6 @@ import itertools
 import json
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
 from tests.support import tiny_task
-from tests.support.refusals import refused
 
 RECALL = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[2] / "results" / "synthetic" / "recall.py"))
@@ -202,60 +200,6 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert (out / "recall.png").stat().st_size > 10_000
     assert "p = 2, places (accuracy " in capsys.readouterr().out
-    panels = RECALL.recall_figure(RECALL.panels_of(result)).axes
-    assert len(panels) == 4
-    for axes, planted, what in zip(panels, (1, 2, 1, 2), 2 * ["token"] + 2 * ["place"], strict=True):
-        drawn = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
-        assert drawn["chance"] == list(result["chance"][what].values())
-        assert drawn["the most that k tokens can find"] == [min(k / planted, 1) for k in settings.ks]
-        for (selector, name), of_name in recalls[recalls["planted"] == planted].groupby(["selector", "name"]):
-            if name == f"{what}_recall":
-                assert drawn[selector] == [*of_name["value"]]
-            elif name == f"{what}_placebo_recall":
-                assert drawn[f"{selector} placebo"] == [*of_name["value"]]
-
-
-def test_lengths_and_ks_default_to_those_of_training():
-    settings = settings_for(PARITY, length=0, planted=())
-    assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
-    adjacent = {"position_distribution": "adjacent", "decoys": 0.1, "k_train_min": 2, "k_test": [2, 4]}
-    settings = settings_for(make_task("planted", adjacent), length=0, planted=())
-    assert settings.planted == (2, 4)  # decoys go with no k of 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"n_short": 3}, "multiple of 2"),
-        ({"n_short": 12}, "below --length 12"),
-        ({"length": 13}, "multiples of 2"),
-        ({"planted": (0,)}, "must be 1 or more"),
-        ({"selectors": ("leave-one-out@gradient:4",)}, "m = 4 must be at least k = 8"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(changes, said):
-    with refused(said):
-        RECALL.draw_samples(PARITY, settings_for(PARITY, **changes), changes.get("planted", (3,))[0])
-
-
-def test_a_task_without_room_or_without_another_label_is_refused():
-    stretched = replace(PLANTED, position_distribution="stretched")
-    with refused("only 0 have none among the last 2"):
-        RECALL.draw_samples(stretched, settings_for(stretched), 3)
-    largest = replace(PLANTED, label_function="max", k_train=8)
-    with refused("same label"):
-        RECALL.draw_samples(largest, settings_for(largest, samples=2), 8)
-
-
-def test_recall_by_hand():
-    selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
-    recall = RECALL.found_at(selected, planted, (1, 2, 3)).mean(axis=2)
-    assert recall.tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
-
-
-def test_a_place_is_found_by_any_of_its_tokens():
-    found = RECALL.found_at(np.array([[5, 1, 2], [0, 9, 8]]) // 2, np.array([[3, 4], [7, 9]]) // 2, (1, 2, 3))
-    assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
 
 
 @pytest.mark.parametrize("unit", [1, 2])

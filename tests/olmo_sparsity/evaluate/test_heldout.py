@@ -180,12 +180,7 @@ def test_no_document_is_long_enough(make, caplog):
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        (
-            ["--corpus.heldout_split=test"],
-            "corpus.heldout_split: .* has no split 'test', it has heldout, train",
-        ),
         (["--corpus.path=null", "--data.paths=[a]"], "set evaluation.paths"),
-        (["--evaluation.paths=[/none.npy]"], "token file /none.npy is missing"),
         (
             ["--model.max_sequence_length=512", "--positions.target_length=600"],
             "fewer than one window of 512",
@@ -195,20 +190,6 @@ def test_no_document_is_long_enough(make, caplog):
 def test_no_text_to_measure_on_is_named(make, overrides, part):
     with refused(part):
         HeldoutEvaluation(make(*overrides))
-
-
-def test_long_windows_are_read_fewer_at_a_time(make):
-    config = make("--evaluation.batch_size=4")
-    sizes = []
-    forward = forward_of(config)
-
-    def run(batch):
-        sizes.append(tuple(batch.input_ids.shape))
-        return forward(batch)
-
-    HeldoutEvaluation(config).run(run, identity)
-    assert max(rows * length for rows, length in sizes) == 4 * 32
-    assert (2, 64) in sizes
 
 
 @pytest.mark.parametrize("doc_mask", ["false", "true"])

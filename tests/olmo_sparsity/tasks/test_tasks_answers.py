@@ -1,26 +1,14 @@
 """Every task's answer against a solver that reads the text of its prompt, and its ids against ids written by hand."""
 
-from collections import Counter
-from itertools import chain
-
 import numpy as np
 import pytest
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.arithmetic import carried
+from olmo_sparsity.tasks.scratchpads import VariableAssignment
+from tests.olmo_sparsity.tasks.test_tasks import SMALL
 from tests.support import tiny
 from tests.support.refusals import refused
-
-SMALL = {
-    "addition": {"train_length": (1, 12), "test_length": (1, 40)},
-    "copy": {"test_length": (2, 60)},
-    "digit_multiplication": {"train_length": (2, 12), "test_length": (2, 40)},
-    "multi_addition": {"train_length": (1, 12), "test_length": (1, 20)},
-    "planted": {"test_length": (20, 90)},
-    "scratchpad_parity": {"test_length": (5, 60)},
-    "sparse_parity": {"test_length": (20, 90)},
-    "variable_assignment": {"chains": 3, "distractors": 2, "num_variables": 60},
-}
 
 
 def texts(task, batch):
@@ -72,6 +60,8 @@ def solve_variable_assignment(words):
     *assignments, question, name = words
     assert question == "?"
     known = {assignments[i]: assignments[i + 2] for i in range(0, len(assignments), 3)}
+    assert sum(value.isdigit() for value in known.values()) == VariableAssignment.chains
+    assert {value for value in known.values() if not value.isdigit()} <= known.keys()
     assert set(assignments[1::3]) == {"="}
     assert len(known) == len(assignments) // 3  # nobody is assigned twice
     steps = []
@@ -101,7 +91,7 @@ def test_the_response_is_what_a_solver_reads_from_the_prompt(name, split):
     for prompt, response in texts(task, batch):
         assert response == SOLVERS[name](prompt)
         responses.add(tuple(response))
-    assert len(responses) >= (2 if task.end_id is None else 90)
+    assert len(responses) >= (2 if task.end_id is None else 50)
     if batch.label is not None:
         answers = [response[-1] for _, response in texts(task, batch)]
         assert [task.vocabulary[token] for token in batch.label] == answers
@@ -229,7 +219,7 @@ def test_planted_tokens_share_the_id_of_the_label():
 
 @pytest.mark.parametrize(
     ("function", "solve"),
-    [("sum", lambda values: sum(values) % 5), ("max", max), ("first", lambda values: values[0])],
+    [("sum", lambda values: sum(values) % 5), ("max", max)],
 )
 def test_label_functions(function, solve):
     task = make_task("planted", {"num_planted": 5, "label_function": function})
@@ -238,27 +228,13 @@ def test_label_functions(function, solve):
         assert int(response[0]) == solve([int(word) for word in prompt if word.isdigit()])
 
 
-def test_the_random_label_is_a_function_of_the_planted_tokens_in_their_order():
-    task = make_task("planted", {"num_planted": 3, "label_function": "random", "k_train": 3})
-    seen = {}
-    for seed in (0, 1):
-        for prompt, response in texts(task, task.sample("train", seed, range(2000))):
-            seen.setdefault(tuple(word for word in prompt if word.isdigit()), set()).add(response[0])
-    assert len(seen) == 3 + 9 + 27
-    assert all(len(labels) == 1 for labels in seen.values())
-    for k in (1, 2, 3):
-        labels = [*chain.from_iterable(seen[values] for values in seen if len(values) == k)]
-        assert Counter(labels) == dict.fromkeys("012", 3 ** (k - 1))  # equally likely for every k
-    assert any(seen[a, b] != seen[b, a] for a, b in (("0", "1"), ("0", "2"), ("1", "2")))
-
-
 def test_long_carries():
     """Random digits rarely carry far, so sums of 9 are made frequent here."""
     generator = np.random.default_rng(0)
     sums = generator.integers(91, size=(300, 30))
     sums = np.where(generator.random(sums.shape) < 0.9, 9, sums)
-    for each, digits in zip(sums.tolist(), carried(sums), strict=True):
-        number = sum(value * 10**place for place, value in enumerate(each))
+    for row, digits in zip(sums.tolist(), carried(sums), strict=True):
+        number = sum(value * 10**place for place, value in enumerate(row))
         assert "".join(map(str, digits[::-1])) == str(number).zfill(30)[-30:]
 
 
@@ -266,31 +242,31 @@ TWO = {"k_train": 2, "k_test": (2,)}
 ASSIGNMENTS = {"num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)}
 SHOWN = {
     ("addition", 3): """
-token  <bos> 5 8 2 + 3 6 0 = > 2 4 9 0 <eos>
-id         0 4 3 2 1 4 3 2 1   2 3 4 5     0""",
+token  <bos>  5  8  2  +  3  6  0  =  >  2  4  9  0  <eos>
+id         0  4  3  2  1  4  3  2  1     2  3  4  5      0""",
     ("multi_addition", 2): """
-token      <bos> 1 7 + 9 4 = > 7 1 0 = 1 1 1 <eos>
-id             0 3 2 1 3 2 1   2 3 4 1 2 3 4     0
-second id      0 1 1 2 2 2 1   1 1 1 2 2 2 2     0""",
+token      <bos>  1  7  +  9  4  =  >  7  1  0  =  1  1  1  <eos>
+id             0  3  2  1  3  2  1     2  3  4  1  2  3  4      0
+second id      0  1  1  2  2  2  1     1  1  1  2  2  2  2      0""",
     ("digit_multiplication", 3): """
-token  <bos> 1 3 4 * 3 = > 2 0 4 0 <eos>
-id         0 4 3 2 1 2 1   2 3 4 5     0""",
+token  <bos>  1  3  4  *  3  =  >  2  0  4  0  <eos>
+id         0  4  3  2  1  2  1     2  3  4  5      0""",
     ("copy", 4): """
-token  <bos> 5 1 3 1 = > 5 1 3 1 <eos>
-id         0 2 3 4 5 1   2 3 4 5     0""",
+token  <bos>  5  1  3  1  =  >  5  1  3  1  <eos>
+id         0  2  3  4  5  1     2  3  4  5      0""",
     ("scratchpad_parity", 5): """
-token  <bos> 0 1 0 1 0 = > 0 1 1 0 0 <eos>
-id         0 2 3 4 5 6 1   2 3 4 5 6     0""",
+token  <bos>  0  1  0  1  0  =  >  0  1  1  0  0  <eos>
+id         0  2  3  4  5  6  1     2  3  4  5  6      0""",
     ("sparse_parity", 8): """
-token    on 0 off 1 on 0 off 0 > 0
-planted     ^          ^""",
+token    on  0  off  1  on  0  off  0  >  0
+planted      ^              ^""",
     ("planted", 8): """
-token    c e d 0 b 1 e d > 1
-id       1 2 3 9 5 9 7 8   9
-planted        ^   ^""",
-    ("variable_assignment", 2): """
-token  <bos> b = 6 e = 9 f =  b  g  =  a  h  =  e  a  =  b ? a >  a  =  b b = 6 6 <eos>
-id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 1 1   17 18 19 2 3 4 4     0""",
+token    c  e  d  0  b  1  e  d  >  1
+id       1  2  3  9  5  9  7  8     9
+planted           ^     ^""",
+    ("variable_assignment", 1): """
+token  <bos>  d  =  f  h  =  9  f  =   0  ?  f  >  f  =   0   0  <eos>
+id         0  2  3  4  5  6  7  8  9  10  1  1     8  9  10  10      0""",
 }
 
 
@@ -301,16 +277,5 @@ def test_one_sample_of_each_task_checked_by_hand(name, length):
         ["sparse_parity", "planted", "multi_addition"], TWO
     )
     task = make_task(name, parameters.get(name, {})).at_length(length)
-    assert task.show(task.sample("test", 0, [0, 1]), 0) == SHOWN[name, length].strip("\n")
-
-
-def test_a_long_sample_is_wrapped_with_its_ids_beneath():
-    task = make_task("addition", {}).at_length(60)
-    batch = task.sample("test", 0, [0])
-    lines = task.show(batch, 0).splitlines()
-    assert len(lines) % 2 == 0 and len(lines) > 4 and max(map(len, lines)) <= 110
-    words, ids = (
-        [word for line in lines[first::2] for word in line.split()[1:] if word != ">"] for first in (0, 1)
-    )
-    assert words == [task.vocabulary[token] for token in batch.tokens[0]]
-    assert ids == [str(coupled) for coupled in batch.coupled_ids[0]]
+    shown = task.show(task.sample("test", 0, [0, 1]), 0).splitlines()
+    assert [line.rstrip() for line in shown] == SHOWN[name, length].splitlines()[1:]

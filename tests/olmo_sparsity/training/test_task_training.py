@@ -192,9 +192,10 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    asked = "evaluation.interval=3", "evaluation.windows=4"
-    train(tiny_task.config(tmp_path, *asked))
-    parts = tiny_task.config(tmp_path, f"save_folder={tmp_path / 'parts'}", *asked)
+    measured = "evaluation.interval=3", "evaluation.windows=4"
+    whole = tiny_task.config(tmp_path, *measured)
+    train(whole)
+    parts = tiny_task.config(tmp_path, *measured, f"save_folder={tmp_path / 'parts'}")
     train(replace(parts, stop_after=3))
     train(parts, resume=True)
     assert weights_sha256(tmp_path / "parts") == weights_sha256(tmp_path / "run")
