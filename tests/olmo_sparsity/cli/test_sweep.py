@@ -150,7 +150,7 @@ def test_a_cell_that_cannot_run_is_named_and_none_starts(cells_of, tmp_path):
     [
         ("--lengths 1000", "length 1000: "),
         ("--ks 3", "plants no tokens"),
-        ("--parameters '{nope: 1}'", "unknown parameter 'nope'"),
+        ("--parameters '{nope: 1}'", "Key 'nope' not in"),
     ],
 )
 def test_what_the_evaluation_would_refuse_is_found_before_the_training(
