@@ -33,7 +33,7 @@ from torch import Tensor
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
-from olmo_sparsity.data.tokenizers import tokenizer_file
+from olmo_sparsity.data.tokens import tokenizer_file
 from olmo_sparsity.data.windows import fitting_tokenizer
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from analysis.model.token_losses import TokenLosses
 
 UNSEEN_ONE_IN = 8
-"""Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.needles`)."""
+"""Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.windows`)."""
 _ABSENT = -1.0  # a depth in the keys of means, where NaN would not equal itself
 
 

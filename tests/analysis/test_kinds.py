@@ -5,7 +5,7 @@ from tokenizers import pre_tokenizers
 
 from analysis.contexts import TextDecoder
 from analysis.kinds import FUNCTION_WORDS, KINDS, classify
-from olmo_sparsity.data.tokenizers import train_bpe
+from olmo_sparsity.data.text import train_bpe
 from tests.support import tokenizers
 
 # far context, short context, the target's word (a space before it is part of its token), what follows, its kind

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import olmo_sparsity.export as export_module
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TOKENIZER
-from olmo_sparsity.data.tokenizers import load_tokenizer, train_bpe
+from olmo_sparsity.data.text import train_bpe
+from olmo_sparsity.data.tokens import load_tokenizer
 from olmo_sparsity.export import export_checkpoint, family_of, position_reach
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny

@@ -16,7 +16,7 @@ from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
 from analysis.probes.needle import NeedleProbe, Needles, measure_cell
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
-from olmo_sparsity.data.needles import is_held_out
+from olmo_sparsity.data.windows import is_held_out
 from olmo_sparsity.model.build import build_model
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
