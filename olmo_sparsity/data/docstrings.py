@@ -98,42 +98,37 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
 
 def _requirements() -> set[str]:
     """Names of all installed packages that `BASE` needs. Raises `UserError` where one of `BASE` is absent."""
-    found: set[str] = set()
+    needed: set[str] = set()
     names = list(BASE)
     while names:
         name = canonicalize_name(names.pop())
+        if name in needed:
+            continue
         try:
-            requires = [Requirement(text) for text in distribution(name).requires or []]
+            requires = map(Requirement, distribution(name).requires or [])
         except PackageNotFoundError:
             if name in BASE:
                 raise UserError(
                     f"{name}, whose docstrings the corpus has, is not installed; run: pip install '{PROJECT}[train]'"
                 ) from None
             continue  # a requirement for another platform
-        if name not in found:
-            found.add(name)
-            names += [
-                each.name for each in requires if not each.marker or each.marker.evaluate({"extra": ""})
-            ]
-    return found
+        needed.add(name)
+        names += [one.name for one in requires if not one.marker or one.marker.evaluate({"extra": ""})]
+    return needed
 
 
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
     """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
     modules = {name: path for package in packages for name, path in _modules(package)}
-    names = sorted(modules, key=_shuffle_key)
-    paths = [modules[name] for name in names]
+    paths = list(modules.values())
     jobs = [paths[i : i + MODULES_PER_JOB] for i in range(0, len(paths), MODULES_PER_JOB)]
-    parsed = run_jobs(
-        read_docstrings,
-        jobs,
-        workers=workers,
-        description=f"reading docstrings ({len(modules):,} modules)",
-        unit="parts",
-    )
-    documents = dict(zip(names, chain.from_iterable(parsed), strict=True))
+    description = f"reading docstrings ({len(modules):,} modules)"
+    parsed = run_jobs(read_docstrings, jobs, workers=workers, description=description, unit="parts")
+    documents = dict(zip(modules, chain.from_iterable(parsed), strict=True))
     if PYTHON in packages:
-        documents |= _topics()
+        from pydoc_data.topics import topics
+
+        documents |= {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
     names = sorted(documents, key=_shuffle_key)
     cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
     with atomic_path(folder) as temporary:
@@ -152,14 +147,13 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
     """The source files of a package, each with its package and path, which are the same on every machine."""
     if package == PYTHON:
         folder = Path(sysconfig.get_path("stdlib"))
-        found = ((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py"))
+        sources = [(file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py")]
     else:
-        installed = distribution(package)
-        listed = installed.files or []
+        listed = distribution(package).files or []
         if not listed:
             log.warning("package %s has no list of its files; its docstrings are left out", package)
-        found = ((f.as_posix(), Path(str(installed.locate_file(f)))) for f in listed if f.suffix == ".py")
-    return ((f"{package}/{name}", path) for name, path in found if not SKIPPED_FILES.search(name))
+        sources = [(file.as_posix(), Path(str(file.locate()))) for file in listed if file.suffix == ".py"]
+    return ((f"{package}/{name}", path) for name, path in sources if not SKIPPED_FILES.search(name))
 
 
 def read_docstrings(modules: Sequence[Path]) -> list[list[str]]:
@@ -185,13 +179,6 @@ def _documented(node: Any) -> Iterator[Any]:
             yield from _documented(child)
 
 
-def _topics() -> dict[str, list[str]]:
-    """Python's help topics, a page each."""
-    from pydoc_data.topics import topics
-
-    return {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
-
-
 def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Document]:
     """Documents that are English and long enough, their docstrings joined by blank lines; the group is the package.
 
@@ -200,11 +187,11 @@ def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Docu
     """
     seen: set[int] = set()
     for package, docstrings in documents:
-        paragraphs = [
-            p.rstrip() for text in docstrings for p in split_paragraphs(text) if not BOILERPLATE.search(p)
-        ]
         kept = []
-        for paragraph in paragraphs:
+        for paragraph in chain.from_iterable(map(split_paragraphs, docstrings)):
+            if BOILERPLATE.search(paragraph):
+                continue
+            paragraph = paragraph.rstrip()
             digest = paragraph_hash(paragraph)
             if len(paragraph) < MIN_REPEATED_CHARACTERS or digest not in seen:
                 kept.append(paragraph)

@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from olmo_sparsity.data.text import Document
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.data.tokens import TokenFile, TokenFiles, beside, check_sum
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
@@ -114,13 +115,9 @@ def choose_buckets(documents: np.ndarray, share: float) -> frozenset[int]:
 # --- the file beside a token file ---
 
 
-def groups_name(token_file: str) -> str:
-    """Name of the file of groups beside a token file."""
-    return Path(token_file).stem + GROUPS_SUFFIX
-
-
-def write_groups(path: Path, groups: Sequence[str | None]) -> str | None:
+def write_groups(token_file: Path, groups: Sequence[str | None]) -> str | None:
     """Write the groups of the documents of a token file; returns the checksum. None, and no file: there are none."""
+    path = beside(token_file, GROUPS_SUFFIX)
     if not any(group is not None for group in groups):
         path.unlink(missing_ok=True)
         return None
@@ -133,13 +130,11 @@ def write_groups(path: Path, groups: Sequence[str | None]) -> str | None:
     return sha256_file(path)
 
 
-def read_groups(path: Path, sha256: str) -> list[str | None]:
-    """The groups of the documents of a token file. Raises `UserError` where the file is missing or damaged."""
-    if not path.is_file() or sha256_file(path) != sha256:
-        raise UserError(
-            f"{path}, the groups of its documents, is missing or damaged; copy it again from where it was prepared, "
-            "or prepare the corpus again"
-        )
+def read_groups(token_file: Path, described: TokenFile) -> list[str | None]:
+    """The group of each document of a token file. Raises `UserError` where they are missing or damaged."""
+    if described.groups_sha256 is None:
+        return [None] * described.documents
+    path = check_sum(beside(token_file, GROUPS_SUFFIX), described.groups_sha256)
     with gzip.open(path, "rt", encoding="utf8") as file:
         return [json.loads(line) for line in file]
 
@@ -151,11 +146,6 @@ def groups_of(files: TokenFiles) -> np.ndarray | None:
     """
     if not any(file.groups_sha256 for file in files.described):
         return None
-    names: list[str | None] = []
-    for path, file in zip(files.paths, files.described, strict=True):
-        if file.groups_sha256:
-            names += read_groups(path.with_name(groups_name(file.name)), file.groups_sha256)
-        else:
-            names += [None] * file.documents
+    names = chain.from_iterable(map(read_groups, files.paths, files.described))
     named = [name or f"document {number} by itself" for number, name in enumerate(names)]
     return np.array(named, dtype=object)

@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import Advance, progress
+from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import available_cores
 
 Job = TypeVar("Job")
@@ -24,35 +25,31 @@ def run_jobs(
 ) -> list[Result]:
     """``[function(job) for job in jobs]`` over ``workers`` processes, or in this one where one is enough.
 
-    ``function`` must be importable, ``job`` and result must pickle. An exception of a job stops the others at once
-    and is raised here; a Ctrl-C too.
+    ``function`` must be importable, ``job`` and result must pickle. An exception of a job is raised here and ends the
+    others; a Ctrl-C too.
     """
-    if not jobs:
-        return []
-    with progress(description, len(jobs), unit) as advance:
-        if min(workers, len(jobs)) > 1:
-            return _run_in_pool(function, jobs, min(workers, len(jobs)), advance)
-        results = []
-        for job in jobs:
-            results.append(function(job))
+    results = []
+    workers = min(workers, len(jobs))
+    with progress(description, len(jobs), unit) as advance, _mapping(workers) as apply:
+        for result in apply(function, jobs):
+            results.append(result)
             advance()
-        return results
+    return results
 
 
-def _run_in_pool(
-    function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, advance: Advance
-) -> list[Result]:
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map`, or the same over several processes."""
+    if workers < 2:
+        yield map
+        return
     # A fork server starts clean: a fork of this process would copy the running threads of `tokenizers`.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])
+    context.set_forkserver_preload(["olmo_sparsity.data.prepare"])
     threads = max(1, available_cores() // workers)
     with ProcessPoolExecutor(workers, context, _start_worker, (threads,)) as pool:
         try:
-            futures = [pool.submit(function, job) for job in jobs]
-            for future in as_completed(futures):
-                future.result()
-                advance()
-            return [future.result() for future in futures]
+            yield pool.map
         except BrokenProcessPool as error:
             raise UserError(
                 "a worker process was killed, most likely for want of memory; run the same command again with fewer "

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.data.tokens import TokenFiles, beside, check_sum
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.rng import GAMMA, mix
 
@@ -50,54 +49,27 @@ def find_near_copies(
     return stretches(starts[copied], length)
 
 
-def near_copies_name(token_file: str) -> str:
-    """Name of the file of near copies beside a token file: what `find_near_copies` gives, as `numpy.save` writes it."""
-    return Path(token_file).stem + NEAR_COPIES_SUFFIX
-
-
-def write_near_copies(path: Path, found: np.ndarray) -> str:
-    """Write the near copies of a token file; returns the checksum."""
+def write_near_copies(token_file: Path, near_copies: np.ndarray) -> str:
+    """Write what `find_near_copies` gives beside its token file; returns the checksum."""
+    path = beside(token_file, NEAR_COPIES_SUFFIX)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, found)
+        np.save(file, near_copies)
     return sha256_file(path)
 
 
-def read_near_copies(path: Path, sha256: str | None) -> np.ndarray:
-    """The near copies of a token file, (R, 2). Raises `UserError` where it is missing or damaged."""
-    if not path.is_file() or sha256_file(path) != sha256:
-        raise UserError(
-            f"{path}, which names near copies of training text, is missing or damaged; copy it again from where it was "
-            "prepared, or prepare the corpus again"
-        )
-    return np.load(path)
+def in_near_copy(files: TokenFiles, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+    """Whether each token lies in a near copy, (n,) bool; None where they were not looked for.
 
-
-def near_copies_of(files: TokenFiles) -> np.ndarray | None:
-    """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
-
-    None where they were not looked for. Raises `UserError` for a damaged file.
+    Raises `UserError` where the file that tells is missing or damaged.
     """
     if not files.described or any(file.near_copies_sha256 is None for file in files.described):
         return None
-    parts = []
-    for number, (path, file) in enumerate(zip(files.paths, files.described, strict=True)):
-        beside = path.with_name(near_copies_name(file.name))
-        parts.append(np.insert(read_near_copies(beside, file.near_copies_sha256), 0, number, axis=1))
-    return np.concatenate(parts)
-
-
-def in_near_copy(files: TokenFiles, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
-    """Whether each token lies in a near copy, (n,) bool; None where they were not looked for."""
-    near_copies = near_copies_of(files)
-    if near_copies is None:
-        return None
-    file, start = files.document_bounds[document, 0], files.document_bounds[document, 1]
     inside = np.zeros(len(document), dtype=bool)
-    for number in np.unique(file):
-        _, first, end = near_copies[near_copies[:, 0] == number].T
-        rows = np.flatnonzero(file == number)
-        token = start[rows] + position[rows]
-        begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in (first, end))
+    for number, (path, described) in enumerate(zip(files.paths, files.described, strict=True)):
+        near_copies = np.load(check_sum(beside(path, NEAR_COPIES_SUFFIX), described.near_copies_sha256))
+        rows = np.flatnonzero(files.document_bounds[document, 0] == number)
+        token = files.document_bounds[document[rows], 1] + position[rows]
+        begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in near_copies.T)
         inside[rows] = begun > ended
     return inside
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -21,33 +21,38 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.encode import Encoding, encode_documents, write_token_file
-from olmo_sparsity.data.groups import GROUPS_SUFFIX, SplitRule, choose_buckets, groups_name, read_groups
+from olmo_sparsity.data.groups import GROUPS_SUFFIX, SplitRule, choose_buckets, read_groups, write_groups
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.near_copies import (
-    NEAR_COPIES_SUFFIX,
-    find_near_copies,
-    near_copies_name,
-    write_near_copies,
-)
+from olmo_sparsity.data.near_copies import NEAR_COPIES_SUFFIX, find_near_copies, write_near_copies
 from olmo_sparsity.data.sources import (
     GROUP_FIELD,
     LEFT_OUT_WHERE_OFF,
+    SOURCES,
     GroupField,
     PrepareSettings,
     TextFiles,
     Unit,
-    find_source,
 )
-from olmo_sparsity.data.text import Decontamination, Document, paragraph_hashes
-from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
+from olmo_sparsity.data.text import (
+    Decontamination,
+    Document,
+    Encoding,
+    encode_documents,
+    paragraph_hashes,
+    train_bpe,
+)
 from olmo_sparsity.data.tokens import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
     CorpusManifest,
     TokenFile,
     TokenFiles,
+    check_sum,
     dtype_name,
+    find_eos,
+    id_range,
+    load_tokenizer,
+    tokenizer_file,
 )
 from olmo_sparsity.util.arguments import Shard
 from olmo_sparsity.util.errors import UserError
@@ -101,44 +106,33 @@ def prepare(
     out = Path(out)
     if not overwrite and (finished := _finished(out, request)):
         return finished
-    if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
-        raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
     with folder_lock(out, part=None if shard is None else f"{shard.number}-of-{shard.count}"):
         if not overwrite and (finished := _finished(out, request)):
             return finished  # another process made it in the meantime
         _claim(out, request, settings, overwrite)
-        if shard is None:  # else other shards may be at work
-            _remove_temporaries(out)
         try:
-            work = _Work(settings, out, request, workers or available_cores())
-            if shard is not None:
-                train, written = work.encode_training(work.hold_out(), work.encoding(), shard=shard)
-                return Prepared(None, train, written)
-            finished = work.run(merge)
+            prepared = _Work(settings, out, request, workers or available_cores()).run(shard, merge)
         except BaseException:
-            if shard is None:
-                _remove_temporaries(out)  # of workers that were stopped in the middle
-                if not merge and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
-                    _remove_outputs(out)
+            if shard is None and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
+                _remove_outputs(out)
             raise
-        remove(out / WORK_NAME)
-    return finished
+        finally:
+            if shard is None:  # else other shards may be at work
+                for path in [*out.glob(".*.tmp-*"), *(out / WORK_NAME).glob(".*.tmp-*")]:
+                    remove(path)  # of workers that were stopped in the middle
+        if shard is None:
+            remove(out / WORK_NAME)
+    return prepared
 
 
 def check_shardable(settings: PrepareSettings) -> None:
     """Refuse settings that need the whole text before the first token can be written."""
-    if settings.tokenizer_name == "bpe":
+    chooses = SOURCES[settings.source].identify(settings).get("heldout_fraction") is not None
+    if settings.tokenizer_name == "bpe" or chooses:
         raise UserError(
-            "--shard needs a tokenizer that is there already, and bpe is trained on all the text; pass "
-            "--tokenizer olmo, or a tokenizer.json made by an earlier run without --shard"
+            "--shard needs a tokenizer and held-out text that are there already; pass --tokenizer olmo, or a "
+            "tokenizer.json made by an earlier run without --shard, and name --heldout-files, or run without --shard"
         )
-    if find_source(settings.source).identify(settings).get("heldout_fraction") is not None:
-        raise UserError(
-            f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
-            "documents to hold out; name --heldout-files, or run without --shard"
-        )
-    if settings.heldout_files and not settings.files:
-        raise UserError("--shard divides training files, and there are none; run without --shard")
 
 
 # --- the folder ---
@@ -152,22 +146,24 @@ def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
     _refuse_other(out, manifest.settings, request)
     for split in manifest.splits:
         TokenFiles.of_split(out, split)
-    if not (path := out / TOKENIZER_NAME).is_file() or sha256_file(path) != manifest.tokenizer_sha256:
-        raise UserError(f"{path} is missing or damaged; copy it again, or pass --overwrite to prepare anew")
+    check_sum(out / TOKENIZER_NAME, manifest.tokenizer_sha256)
     return Prepared(manifest, manifest.splits.get("train", []), 0)
 
 
 def _claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
     """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
-    path, written = out / WORK_NAME / REQUEST_NAME, out / TOKENIZER_NAME
-    name = settings.tokenizer_name
-    if name != "bpe" and tokenizer_file(name).resolve() == written.resolve() and not path.is_file():
-        raise UserError(f"--tokenizer names the file that would be written, {written}; choose another --out")
+    path = out / WORK_NAME / REQUEST_NAME
     if overwrite:
+        name = settings.tokenizer_name
+        if name != "bpe" and tokenizer_file(name).resolve().parent == out.resolve():
+            raise UserError(
+                f"--tokenizer names a file that --overwrite would remove; copy it from {out} first"
+            )
         _remove_outputs(out)
     if path.is_file():
-        earlier = read_json(path, "choose another --out, or pass --overwrite to start anew")
-        _refuse_other(out, earlier, request)
+        _refuse_other(
+            out, read_json(path, "choose another --out, or pass --overwrite to start anew"), request
+        )
         return
     foreign = [file.name for pattern in OUTPUT_PATTERNS for file in out.glob(pattern) if file.is_file()]
     if foreign:
@@ -194,12 +190,6 @@ def _remove_outputs(out: Path) -> None:
             remove(path)
 
 
-def _remove_temporaries(out: Path) -> None:
-    for folder in (out, out / WORK_NAME):
-        for path in folder.glob(".*.tmp-*"):
-            remove(path)
-
-
 # --- the stages ---
 
 
@@ -209,15 +199,17 @@ class _Work:
     def __init__(self, settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int):
         self.settings, self.out, self.work = settings, out, out / WORK_NAME
         self.request, self.workers = request, workers
-        self.corpus = find_source(settings.source).corpus(settings, self.work, workers)
+        self.corpus = SOURCES[settings.source].corpus(settings, self.work, workers)
         self.rule = SplitRule(settings.seed, 0.0 if self.corpus.heldout else settings.heldout_fraction)
         if request.get("group_field") and not self.corpus.heldout:
             self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
-    def run(self, merge: bool) -> Prepared:
-        """Run all stages and save the manifest."""
+    def run(self, shard: Shard | None, merge: bool) -> Prepared:
+        """Run all stages and save the manifest; of a shard, those up to its training files."""
         heldout, encoding = self.hold_out(), self.encoding()
-        train, written = self.encode_training(heldout, encoding, merge=merge)
+        train, written = self.encode_training(heldout, encoding, shard, merge)
+        if shard is not None:
+            return Prepared(None, train, written)
         train = [file for file in train if file.tokens]
         if self.corpus.train and not train:
             raise UserError("no training documents are left; lower --heldout-fraction or give more text")
@@ -270,25 +262,12 @@ class _Work:
         return Encoding(str(path), sha256_file(path), eos_token_id, dtype_name(id_range(tokenizer)))
 
     def encode_training(
-        self,
-        heldout: Sequence[TextFiles],
-        encoding: Encoding,
-        *,
-        shard: Shard | None = None,
-        merge: bool = False,
+        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: Shard | None, merge: bool
     ) -> tuple[list[TokenFile], int]:
         """Token files of the training split in the order of the units, and how many tokens this run wrote.
 
         Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
         """
-        hashes = self.work / "paragraphs.npy"
-        if self.settings.decontaminate and not hashes.is_file():
-            least = self.settings.decontaminate_min_characters
-            found = {
-                digest for document in _all(heldout) for digest in paragraph_hashes(document.text, least)
-            }
-            with atomic_path(hashes) as temporary, open(temporary, "wb") as file:
-                np.save(file, np.array(sorted(found), dtype=np.uint64))
         indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
         missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
@@ -298,9 +277,11 @@ class _Work:
                 f"{', '.join(str(i + 1) for i in missing[:20])}{', …' * (len(missing) > 20)}. Of n shards, unit u is "
                 "that of shard u, or u - n, u - 2n and so on; run these again, then --merge: what is finished is kept"
             )
-        encode = partial(
-            _encode_unit, self.rule, encoding, self.settings.decontaminate, self.corpus.limit_tokens
-        )
+        least = self.settings.decontaminate_min_characters
+        documents = _all(heldout) if self.settings.decontaminate and missing else ()
+        hashes = {digest for document in documents for digest in paragraph_hashes(document.text, least)}
+        of_heldout = np.array(list(hashes), dtype=np.uint64)  # which goes to other processes quickly
+        encode = partial(_encode_unit, self.rule, encoding, of_heldout, self.corpus.limit_tokens)
         self._run("tokenizing", encode, [(self.corpus.train[i], records[i]) for i in missing])
         files = {i: TokenFile(**read_json(record, "remove it")["file"]) for i, record in records.items()}
         return list(files.values()), sum(files[i].tokens for i in missing)
@@ -323,7 +304,7 @@ class _Work:
         )
         cleaned = (document._replace(text=removal.clean(document.text)) for document in _all(heldout))
         left = (document for document in cleaned if document.text)
-        file = write_token_file(self.out / "heldout-00000.npy", encode_documents(left, encoding))
+        file = _write_token_file(self.out / "heldout-00000.npy", encode_documents(left, encoding))
         if not file.tokens:
             raise UserError(
                 "every held-out paragraph also stands in the training text; hold out other documents "
@@ -344,8 +325,8 @@ class _Work:
         """How many groups are held out, and how many of these are also in training; empty without groups."""
         if heldout.groups_sha256 is None:
             return {}
-        held = set(_groups_of(self.out, heldout)) - {None}
-        shared = [held.intersection(_groups_of(self.out, file)) for file in train if file.groups_sha256]
+        held = set(read_groups(self.out / heldout.name, heldout)) - {None}
+        shared = [held.intersection(read_groups(self.out / file.name, file)) for file in train]
         return {"groups": {"heldout": len(held), "in_both": len(set().union(*shared))}}
 
     def _mark_near_copies(
@@ -355,7 +336,7 @@ class _Work:
         length = self.settings.near_copy_tokens
         if not train or not length:
             return heldout, {}
-        found = find_near_copies(
+        near_copies = find_near_copies(
             self.out / heldout.name,
             [self.out / file.name for file in train],
             dtype=np.dtype(encoding.dtype),
@@ -363,8 +344,8 @@ class _Work:
             length=length,
             workers=self.workers,
         )
-        sha256 = write_near_copies(self.out / near_copies_name(heldout.name), found)
-        counts = {"stretches": len(found), "tokens": int((found[:, 1] - found[:, 0]).sum())}
+        sha256 = write_near_copies(self.out / heldout.name, near_copies)
+        counts = {"stretches": len(near_copies), "tokens": int(np.diff(near_copies).sum())}
         return replace(heldout, near_copies_sha256=sha256), {"near_copies": counts}
 
     def _sample(self) -> Iterator[str]:
@@ -389,10 +370,6 @@ def _all(units: Sequence[Unit]) -> Iterator[Document]:
     return (document for unit in units for document in unit.documents())
 
 
-def _groups_of(out: Path, file: TokenFile) -> list[str | None]:
-    return read_groups(out / groups_name(file.name), str(file.groups_sha256))
-
-
 # --- jobs, which run in worker processes and leave whole files or none ---
 
 
@@ -412,19 +389,17 @@ def _hold_out(rule: SplitRule | None, job: tuple[Unit, Path]) -> None:
 def _encode_unit(
     rule: SplitRule,
     encoding: Encoding,
-    decontaminate: bool,
+    of_heldout: np.ndarray,
     limit_tokens: int | None,
     job: tuple[Unit, Path],
 ) -> None:
     """Write the training documents of a unit as a token file and, last, a record of it.
 
-    The record has the hashes of the held-out paragraphs that stand in it, too. ``limit_tokens``: stop after the
-    document that reaches so many.
+    The record has the hashes of the held-out paragraphs, ``of_heldout``, that stand in it, too. ``limit_tokens``: stop
+    after the document that reaches so many.
     """
     unit, record = job
-    heldout: frozenset[int] = frozenset()
-    if decontaminate:
-        heldout = frozenset(np.load(record.with_name("paragraphs.npy")).tolist())
+    heldout = frozenset(of_heldout.tolist())
     contaminated: set[int] = set()
 
     def encoded() -> Iterator[tuple[Document, np.ndarray]]:
@@ -438,5 +413,24 @@ def _encode_unit(
             if limit_tokens is not None and tokens >= limit_tokens:
                 return
 
-    file = write_token_file(record.parent.parent / f"{record.stem}.npy", encoded())
+    file = _write_token_file(record.parent.parent / f"{record.stem}.npy", encoded())
     write_json(record, {"file": asdict(file), "contaminated": sorted(contaminated)})
+
+
+def _write_token_file(output: Path, documents: Iterable[tuple[Document, np.ndarray]]) -> TokenFile:
+    """Write the ids of documents one after the other, and their groups into a file beside it, if any has one.
+
+    Without documents there is no file: a token file must not be empty.
+    """
+    groups: list[str | None] = []
+    tokens = 0
+    with atomic_path(output) as temporary:
+        with open(temporary, "wb") as file:
+            for document, ids in documents:
+                file.write(ids.data)
+                groups.append(document.group)
+                tokens += len(ids)
+        if not tokens:
+            temporary.unlink()
+    sha256 = sha256_file(output) if tokens else ""
+    return TokenFile(output.name, tokens, len(groups), sha256, write_groups(output, groups))

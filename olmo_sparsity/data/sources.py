@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.text import Document
-from olmo_sparsity.data.tokenizers import EOS_TOKEN, find_eos, load_tokenizer, tokenizer_file
+from olmo_sparsity.data.tokens import find_eos, load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import (
     argument,
     positive_number,
@@ -49,8 +49,6 @@ HUB_UNIT_TOKENS = 25_000_000
 """With a limit on tokens, shards are put together in units of about this size."""
 LEFT_OUT_WHERE_OFF = ("group_field", "near_copy_tokens")
 """Of a request, so that it equals that of corpora which were made before there were such."""
-BPE_VOCAB_SIZES = range(257, 1_000_001)
-"""From all bytes and EOS on."""
 
 
 # --- settings ---
@@ -125,11 +123,19 @@ class PrepareSettings:
     @property
     def tokenizer_name(self) -> str:
         """`tokenizer`, or the source's own choice."""
-        return self.tokenizer or find_source(self.source).tokenizer
+        return self.tokenizer or SOURCES[self.source].tokenizer
+
+    @property
+    def groups(self) -> GroupField | None:
+        """The field of groups: the named one, which every row must have, or the url of those that have one."""
+        if self.group_field is None:
+            return GroupField(URL_FIELD)
+        return None if self.group_field == NO_GROUPS else GroupField(self.group_field, is_needed=True)
 
     def check(self) -> None:
         """Raise `UserError` for settings that do not go together."""
-        find_source(self.source)
+        if self.source not in SOURCES:
+            raise UserError(f"unknown source {self.source!r}; choose one of {', '.join(SOURCES)}")
         for option in fields(self)[1:]:
             sources, value = option.metadata["sources"], getattr(self, option.name)
             if sources and self.source not in sources and value != option.default:
@@ -141,18 +147,11 @@ class PrepareSettings:
                 "without --files there is no text to train a tokenizer on; name that of the model to evaluate with "
                 "--tokenizer (olmo, or the tokenizer.json of the corpus that it was trained on)"
             )
-        elif self.eos_token not in (None, EOS_TOKEN):
-            raise UserError(f"--eos-token is not for --tokenizer bpe, which ends documents with {EOS_TOKEN}")
-        elif self.vocab_size not in BPE_VOCAB_SIZES:
-            raise UserError(
-                f"--vocab-size {self.vocab_size} must be at least {BPE_VOCAB_SIZES[0]} (all bytes and EOS) and at most "
-                f"{BPE_VOCAB_SIZES[-1]:,}"
-            )
 
     def request(self) -> dict[str, Any]:
         """What the token files depend on, for the manifest: equal requests make the same corpus."""
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
-        request |= find_source(self.source).identify(self)
+        request |= SOURCES[self.source].identify(self)
         request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
         if self.tokenizer_name == "bpe":
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
@@ -174,8 +173,7 @@ class Unit(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """The units of a corpus."""
 
     train: Sequence[Unit]
@@ -205,13 +203,6 @@ class GroupField:
                 f"{NO_GROUPS}"
             )
         return None
-
-
-def group_field(settings: PrepareSettings) -> GroupField | None:
-    """The field of groups: the named one, which every row must have, or the url of those that have one."""
-    if settings.group_field is None:
-        return GroupField(URL_FIELD)
-    return None if settings.group_field == NO_GROUPS else GroupField(settings.group_field, is_needed=True)
 
 
 def document_of_row(row: Any, where: str, group_field: GroupField | None) -> Document:
@@ -361,11 +352,8 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
 
     name = f"c4-{split}.*.json.gz"
     try:
-        for folder in (
-            Path(dataset, config),
-            Path(dataset),
-        ):  # copied without the README.md that names the files
-            if any(folder.glob(name)):
+        for folder in (Path(dataset, config), Path(dataset)):
+            if any(folder.glob(name)):  # copied without the README.md that names the files
                 files = {split: str(folder / name)}
                 return load_dataset("json", data_files=files, split=split, streaming=True)
         return load_dataset(dataset, config, split=split, streaming=True)
@@ -391,13 +379,6 @@ class Source(NamedTuple):
     """Used where none is asked for."""
 
 
-def find_source(name: str) -> Source:
-    """The source of that name. Raises `UserError` with the choices."""
-    if name not in SOURCES:
-        raise UserError(f"unknown source {name!r}; choose one of {', '.join(SOURCES)}")
-    return SOURCES[name]
-
-
 def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
     if settings.group_field not in (None, NO_GROUPS):
         raise UserError(f"--group-field {settings.group_field}: of docs it is the package, or {NO_GROUPS}")
@@ -417,7 +398,7 @@ def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
 
 
 def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
-    files, groups = [*settings.files, *settings.heldout_files], group_field(settings)
+    files, groups = [*settings.files, *settings.heldout_files], settings.groups
     check_files(files)
     has_rows = not all(path.endswith(TEXT_SUFFIXES) for path in files)
     return {
@@ -435,32 +416,26 @@ def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    groups = group_field(settings)
+    groups = settings.groups
     return Corpus(file_units(settings.files, groups), file_units(settings.heldout_files, groups))
 
 
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
     names = ("dataset", "dataset_config", "limit_tokens", "heldout_documents")
-    groups = group_field(settings)
-    return {name: getattr(settings, name) for name in names} | {
-        "group_field": groups.name if groups else None
-    }
+    request = {name: getattr(settings, name) for name in names}
+    return request | {"group_field": settings.groups and settings.groups.name}
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     """Without a limit each shard is a unit; with one, the units are as few as keep their size reasonable, and have
     equal parts of it: a taste need not open a thousand files."""
-    where, groups, limit = (
-        (settings.dataset, settings.dataset_config),
-        group_field(settings),
-        settings.limit_tokens,
-    )
+    where, limit = (settings.dataset, settings.dataset_config), settings.limit_tokens
     count = _open_stream(*where, "train").num_shards
     if limit is not None:
         count = min(count, -(-limit // HUB_UNIT_TOKENS))
         limit = -(-limit // count)
-    train = [HubShards(*where, "train", index, count, None, groups) for index in range(count)]
-    heldout = [HubShards(*where, "validation", 0, 1, settings.heldout_documents, groups)]
+    train = [HubShards(*where, "train", index, count, None, settings.groups) for index in range(count)]
+    heldout = [HubShards(*where, "validation", 0, 1, settings.heldout_documents, settings.groups)]
     return Corpus(train, heldout, limit)
 
 

@@ -232,6 +232,11 @@ def open_verified(corpus: str | Path, split: str) -> TokenFiles:
     return tokens
 
 
+def beside(token_file: Path, suffix: str) -> Path:
+    """What stands beside a token file and tells more of its documents, such as their groups."""
+    return token_file.with_name(token_file.stem + suffix)
+
+
 def check_sum(path: Path, expected: str | None) -> Path:
     """The file of a corpus at ``path``. Raises `UserError` where it is missing, or has another SHA-256."""
     sha256 = sha256_file(path) if path.is_file() else "nothing: it is missing"

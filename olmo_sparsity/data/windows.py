@@ -215,7 +215,11 @@ class WindowDataset(Dataset[dict[str, Any]]):
         goes_on = self.skips and len(stretch) == self.reach and not (stretch == eos).any()
         window = (stretch[ids] if goes_on else stretch[: self.length]).astype(np.int64)
         window = self.weaver.weave(window, epoch=self.epoch, index=index)
-        item = {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
+        item: dict[str, Any] = {
+            "input_ids": window,
+            "position_ids": ids,
+            "counts": self._passes_filter(window),
+        }
         if config.masks_documents:
             item["document_ids"] = document_ids(window, eos)
         if config.positions.restart_at_documents:

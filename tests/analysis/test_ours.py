@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.model.loading import open_model
 from analysis.ours import OlmoAdapter, PreparedTexts, corpus_of
 from olmo_sparsity.checkpoint import config_of
-from olmo_sparsity.data.near_copies import near_copies_name, write_near_copies
+from olmo_sparsity.data.near_copies import write_near_copies
 from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import build_model
@@ -217,7 +217,7 @@ def test_near_copies_are_found_by_position(tmp_path):
     corpus = tiny.write_corpus(tmp_path, {"heldout": [[1] * 10, [2] * 10]})
     manifest = CorpusManifest.load(corpus)
     [file] = manifest.splits["heldout"]
-    sha256 = write_near_copies(corpus / near_copies_name(file.name), np.array([[3, 5], [12, 14]]))
+    sha256 = write_near_copies(corpus / file.name, np.array([[3, 5], [12, 14]]))
     replace(manifest, splits={"heldout": [replace(file, near_copies_sha256=sha256)]}).save(corpus)
     text, position = np.divmod(np.arange(20), 10)
     inside = PreparedTexts(corpus).in_near_copy(text, position)

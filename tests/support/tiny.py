@@ -16,7 +16,7 @@ from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.data.groups import groups_name, write_groups
+from olmo_sparsity.data.groups import write_groups
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -115,7 +115,7 @@ def add_groups(folder: Path, groups: Sequence[str | None]) -> None:
     """Name the group of each held-out document of a corpus that `write_corpus` wrote."""
     manifest = CorpusManifest.load(folder)
     [file] = manifest.splits["heldout"]
-    sha256 = write_groups(folder / groups_name(file.name), groups)
+    sha256 = write_groups(folder / file.name, groups)
     splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=sha256)]}
     replace(manifest, splits=splits).save(folder)
 

@@ -11,15 +11,13 @@ from olmo_sparsity.data import near_copies
 from olmo_sparsity.data.near_copies import (
     find_near_copies,
     in_near_copy,
-    near_copies_name,
-    near_copies_of,
     run_hashes,
     stretches,
 )
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import some_texts, text_settings, write_lines
+from tests.support.refusals import refused
 
 EOS, LENGTH = 0, 5
 
@@ -107,10 +105,9 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     assert expected[at].any() and not expected[at].all()
     assert found.settings["near_copies"]["tokens"] == expected.sum() > 20
     assert not prepare(settings, tmp_path / "corpus").tokens_written  # finished
-    beside = tmp_path / "corpus" / near_copies_name("heldout-00000.npy")
-    beside.write_bytes(b"x")
-    with pytest.raises(UserError, match="near copies of training text, is missing or damaged"):
-        near_copies_of(TokenFiles.of_split(tmp_path / "corpus", "heldout"))
+    (tmp_path / "corpus" / "heldout-00000.near-copies").write_bytes(b"x")
+    with refused(r"checksum mismatch in .*heldout-00000\.near-copies"):
+        in_near_copy(tokens, document, position)
 
 
 def test_a_corpus_for_which_nobody_looked_says_so(tmp_path: Path) -> None:
@@ -118,7 +115,7 @@ def test_a_corpus_for_which_nobody_looked_says_so(tmp_path: Path) -> None:
     settings = text_settings(files[:1], files[1:], near_copy_tokens=0)
     found = prepare(settings, tmp_path / "corpus").manifest
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
-    assert near_copies_of(tokens) is None and in_near_copy(tokens, np.array([0]), np.array([0])) is None
+    assert in_near_copy(tokens, np.array([0]), np.array([0])) is None
     assert "near_copy_tokens" not in found.settings
     assert "near_copies_sha256" not in (tmp_path / "corpus" / "manifest.json").read_text()
     assert CorpusManifest.load(tmp_path / "corpus") == found

@@ -9,7 +9,7 @@ import pytest
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.task_batches import open_training_data
-from olmo_sparsity.data.needles import NeedleWeaver, is_held_out
+from olmo_sparsity.data.windows import NeedleWeaver, is_held_out
 from tests.support import tiny
 
 VOCABULARY, WINDOW, Q = 400, 64, 2

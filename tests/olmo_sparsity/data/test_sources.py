@@ -17,12 +17,12 @@ from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_eng
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import (
+    SOURCES,
     GroupField,
     PrepareSettings,
     TextFiles,
     Unit,
     file_units,
-    find_source,
 )
 from olmo_sparsity.data.text import split_paragraphs
 from olmo_sparsity.util.errors import UserError
@@ -139,7 +139,7 @@ def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
         write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", each, urls)
     (tmp_path / "c4" / "en" / "c4-train.00001-of-00002.json.gz.part").write_bytes(b"being copied")
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
-    corpus = find_source("c4").corpus(settings, tmp_path, 1)
+    corpus = SOURCES["c4"].corpus(settings, tmp_path, 1)
     assert [texts_of(unit) for unit in (*corpus.train, *corpus.heldout)] == list(texts.values())
     manifest = prepare(settings, tmp_path / "out", workers=1).manifest
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
@@ -151,15 +151,15 @@ def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
 @needs_c4_sample
 def test_c4_streams_from_a_local_copy_within_limits(tmp_path, monkeypatch):
     settings = PrepareSettings("c4", dataset=str(c4_folder(tmp_path / "c4")), heldout_documents=3)
-    corpus = find_source("c4").corpus(settings, tmp_path, 1)
+    corpus = SOURCES["c4"].corpus(settings, tmp_path, 1)
     assert [texts_of(unit) for unit in corpus.train] == [c4_texts(0), c4_texts(1)]
     assert [texts_of(unit) for unit in corpus.heldout] == [c4_texts(2)[:3]]
     assert corpus.limit_tokens is None
-    corpus = find_source("c4").corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
+    corpus = SOURCES["c4"].corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
     assert [texts_of(unit) for unit in corpus.train] == [c4_texts(0) + c4_texts(1)]
     assert corpus.limit_tokens == 1001
     monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_TOKENS", 501)
-    corpus = find_source("c4").corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
+    corpus = SOURCES["c4"].corpus(replace(settings, limit_tokens=1001), tmp_path, 1)
     assert (len(corpus.train), corpus.limit_tokens) == (2, 501)
 
 
@@ -207,6 +207,7 @@ def _square_or_fail(number: int) -> int:
 def test_jobs_keep_their_order_and_their_errors(workers):
     shown = {"workers": workers, "description": "squares", "unit": "numbers"}
     assert run_jobs(_square_or_fail, range(5), **shown) == [0, 1, 4, 9, 16]
+    assert run_jobs(_square_or_fail, [], **shown) == []
     with refused("-3 is negative"):
         run_jobs(_square_or_fail, [1, -3, 2], **shown)
 

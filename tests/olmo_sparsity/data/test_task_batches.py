@@ -9,8 +9,7 @@ import torch
 from scipy import stats
 
 from olmo_sparsity import positions
-from olmo_sparsity.data.task_batches import open_training_data
-from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of, to_batch
+from olmo_sparsity.data.task_batches import TaskData, TaskPositions, open_training_data, task_of, to_batch
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.training.describe import show_samples
 from tests.support import tiny, tiny_task

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from olmo_sparsity.data import encode
-from olmo_sparsity.data.encode import Encoding, WordEncoder, cuts_at_words, encode_documents
-from olmo_sparsity.data.text import Document
-from olmo_sparsity.data.tokenizers import (
-    EOS_TOKEN,
+from olmo_sparsity.data import text as text_module
+from olmo_sparsity.data.text import (
     MAX_RUN_CHARACTERS,
+    Document,
+    Encoding,
+    WordEncoder,
     _trainable,
-    find_eos,
-    id_range,
-    load_tokenizer,
-    tokenizer_file,
+    cuts_at_words,
+    encode_documents,
     train_bpe,
 )
+from olmo_sparsity.data.tokens import EOS_TOKEN, find_eos, id_range, load_tokenizer, tokenizer_file
 from tests.support.corpora import PROSE, ROOT, some_texts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -106,7 +105,7 @@ def test_a_long_run_is_cut_before_training_and_comes_back(tmp_path, run):
 
 
 def test_documents_in_batches_have_the_ids_of_the_tokenizer(tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_CHARACTERS", 170)
+    monkeypatch.setattr(text_module, "BATCH_CHARACTERS", 170)
     texts = [" \n ".join(some_texts(1, seed, words=60)) + "\n\nfoo  bar" for seed in range(5)] + [
         "x" * 500,
         "",
@@ -126,7 +125,7 @@ def trained() -> Tokenizer:
     "tokenizer", [load_tokenizer(tokenizer_file("olmo")), trained()], ids=["olmo", "bpe"]
 )
 def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
-    monkeypatch.setattr(encode, "MAX_KNOWN", 5000)
+    monkeypatch.setattr(text_module, "MAX_KNOWN_CHARACTERS", 20_000)
     assert cuts_at_words(tokenizer)
     draw = random.Random(0)
     texts = ["".join(draw.choices(PARTS, k=draw.randrange(60))) for _ in range(4000)]
@@ -138,7 +137,7 @@ def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
         batch = texts[start : start + 500]
         for text, ids in zip(batch, encoder.encode(batch), strict=True):
             assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
-        assert len(encoder.known) <= 5000
+        assert sum(map(len, encoder.known)) == encoder.known_characters <= 20_000
 
 
 def test_tokenizers_that_look_beyond_a_word_are_left_to_themselves():
