@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from olmo_sparsity.data.sources import (
     Unit,
     file_units,
 )
-from olmo_sparsity.data.text import split_paragraphs
 from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import (
     PROSE,
@@ -210,9 +208,3 @@ def test_jobs_keep_their_order_and_their_errors(workers):
     assert run_jobs(_square_or_fail, [], **shown) == []
     with refused("-3 is negative"):
         run_jobs(_square_or_fail, [1, -3, 2], **shown)
-
-
-def test_paragraphs_are_what_stands_between_blank_lines():
-    for text in ["", "\n\n", "a", "a\n\nb", "\n \na\n\n\n b\n\n", "a\n \n \n  b\nc\n\n\x1c"]:
-        expected = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
-        assert list(split_paragraphs(text)) == expected

@@ -235,20 +235,14 @@ REFUSED = [
     (["model.max_sequence_length=12"], r"longest sample .* has 13 tokens"),
     (["positions.table_size=16"], r"positions\.table_size: .* length 15 need ids up to 16.* 17"),
     (["positions.table_size=null"], r"positions\.table_size: .* length 15 need ids up to 16"),
-    (["task.name=parity"], "unknown task 'parity'; choose one of"),
-    (["task.parameters.bits=3"], "unknown parameter 'bits'; it has train_length, test_length"),
     (["task.parameters.train_length=[5,2]"], r"train_length \[5, 2\] is no range"),
     (["task.name=null", "positions.scheme=pose"], r"is for synthetic tasks; set task\.name"),
     (["corpus.path=data"], r"corpus\.path: is about text"),
     (["max_duration=2ep"], "a task has no epochs; give steps"),
     (["positions.scheme=coupling"], "coupling is unknown; choose .*coupled"),
-    (["positions.rotate=id"], r"expected one of \['ids', 'index', 'none'\]"),
-    (["positions.id_weight=-1"], "-1.0 is not 0 or more"),
-    (["positions.skip_probability=2"], "is not a probability"),
     (["positions.coupled_share=0.5", "positions.scheme=coupled"], "predicted alone, not with coupled"),
     (["positions.id_noise=0.5", "positions.scheme=pose"], "coupled or predicted alone, not with pose"),
     (["positions.found.marks=[3]"], r"positions\.found\.first_ids: give"),
-    (["model.family=neox"], "expected one of .'olmo', 'gpt_neox', 'tuples'"),
     (["model.rope=false"], r"GPT-NeoX has rotary embedding: set it to true"),
     (["model.scale_logits=true"], r"means nothing to model\.family: gpt_neox; leave it out"),
     (["model.residual_dropout=0.1"], "one probability of dropout"),
@@ -280,10 +274,6 @@ def test_a_coupling_that_does_not_fit_is_refused_before_anything_runs(tmp_path, 
             tmp_path, "--positions.found.marks=[1,3]", f"--positions.found.counted_from={segments[0]}",
             f"--positions.found.first_ids={segments[1]}",
         )  # fmt: skip
-
-
-def test_samples_may_be_shorter_than_the_bins_of_text_are_many(tmp_path):
-    assert tiny_task.config(tmp_path, "--positions.target_length=null").evaluation.position_bins == 16
 
 
 def test_schemes_that_a_task_cannot_have_are_refused_by_name(tmp_path):
