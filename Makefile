@@ -1,5 +1,5 @@
-# make figure2   from a fresh clone to runs/demo/figure2.png (half an hour to an hour on 2 CPU cores)
-# make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
+# make figure2   from a fresh clone to runs/demo/figure2.png (about 20 minutes on 2 CPU cores)
+# make figure2-seeds   two more trainings, 5,600 targets of each, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make models    one cell of the study of real models at a tenth of its size, on Python's library (a quarter of an hour)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
@@ -16,7 +16,7 @@ RUN := runs/demo
 SEEDS := runs/seeds
 WEIGHTS := results/checkpoint
 VERIFIED := runs/verify/data
-MEASURED := --targets 5600 --targets-per-block 16
+MEASURED := --targets-per-block 16
 WORKERS ?= logical
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 export GOMP_SPINCOUNT ?= 10000
@@ -37,16 +37,15 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 figure2: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --out $(RUN)/data
 	$(PY) scripts/train.py configs/demo.yaml --resume
-	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence $(MEASURED)
+	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence $(MEASURED) --targets 2400
 	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
 
 figure2-seeds: figure2
 	$(PY) scripts/sweep.py configs/demo.yaml --grid seed=1,2 --out $(SEEDS) --jobs 2
-	for seed in 1 2; do \
-	  $(PY) scripts/influence.py $(SEEDS)/seed=$$seed --corpus $(RUN)/data --out $(SEEDS)/seed=$$seed/influence \
-	    $(MEASURED) || exit; \
+	for run in $(RUN) $(SEEDS)/seed=1 $(SEEDS)/seed=2; do \
+	  $(PY) scripts/influence.py $$run --corpus $(RUN)/data --out $$run/influence-5600 $(MEASURED) --targets 5600 || exit; \
 	done
-	$(PY) scripts/figure2.py $(RUN)/influence $(SEEDS)/seed=*/influence --out $(SEEDS)
+	$(PY) scripts/figure2.py $(RUN)/influence-5600 $(SEEDS)/seed=*/influence-5600 --out $(SEEDS)
 
 verify: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --tokenizer $(WEIGHTS)/tokenizer.json --out $(VERIFIED)
