@@ -2,7 +2,7 @@
 
     python results/models/planted.py measure MODEL BOOKS.jsonl runs/models/planted     about a minute a text
     python results/models/planted.py collect runs/models/planted                       keeps the records in planted/
-    python results/models/planted.py                                                   prints the tables
+    python results/models/planted.py                                                prints the tables and draws planted.png
 
 In a stretch of every book stands "The secret password is" and P random words, P of 1, 2, 4, and again "The secret
 password is" at the end of the context: the targets are the P words. N 128, M 32, one block of P targets a text, of
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import load, load_study, measure
+from analysis.figures.figure2 import levels_figure
 from analysis.model.loading import open_model
 from analysis.result import save_study
 from analysis.stats import numbers
@@ -118,9 +119,11 @@ def recall(result, places):
 
 
 def main():
-    """Print the tables of every number of parts."""
+    """Print the tables of every number of parts, and draw the recovery where there are four."""
     places = json.loads((RECORDS / "places.json").read_text(encoding="utf8"))
-    for cell, result in load_study(RECORDS).items():
+    study = load_study(RECORDS)
+    levels_figure(study["parts-4"]).savefig(HERE / "planted.png", dpi=200)
+    for cell, result in study.items():
         print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
         for name, rows in recall(result, places[cell]).groupby("recall"):
             print("\n" + show(rows.drop(columns="recall"), across="k", digits=0, title=f"recall of {name}"))
