@@ -2,7 +2,7 @@
 
     python results/models/planted.py measure MODEL BOOKS.jsonl runs/models/planted     about a minute a text
     python results/models/planted.py collect runs/models/planted                       keeps the records in planted/
-    python results/models/planted.py                                                prints the tables and draws planted.png
+    python results/models/planted.py                                            prints tables, draws planted.png
 
 In a stretch of every book stands "The secret password is" and P random words, P of 1, 2, 4, and again "The secret
 password is" at the end of the context: the targets are the P words. N 128, M 32, one block of P targets a text, of
