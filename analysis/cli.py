@@ -220,7 +220,7 @@ def xray() -> None:
     folder = out or Path(f"{path}-xray")
     measured.save(folder)
     measured.plot().savefig(folder / "xray.png", dpi=200)
-    measured.to_html(folder / "xray.html", command=command_line("scripts/xray.py"))
+    measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import pickletools
 import re
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from olmo_sparsity.util.errors import UserError, hidden_os_error
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
 
 if TYPE_CHECKING:
@@ -172,7 +173,12 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        raise (hidden_os_error(error, path) or error) from error
+        number = re.search(
+            r"os error (\d+)", str(error)
+        )  # a full disk; safetensors names it in its text alone
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load_state(folder: Path) -> TrainState:

@@ -26,7 +26,7 @@ from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clu
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, file_in, read_json, remove, write_json
+from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
 from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
@@ -304,7 +304,7 @@ class ProbeResult:
 
         What an older version wrote beside the fields of this one is left out.
         """
-        path = file_in(path, f"{cls.NAME}.json")
+        path = Path(path, f"{cls.NAME}.json") if Path(path).is_dir() else Path(path)
         content = read_json(path, "measure again, or give the folder of a result")
         if (content.get("kind"), content.get("version")) != (cls.KIND, 1):
             raise UserError(f"{path} is no file of {cls.KIND} that this version reads; measure again")

@@ -30,7 +30,6 @@ import argparse
 import importlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,10 +66,6 @@ def main() -> None:
     options.may_come = options.after is not None or options.dry_run
     job = JOBS.get(options.command, _other)(options, arguments)
     if not options.dry_run:
-        if shutil.which("sbatch") is None:
-            raise UserError(
-                "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
-            )
         job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
     number = _submit(options, job, job.command, job.options, after=options.after)
     if job.merge:

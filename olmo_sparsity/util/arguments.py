@@ -1,5 +1,5 @@
-"""Arguments of the commands: a parser that says what is wrong in one line, the types of what it reads, and arguments
-that are made from the fields of a settings dataclass.
+"""Arguments of the commands: a parser, the types of what it reads, and arguments that are made from the fields of a
+settings dataclass.
 
 A type takes the text of an argument and returns its value; argparse names the option in front of what it refuses.
 Settings say once what an argument is:
@@ -21,14 +21,14 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 _Value = TypeVar("_Value", int, float)
 _Settings = TypeVar("_Settings")
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the module's docstring as it stands, takes no shortened options, and refuses in one line.
+    """Shows the module's docstring as it stands, and takes no shortened options.
 
     Parsers of subcommands are of this class too.
     """
@@ -37,10 +37,6 @@ class Parser(argparse.ArgumentParser):
         how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(**{**how, **options})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1e-3 and -0.5,1 are values too
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2 and one line; argparse's own would put the usage before it."""
-        self.exit(2, f"error: {' '.join(message.splitlines())}; see --help\n")
 
 
 def _number(

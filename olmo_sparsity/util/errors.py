@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,16 +21,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def hidden_os_error(error: Exception, path: object) -> OSError | None:
-    """The system error that a library written in Rust names in its text alone; None where it names none."""
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
-
-
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a command's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
 
-    Only errors that a user can mend become one line; any other keeps its traceback, with a remedy under it if known.
+    Only errors that a user can mend become one line; any other keeps its traceback; one of many
+    processes says under it where to look.
     """
     try:
         code = main() or 0
@@ -43,13 +37,14 @@ def run_script(main: Callable[[], int | None]) -> None:
         )
         code = 130
     except Exception as error:
+        is_of_many = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         message = _line_of(error)
         if not message:
-            message = _remedy_of(error)
-            if not message:
+            if not is_of_many:
                 raise
             traceback.print_exc()
-        rank = f"rank {os.environ['RANK']}: " if _is_of_many_processes() else ""
+            message = "if another process ended first, its own message says why; go on with --resume"
+        rank = f"rank {os.environ['RANK']}: " if is_of_many else ""
         print(f"error: {rank}{message}", file=sys.stderr)
         code = 1
     if "RANK" in os.environ:
@@ -61,20 +56,11 @@ def run_script(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
-def _is_of_many_processes() -> bool:
-    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-
-
 def _line_of(error: Exception) -> str:
     """What is printed of an error that a user can mend, in place of a traceback; empty for any other."""
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    if isinstance(error, BrokenPipeError):  # standard output is no longer read, as after ``| head``
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for the interpreter flushes once more
-        return first_line(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"the disk is full, or a quota is reached ({first_line(error)})"
     # pyarrow has the name of the file in its text alone
@@ -83,14 +69,4 @@ def _line_of(error: Exception) -> str:
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name in OF_TRAINING:
         return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"
-    return ""
-
-
-def _remedy_of(error: Exception) -> str:
-    """What stands under the traceback of an error that is no bad input; empty where nothing is known."""
-    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
-    if of_torch or isinstance(error, MemoryError):
-        return "too little memory; smaller batches need less (training: --device_train_microbatch_size)"
-    if _is_of_many_processes():
-        return "if another process ended first, its own message says why; what was saved is whole, go on with --resume"
     return ""

@@ -60,12 +60,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     remove(replaced)
 
 
-def file_in(path: str | Path, name: str) -> Path:
-    """The file that an ``--out`` means: ``path``, or ``name`` inside it where ``path`` is a folder."""
-    path = Path(path)
-    return path / name if path.is_dir() else path
-
-
 def write_json(path: str | Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")

@@ -20,11 +20,11 @@ FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
 
-def command_line(script: str | None = None) -> str:
-    """How this process was started; with the name of its ``script``, as one would type it in a checkout."""
+def command_line() -> str:
+    """How this process was started."""
     program, *arguments = sys.argv
     if not program.startswith("olmo-sparsity "):  # which is typed as it stands, python scripts/NAME.py is not
-        program = shlex.join([Path(sys.executable).name, program] if script is None else ["python", script])
+        program = shlex.join([Path(sys.executable).name, program])
     return f"{program} {shlex.join(arguments)}".rstrip()
 
 

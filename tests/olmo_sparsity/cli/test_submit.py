@@ -90,12 +90,8 @@ def test_a_dry_run_of_training_works_before_the_corpus_is_there(submit, tmp_path
     assert "train config.yaml --corpus.path=corpus --resume" in submit(f"{line} --dry-run")
     with refused("corpus is no prepared corpus"):
         submit(line)
-    for more, message in {
-        "--evaluation.interval=2 --evaluation.paths=[no.npy]": "no.npy",
-        "--nodes 3": "cannot be shared by 3 processes",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            submit(f"{line} --dry-run --after 1 {more}")
+    with refused("no.npy"):
+        submit(f"{line} --dry-run --after 1 --evaluation.interval=2 --evaluation.paths=[no.npy]")
 
 
 def test_a_sweep_is_an_array_with_a_task_for_each_cell(dry_run, tmp_path):
@@ -145,20 +141,17 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train config.yaml -- --model.d_modle=3", "Did you mean: 'd_model'?"),
         ("train config.yaml -- --dry_run=true", "dry_run: such a run trains nothing"),
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
         ("train config.yaml -- --evaluation.interval=2 --evaluation.paths=[no.npy]", "no.npy is missing"),
-        ("sweep config.yaml --grid seed=1 --out x --model.d_modle=3", "Did you mean: 'd_model'?"),
         (f"influence none --corpus corpus --out x {SMALL}", "none is neither a checkpoint nor a run"),
         ("influence run --corpus none --out x", "none is no prepared corpus"),
         (f"{INFLUENCE} --array 200 -- {SMALL}", "too few for 200 shards"),
         (f"{INFLUENCE} -- --n-long 1000", "no text offers B = 16 targets in a row with N = 1000"),
         ("prepare_data c4 --out x --array 2 -- --tokenizer bpe", "--shard needs a tokenizer"),
         ("prepare_data c4 --out x -- --tokenizer none.json", "none.json"),
-        (f"{INFLUENCE} -- {SMALL}", "there is no sbatch on this machine"),
     ],
 )
 def test_what_would_fail_is_refused_before_it_waits_in_the_queue(submit, run_folder, line, message):
@@ -166,12 +159,6 @@ def test_what_would_fail_is_refused_before_it_waits_in_the_queue(submit, run_fol
     with pytest.raises(UserError, match=re.escape(message)):
         submit(line)
     assert sorted(run_folder.rglob("*")) == before
-
-
-def test_bad_arguments_of_the_job_are_refused_by_its_own_parser(submit, run_folder, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        submit(f"{INFLUENCE} -- --n-longer 9")
-    assert "unrecognized arguments: --n-longer 9" in capsys.readouterr().err
 
 
 def test_a_truncated_token_file_is_refused_before_it_waits(submit, tmp_path):
@@ -330,15 +317,12 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     a, b = (
         load_file(tmp_path / name / f"step{steps:08d}" / "model.safetensors") for name in ("run", "plain")
     )
-    if processes == 1:
-        assert all(np.array_equal(a[name], b[name]) for name in b), (
-            "not the weights of a run that never stopped"
-        )
-    losses = [
-        [row["loss_nats"] for row in read_metrics(tmp_path / name / "metrics.jsonl")[:100]]
-        for name in ("run", "plain")
-    ]
-    np.testing.assert_allclose(*losses, rtol=1e-3)
+    if processes == 1:  # the weights of a run that never stopped
+        assert all(np.array_equal(a[name], b[name]) for name in b)
+    else:
+        logs = (tmp_path / name / "metrics.jsonl" for name in ("run", "plain"))
+        losses = [[row["loss_nats"] for row in read_metrics(log)[:100]] for log in logs]
+        np.testing.assert_allclose(*losses, rtol=1e-3)
 
 
 @pytest.mark.slow

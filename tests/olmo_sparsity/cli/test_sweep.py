@@ -64,7 +64,6 @@ def shell_cell(folder, name, *scripts):
 @pytest.mark.parametrize(
     ("text", "key", "values"),
     [
-        ("seed=1,2,3", "seed", ["1", "2", "3"]),
         ("a.b=[5,20],[5,10]", "a.b", ["[5,20]", "[5,10]"]),
         ("a={x: [1,2], y: 3},null", "a", ["{x: [1,2], y: 3}", "null"]),
         ("optimizer.learning_rate=1e-4, 1e-3", "optimizer.learning_rate", ["1e-4", "1e-3"]),
@@ -109,15 +108,6 @@ def test_several_configs_are_the_slowest_axis(cells_of, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_task_is_evaluated_and_text_is_not(cells_of, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
-    (cell,) = cells_of("config.yaml --grid seed=1 --out out --evaluate '--samples 5'")
-    assert cell.command.endswith(" exact_match out/seed=1 --overwrite --samples 5")
-    tiny.train_config(tmp_path)
-    (cell,) = cells_of("config.yaml --grid seed=1 --out out")
-    assert "exact_match" not in cell.command
-
-
 # What is refused before anything starts.
 
 
@@ -145,22 +135,10 @@ def test_a_cell_that_cannot_run_is_named_and_none_starts(cells_of, tmp_path):
         cells_of("config.yaml --grid positions.scheme=pose,posse --out out")
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        ("--lengths 1000", "length 1000: "),
-        ("--ks 3", "plants no tokens"),
-        ("--parameters '{nope: 1}'", "Key 'nope' not in"),
-    ],
-)
-def test_what_the_evaluation_would_refuse_is_found_before_the_training(
-    cells_of, tmp_path, evaluation, message
-):
+def test_what_the_evaluation_would_refuse_is_refused_before_the_training(cells_of, tmp_path):
     (tmp_path / "config.yaml").write_text(TASK)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        cells_of(f"config.yaml --grid seed=1,2 --out out --evaluate {shlex.quote(evaluation)}")
-    with pytest.raises(SystemExit, match="2"):
-        cells_of("config.yaml --grid seed=1 --out out --evaluate '--sample 5'")
+    with refused("length 1000: "):
+        cells_of("config.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
 
 
 # Running.
@@ -187,7 +165,7 @@ def test_a_failing_cell_leaves_the_others_alone(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "never").exists()
 
 
-def test_so_many_cells_run_at_a_time(tmp_path):
+def test_no_more_than_two_cells_run_at_a_time(tmp_path):
     script = f"echo +1 >>{tmp_path}/times; sleep 0.2; echo -1 >>{tmp_path}/times"
     assert run_cells([shell_cell(tmp_path, str(i), script) for i in range(3)], 2) == 0
     assert max(itertools.accumulate(map(int, (tmp_path / "times").read_text().split()))) == 2
@@ -210,10 +188,9 @@ def test_a_signal_is_passed_on_and_waited_for(capsys, tmp_path, monkeypatch, num
     assert not (tmp_path / "waiting").exists() and not (tmp_path / "measured").exists()
 
 
-def test_a_run_that_saved_for_its_own_time_limit_goes_on_later_and_the_others_now(capsys, tmp_path):
-    cells = [shell_cell(tmp_path, "limit", "exit 85"), shell_cell(tmp_path, "next", "true")]
-    assert run_cells(cells, 1) == 85
-    assert capsys.readouterr().out.splitlines()[:2] == ["[0/2] limit: stopped", "[1/2] next: finished"]
+def test_a_run_that_saved_for_its_own_time_limit_goes_on_later_and_the_others_now(tmp_path):
+    cells = [shell_cell(tmp_path, "limit", "exit 85"), shell_cell(tmp_path, "next", f"touch {tmp_path}/done")]
+    assert run_cells(cells, 1) == 85 and (tmp_path / "done").exists()
 
 
 def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
@@ -222,7 +199,7 @@ def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
     with pytest.raises(FileExistsError):
         run_cells([shell_cell(tmp_path, "a", saves), shell_cell(tmp_path, "b", "true")], 2)
     _, *printed = (tmp_path / "a" / "sweep.log").read_text().splitlines()
-    assert printed in ([], ["Terminated"], ["stopped"])  # it may have ended before it listened
+    assert set(printed) <= {"Terminated", "stopped"}  # of the sleep; it may have ended before it listened
 
 
 @pytest.mark.slow
