@@ -18,6 +18,7 @@ On SIGUSR1, SIGTERM or Ctrl-C, or at time_limit, the run saves and exits with co
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -36,6 +37,8 @@ def main() -> int:
     add("--dry-run", action="store_true", help=dry_run)
     show = "print N training samples of the config's task, with their position ids"
     add("--show", type=whole_number, metavar="N", help=show)
+    # The deepspeed launcher's; the environment says the same.
+    add("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     arguments, overrides = parser.parse_known_args()
     show_log("olmo_sparsity")
 
