@@ -20,10 +20,3 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(tiny.train_config(folder, *LEARNS))
     export_checkpoint(folder / "run", folder / "hf")
     return folder
-
-
-@pytest.fixture(scope="session")
-def two_seeds(trained: Path) -> Path:
-    """The same folder with `second`, a run that differs by its seed."""
-    train(tiny.train_config(trained, *LEARNS, "--seed=4", f"--save_folder={trained / 'second'}"))
-    return trained

@@ -27,6 +27,8 @@ def by_model():
 
 def test_a_chooses_and_b_measures(first, by_model):
     assert by_model.crossfit and not first.crossfit
+    named = by_model.settings["selected_by"]
+    assert named["model_sha256"] == first.settings["model_sha256"] != by_model.settings["model_sha256"]
     assert np.array_equal(
         by_model.over, first.over
     )  # the targets are those over tau for the model that chooses
@@ -37,11 +39,6 @@ def test_a_chooses_and_b_measures(first, by_model):
             chosen = (result.selected(selector, far_context) for result in (by_model, first))
             assert np.array_equal(*chosen)
     assert_losses_are_plain(by_model, model(1)[0], small_tokens(), range(5))
-
-
-def test_both_are_named(first, by_model):
-    named = by_model.settings["selected_by"]
-    assert named["model_sha256"] == first.settings["model_sha256"] != by_model.settings["model_sha256"]
 
 
 def test_a_model_does_not_cross_itself():

@@ -1,6 +1,5 @@
 """Pieces of text against what the tokenizers themselves decode, against bytes, and by hand."""
 
-import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -98,17 +97,6 @@ def test_a_character_belongs_to_the_token_that_completes_it():
     assert decoder_of(tokenizer).pieces(encoding.ids) == expected
 
 
-def test_broken_characters_at_both_ends_of_a_window():
-    tokenizer = byte_level()
-    ids = tokenizer.encode("🦊 fox 🦊").ids
-    # the first fox lacks a byte, and so does the last
-    window = ids[ids.index(tokenizer.encode("🦊").ids[0]) + 1 : -1]
-    pieces = decoder_of(tokenizer).pieces(window)
-    assert pieces[:3] == ["\ufffd", "\ufffd", "\ufffd"]
-    assert "".join(pieces[3:]) == " fox \ufffd"
-    assert pieces[-3:] == ["\ufffd", "", ""]
-
-
 def test_byte_fallback_by_hand():
     tokenizer = byte_fallback()
     decoder = decoder_of(tokenizer)
@@ -129,29 +117,6 @@ def test_byte_fallback_by_hand():
 def test_spaces_go_with_the_word_behind_them(make, text, expected):
     tokenizer = make()
     assert decoder_of(tokenizer).pieces(tokenizer.encode(text).ids) == expected
-
-
-def test_a_long_sequence_costs_no_more_per_token():
-    tokenizer = byte_level()
-    decoded = []
-
-    def decode(ids):
-        decoded.append(len(ids))
-        return tokenizer.decode(ids)
-
-    ids = tokenizer.encode(ENGLISH * 40).ids
-    TextDecoder(decode).pieces(ids)
-    assert max(decoded) == len(ids)
-    assert decoded.count(len(ids)) <= 1
-    assert sum(decoded) < 3 * len(ids)
-
-
-def test_ids_may_be_an_array():
-    tokenizer = byte_level()
-    ids = tokenizer.encode(ENGLISH).ids
-    decoder = decoder_of(tokenizer)
-    assert decoder.pieces(np.array(ids, dtype=np.uint16)) == decoder.pieces(ids)
-    assert decoder.pieces([]) == []
 
 
 def test_special_tokens_are_shown_and_no_space_is_cleaned_up():

@@ -8,7 +8,6 @@ from analysis import engine, given_back
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
 from tests.support import small_measurement
-from tests.support.plain import plain_loss
 from tests.support.refusals import refused
 from tests.support.small_measurement import (
     TEXTS,
@@ -20,7 +19,6 @@ from tests.support.small_measurement import (
     model,
     small,
     small_tokens,
-    window,
 )
 
 
@@ -59,23 +57,6 @@ def test_losses_are_those_of_one_plain_pass_each(whole):
     assert 3 < has.sum() < len(has)
     rows = [*np.flatnonzero(has)[:3], *np.flatnonzero(~has)[:2]]
     assert_losses_are_plain(whole, model()[0], small_tokens(), rows)
-
-
-def test_leave_one_out_chooses_what_is_missed_most(whole):
-    tokens = small_tokens()
-    for row in range(3):
-        target = whole.targets.iloc[whole.over[row]]
-        for far_context in ("true", "placebo"):
-            text = window(whole, target, tokens, far_context)
-            without = [
-                plain_loss(model()[0], text, [j for j in range(len(text)) if j != i], target.token)
-                for i in range(F)
-            ]
-            first = whole.selected("leave-one-out", far_context)[row, 0]
-            assert without[first] == pytest.approx(max(without), abs=1e-4)
-            long = plain_loss(model()[0], text, range(len(text)), target.token)
-            influence = whole.influence("leave-one-out", far_context)[row, 0]
-            assert influence == pytest.approx(max(without) - long, abs=1e-4)
 
 
 def test_targets_over_tau_are_those_whose_rounded_gain_is(whole):
@@ -174,16 +155,6 @@ def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_afte
         again(whole, out=tmp_path / "other", shard="4/4")
 
 
-def test_some_batches_can_be_measured_again(whole):
-    size = engine.targets_per_batch(whole.settings["targets_per_block"])
-    some = again(whole, batches=[1])
-    assert some.targets["target_id"].tolist() == list(range(size, 2 * size))
-    of_whole = whole.choices[whole.choices["target_id"] // size == 1].reset_index(drop=True)
-    assert [losses.tolist() for losses in some.choices["loss_nats"]] == [
-        losses.tolist() for losses in of_whole["loss_nats"]
-    ]
-
-
 def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
     small(out=tmp_path, shard="1/2")
     with refused("scores false -> true"):
@@ -221,9 +192,7 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, wh
     ("changes", "message"),
     [
         ({"n_long": M}, "N = 5 must be larger than M = 5"),
-        ({"selectors": ("leave-one-out", "leave-two-out")}, "unknown selector 'leave-two-out'; choose among"),
         ({"ks": (1, 36)}, "at most the 35 far tokens"),
-        ({"placebos": ("other",)}, "'other' is no placebo; choose among placebo, same-group, shuffled"),
         ({"tau_nats": 90.0}, r"none of 150 targets gains more than tau = 90.0 nats.*lower tau"),
     ],
 )
@@ -231,16 +200,6 @@ def test_bad_settings_are_refused_in_one_line(tmp_path, changes, message):
     with refused(message):
         small(out=tmp_path, **changes)
     assert not list(tmp_path.glob("*.json")) and not (tmp_path / "parts").exists()
-
-
-def test_a_model_object_is_given_back_as_it_came():
-    inner = model()[0].train()
-    try:
-        weight = next(inner.parameters()).requires_grad_(True)
-        small(targets=64)
-        assert inner.training and weight.requires_grad
-    finally:
-        inner.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("change", ["", pytest.param("@yarn:2", marks=pytest.mark.slow)])

@@ -142,8 +142,3 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     kept = [frozenset(subset) for subset in far_subsets(4, SUBSETS, seed=0, block=0).tolist()]
     assert found["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(subset)) for subset in kept])
     assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in subset) for subset in kept])
-
-
-def test_what_is_turned_off_is_absent():
-    result = small(targets=64)
-    assert "loss_short_from_0_nats" not in result.targets and "subset_loss_nats" not in result.choices

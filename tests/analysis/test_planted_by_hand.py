@@ -6,7 +6,7 @@ import torch
 
 from analysis.contexts import Contexts
 from analysis.model.adapter import Adapter, Output
-from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.model.losses import Scorer
 from analysis.selectors import SelectorInput, find_selector
 
 N, M = 40, 8
@@ -101,14 +101,3 @@ def test_the_planted_set_comes_first(name, rule, count):
 def test_adding_single_tokens_cannot_see_a_conjunction(name):
     """What needs all of its tokens at once is invisible to selectors that add one at a time (docs/method.md 4)."""
     assert set(select(name, COLUMNS[:4], "all", 4)[0]) != set(COLUMNS[:4])
-
-
-def test_the_model_is_what_it_says():
-    contexts, noise_free = planted_context(), {"noise_nats": 0.0, "strength_nats": 3.0}
-    for rule, of_half in (("sum", 1.5), ("all", 0.0)):
-        scorer = Scorer(PlantedModel([2, 5], N, rule=rule, **noise_free))
-        long, short = long_and_short_losses(scorer, contexts)
-        assert long[0] == pytest.approx(np.log1p(np.exp(-3)))
-        assert short[0] == pytest.approx(np.log(2))
-        half = scorer.losses(contexts, np.array([[2]]))[0, 0]
-        assert half == pytest.approx(np.log1p(np.exp(-of_half)))

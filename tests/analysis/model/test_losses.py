@@ -1,7 +1,5 @@
 """The scorer against plain passes: shared prefixes, blocks, batches, memory that runs out, gradients and attention."""
 
-import warnings
-import weakref
 from functools import partial
 
 import numpy as np
@@ -9,16 +7,14 @@ import pytest
 import torch
 from scipy.special import roots_sh_legendre
 
-from analysis.contexts import Contexts
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
-from analysis.model.losses import Scorer, long_and_short_losses, total_variation
-from analysis.model.memory import TOKENS_PER_BATCH, OnDevice, tokens_that_fit
+from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.model.memory import TOKENS_PER_BATCH, tokens_that_fit
 from analysis.model.token_losses import TokenLosses
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.util.provenance import pick_device
 from tests.support import plain
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, ROTARY, random_model
@@ -107,21 +103,6 @@ def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_pe
             assert together[row, number, 2] == (log_p.argmax() == token)
 
 
-def test_distributions_are_read_a_slice_at_a_time(monkeypatch):
-    """Of a pass over many rows no more than a slice, and kept are those of the long contexts alone."""
-    sizes = []
-
-    def spy(log_p, logits):
-        sizes.append(max(log_p.numel(), logits.numel()))
-        return total_variation(log_p, logits)
-
-    monkeypatch.setattr(losses_module, "LOGITS_PER_SLICE", 4 * B * 128)
-    monkeypatch.setitem(losses_module.DIVERGENCES, "tv", spy)
-    Scorer(tiny_adapter("rope")).measures(make_blocks(), np.arange(FAR)[:, None], ("tv",))
-    assert max(sizes) == 4 * B * 128
-    assert sum(sizes) == 2 * FAR * B * 128
-
-
 def test_subsets_of_single_targets_are_those_of_the_block():
     model, contexts = tiny_adapter("rope"), make_blocks(3)
     targets = np.array([[2, 5], [0, 1], [0, 4], [2, 0]])
@@ -152,33 +133,6 @@ def test_attention_of_a_block_is_that_of_each_target(name):
     for row, (block, place) in enumerate(contexts.all_targets):
         by_itself = scorer.last_attention(single_target(contexts, block, place), np.array([[0, 0]]))
         np.testing.assert_allclose(together[row], by_itself[0], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "gpt2"])
-def test_recorded_attention_is_a_distribution(name):
-    """It sums to one over the whole context, and recording it leaves the model as it was."""
-    model, contexts = tiny_adapter(name), make_contexts()
-    tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
-    whole = model.last_attention(tokens, ids, 3)
-    torch.testing.assert_close(whole.sum(dim=2), torch.ones(len(contexts), 3))
-    unbiased = model.biased_logits(tokens, ids, torch.zeros(len(contexts), N, N), 1)
-    logits = model(tokens, position_ids=ids, logits_to_keep=1).logits
-    torch.testing.assert_close(unbiased, logits, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "xglm", "gemma3"])
-def test_of_attention_no_more_is_kept_than_what_is_read(name):
-    model, contexts = tiny_adapter(name), make_contexts()
-    of_layers = []
-
-    def read(attention):
-        assert not any(weights() is not None for weights in of_layers)
-        of_layers.append(weakref.ref(attention._base))  # all that the layer gave, (R, H, L, L)
-        return attention.mean(dim=1)
-
-    for _ in range(2):  # after the first call transformers keeps a hook of its own
-        model.last_attention(torch.from_numpy(contexts.tokens), torch.arange(N).expand(3, -1), 2, read)
-    assert len(of_layers) == 4 and not any(weights() is not None for weights in of_layers)
 
 
 # --- gradients ---
@@ -361,51 +315,6 @@ def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
         tokens_that_fit(None, torch.device("cpu"), 50, limit)
 
 
-def test_memory_counts_the_logits_of_all_targets_of_a_block(monkeypatch):
-    """A made-up meter of 4 bytes for each logit of a pass; those of one position are 128."""
-    model, sizes = tiny_adapter("rope"), []
-    forward = model.forward
-
-    def spy(*arguments, **options):
-        output = forward(*arguments, **options)
-        sizes.append(4 * output.logits.numel())
-        return output
-
-    model.forward = spy
-    monkeypatch.setattr("analysis.model.memory._host_peak_bytes", lambda: sum(sizes))
-    assert tokens_that_fit(model, torch.device("cpu"), N, 5000) == 8 * N
-    with refused("one context of N = 24 tokens takes 1e-05 GB, .*; raise the memory limit or lower n_long"):
-        tokens_that_fit(model, torch.device("cpu"), N, 5000, n_targets=20)
-
-
-@pytest.mark.parametrize("what", ["presence_gradient", "input_gradients", "last_attention"])
-def test_passes_that_keep_what_they_compute_read_a_quarter_of_the_tokens(monkeypatch, what):
-    rows = []
-    model, contexts = tiny_adapter("rope"), make_contexts(9)
-    first_ids = Scorer.first_ids
-    monkeypatch.setattr(
-        Scorer, "first_ids", lambda self, n, length: rows.append(n) or first_ids(self, n, length)
-    )
-    values = getattr(Scorer(model, tokens_per_batch=4 * 4 * N), what)(contexts, contexts.all_targets)
-    assert rows == [4, 4, 1]
-    whole = getattr(Scorer(model), what)(contexts, contexts.all_targets)
-    np.testing.assert_allclose(values, whole, atol=1e-6)
-
-
-def test_tokens_of_a_file_become_tensors_without_a_warning():
-    tokens = np.arange(4)
-    tokens.flags.writeable = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert OnDevice(None, torch.device("cpu"), None).tensor(tokens).tolist() == [0, 1, 2, 3]
-
-
-def test_a_device_that_is_not_here_is_refused():
-    assert pick_device("cpu") == torch.device("cpu")
-    with refused("the device .meta. cannot be used here"):
-        pick_device("meta")
-
-
 # --- the last tokens of rows ---
 
 
@@ -433,20 +342,3 @@ def test_losses_that_are_not_finite_are_refused():
     model.model.lm_head.weight.data[3] = torch.nan
     with refused("losses that are not finite"):
         losses.last_losses(np.ones((1, 5), dtype=int), 2)
-
-
-def test_rows_of_a_pass_fit_tokens_and_logits(monkeypatch):
-    losses = TokenLosses(tiny_adapter("rope"))
-    assert losses.vocabulary == 128
-    monkeypatch.setitem(losses_module.LOGITS_PER_BATCH, "cpu", 128 * 39 * 3)
-    assert [len(rows) for rows in losses.batches(8, 39, 39)] == [3, 3, 2]
-    assert [len(rows) for rows in losses.batches(200, 39, 1)] == [4096 // 39, 200 - 4096 // 39]
-    monkeypatch.setitem(losses_module.LOGITS_PER_BATCH, "cpu", 1)
-    assert [len(rows) for rows in losses.batches(2, 39, 39)] == [1, 1]
-
-
-def test_scorer_and_token_losses_agree():
-    model, rows = tiny_adapter("llama"), np.random.default_rng(0).integers(1, 50, (2, N + B))
-    contexts = Contexts(rows[:, :-1], rows[:, N:], np.arange(2 * B).reshape(2, B), M)
-    long, _ = long_and_short_losses(Scorer(model), contexts)
-    np.testing.assert_allclose(TokenLosses(model).last_losses(rows, B).ravel(), long, atol=1e-5)

@@ -126,11 +126,6 @@ def test_values_are_the_same_and_intervals_go_by_group():
     assert "groups" not in plain.settings and plain.settings["documents"] == grouped.settings["documents"]
 
 
-def test_a_quarter_of_the_short_context_is_the_window():
-    measured = replace(PROBE, sliding_window=0).measure(model_of("llama"), TEXTS, **HOW)
-    assert measured.settings["sliding_window"] == 1
-
-
 def test_what_cannot_be_measured_is_refused():
     with refused("N = 10 leaves no target"):
         replace(PROBE, n_long=M + S)
@@ -144,14 +139,12 @@ def test_without_key_tokens_longppl_is_undefined(tmp_path):
     measured = replace(PROBE, alpha_nats=1e9).measure(model_of("llama"), TEXTS, **HOW)
     numbers = by_name(measured.numbers)
     assert numbers["key_tokens"][0] == 0 and np.isnan(numbers["longppl"]).all()
-    [line] = [line.split() for line in str(measured).splitlines() if line.startswith("longppl ")]
-    assert line == ["longppl", "–", "[–,", "–]"]
     saved = json.loads(measured.save(tmp_path).read_text())
     undefined = {"model": "model 1", "name": "longppl", "value": None, "low": None, "high": None}
     assert undefined in saved["numbers"] and saved["settings"] == measured.settings
 
 
-def test_the_command_measures_files_and_prints(tmp_path, monkeypatch, capsys):
+def test_the_command_measures_files(tmp_path, monkeypatch):
     file = tmp_path / "text.jsonl"
     rows = [{"text": text, "group": group} for group, texts in TEXTS.items() for text in texts]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -163,10 +156,6 @@ def test_the_command_measures_files_and_prints(tmp_path, monkeypatch, capsys):
     command = ["longppl", tmp_path / "model", "--text", file, "--out", tmp_path / "out", *options]
     monkeypatch.setattr("sys.argv", list(map(str, command)))
     longppl.main()
-    printed = capsys.readouterr().out
-    expected = replace(PROBE, resamples=2000).measure(model_of("llama"), TEXTS, **HOW)
-    for name in ("longppl", "mean_lsd_nats"):
-        [line] = [line for line in str(expected).splitlines() if line.split()[:1] == [name]]
-        assert line in printed
+    expected = PROBE.measure(model_of("llama"), TEXTS, **HOW)
     again = LongPPL.load(tmp_path / "out")
     assert again.numbers["value"].tolist() == pytest.approx(expected.numbers["value"].tolist())

@@ -1,11 +1,9 @@
 """Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the command."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,7 @@ from analysis.contexts import open_texts
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
-from analysis.probes.needle import NeedleProbe, Needles, measure_cell
+from analysis.probes.needle import NeedleProbe, measure_cell
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
 from olmo_sparsity.data.windows import is_held_out
 from olmo_sparsity.model.build import build_model
@@ -188,11 +186,6 @@ def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
     assert done.returncode == 0, done.stderr
     drawn = {"needle.png", "needle_lengths.png"}
     assert {path.name for path in out.iterdir()} == drawn | {"needle.json", "needle.parquet"}
-    assert "YaRN: exact match by context" in done.stdout
-    measured = Needles.load(out)
-    record = json.loads((out / "needle.json").read_text())
-    (out / "needle.json").write_text(json.dumps(record | {"recalls": [{"k": 1}]}))  # as older versions wrote
-    pd.testing.assert_frame_equal(Needles.load(out).cells, measured.cells)
     again = ["scripts/needle.py", "--out", out, "--labels", "YaRN", "--figures", tmp_path / "some"]
     assert run_here(*again).returncode == 0
     assert (tmp_path / "some" / "needle.png").is_file()

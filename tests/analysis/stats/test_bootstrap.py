@@ -133,9 +133,11 @@ def test_groups_of_one_document_change_nothing(many: None) -> None:
     np.testing.assert_array_equal(plain.sums(columns), grouped.sums(columns))
 
 
-def test_one_group_has_no_interval() -> None:
-    columns, clusters = clustered(np.random.default_rng(4))
-    assert math.isnan(interval_of(columns, clusters, groups=np.zeros(len(clusters)), resamples=100).low)
+@pytest.mark.parametrize("groups", [None, np.zeros(5)])
+def test_one_unit_has_no_interval(groups: np.ndarray | None) -> None:
+    clusters = np.zeros(5) if groups is None else np.arange(5)
+    interval = interval_of(np.ones((5, 2)), clusters, groups=groups)
+    assert interval.value == 1 and math.isnan(interval.low) and math.isnan(interval.high)
 
 
 def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
@@ -184,11 +186,6 @@ def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) ->
         assert 0 <= interval.low < interval.value < interval.high <= bearing - 1
     else:
         assert math.isnan(interval.low) and math.isnan(interval.high)
-
-
-def test_one_document_has_no_interval() -> None:
-    interval = interval_of(np.ones((5, 2)), np.zeros(5))
-    assert interval.value == 1 and math.isnan(interval.low) and math.isnan(interval.high)
 
 
 def test_empty_denominator_has_no_value() -> None:

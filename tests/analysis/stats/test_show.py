@@ -1,7 +1,5 @@
 """Frames as text: every interval stands where its keys say."""
 
-import math
-
 import pandas as pd
 import pytest
 
@@ -12,20 +10,6 @@ from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show
 from analysis.stats.summary import findings, summary
 from tests.support.results import made_result
-
-
-@pytest.mark.parametrize(
-    ("value", "low", "high", "percent", "text"),
-    [
-        (0.123, 0.05, 1.2, True, "12.3 [5.0, 120.0]"),
-        (0.123, 0.05, 1.2, False, "0.12 [0.05, 1.20]"),
-        (-0.0001, -0.01, 0.02, True, "0.0 [-1.0, 2.0]"),
-        (math.nan, math.nan, math.nan, False, "– [–, –]"),
-        (1234.5, math.nan, 2000, False, "1,234.50 [–, 2,000.00]"),
-    ],
-)
-def test_an_interval_as_text(value: float, low: float, high: float, percent: bool, text: str) -> None:
-    assert interval_text({"value": value, "low": low, "high": high}, percent=percent) == text
 
 
 def test_a_table_of_keys_and_intervals() -> None:

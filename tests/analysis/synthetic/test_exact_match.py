@@ -63,13 +63,6 @@ class TestReading:
         with pytest.raises(UserError, match="no rows of tex; there are run, study/text/x"):
             load([tmp_path], ["tex"])
 
-    def test_files_that_hold_none(self, tmp_path):
-        with pytest.raises(UserError, match=r"no exact_match\.parquet or exact_match\.json in "):
-            load([tmp_path])
-        pd.DataFrame({"a": [1]}).to_parquet(tmp_path / NAME)
-        with pytest.raises(UserError, match="no exact match of this format"):
-            load([tmp_path])
-
 
 class TestPooling:
     def test_groups_differ_in_anything_but_the_seed(self):
@@ -131,39 +124,12 @@ class TestPooling:
 
 
 class TestNames:
-    def test_labels_say_no_more_than_needed(self):
-        own = [row(20, 3)]
-        assert labels(
-            rows(own, PARITY, scheme="pose", parameters=5),
-            rows(own, PARITY, scheme="predicted", rotate="ids", parameters=6),
-            rows(own, PARITY, scheme="predicted", rotate="none", parameters=6),
-            rows(own, PARITY, scheme="coupled", rotate="ids", parameters=1000),
-            rows(own, PARITY, scheme="coupled", rotate="ids", parameters=2000),
-            rows(own, "variable_assignment", scheme="pose", parameters=9),
-            rows(own, "variable_assignment", scheme="random_start", family="olmo"),
-            rows(own, "variable_assignment", scheme="random_start", family="gpt_neox"),
-            rows(own, "variable_assignment", scheme="contiguous", rotate="ids"),
-            rows(own, "variable_assignment", scheme="contiguous", rotate="none"),
-        ) == [
-            "RoPE + PoSE",
-            "coupled ids (oracle), weights 1,000",
-            "coupled ids (oracle), weights 2,000",
-            "Predictive Position Coupling, rotate ids",
-            "Predictive Position Coupling, rotate none",
-            "RoPE",
-            "NoPE",
-            "RoPE, random start, family gpt_neox",
-            "RoPE, random start, family olmo",
-            "RoPE + PoSE",
-        ]
-
     def test_options_skips_and_other_weights_are_named(self):
         own, predicted = [row(20, 3)], {"scheme": "predicted", "rotate": "ids"}
-        noise = [{}, {"positions.id_noise": 0.1}, {"positions.id_noise": 0.2}]
+        noise = [{}, {"positions.id_noise": 0.1}]
         assert labels(*(rows(own, PARITY, **predicted, options=each) for each in noise)) == [
             "Predictive Position Coupling",
             "Predictive Position Coupling, id_noise 0.1",
-            "Predictive Position Coupling, id_noise 0.2",
         ]
         assert labels(*(rows(own, PARITY, **predicted, skip_probability=each) for each in (0.0, 1.0))) == [
             "Predictive Position Coupling, skip_probability 1.0",
@@ -171,31 +137,6 @@ class TestNames:
         ]
         continued = [rows(own, PARITY, initial_weights=each) for each in (False, True)]
         assert labels(*continued) == ["RoPE + PoSE", "RoPE + PoSE, initial_weights True"]
-
-    def test_options_of_another_family_or_k_train_are_not_named(self):
-        few, tuples = {"max_duration": 500}, {"family": "tuples", "options": {"model.tuples.size": 2}}
-        families = [
-            rows([row(20, 3)], PARITY, **each)
-            for each in (tuples, {"family": "olmo"}, {"family": "olmo", "options": few})
-        ]
-        assert {*labels(*families)} == {
-            "tuples + PoSE",
-            "RoPE + PoSE",
-            "RoPE + PoSE, max_duration 500",
-        }
-        steps = {4: 1500, 6: 1500, 8: 2000}
-        of_k = [
-            rows([row(20, 3, 4)], task_changes={"k_train": k}, options={"max_duration": each})
-            for k, each in steps.items()
-        ]
-        assert {*labels(*of_k)} == {"RoPE + PoSE"}
-
-    def test_curves_of_a_task_say_which_parameters_they_have(self):
-        of_text = [{"distance": [1, 64]}, {"distance": [65, 128]}, {}]
-        frames = [rows([row(20, 3, 4)], "planted", task_changes=each) for each in of_text]
-        frames += [rows([row(20, 3)], PARITY, scheme=scheme) for scheme in ("pose", "coupled")]
-        distances = [f"RoPE + PoSE, distance {each}" for each in ("1–64", "65–128")]
-        assert labels(*frames) == [*distances, "RoPE + PoSE", "RoPE + PoSE", "coupled ids (oracle)"]
 
 
 class TestIntervals:

