@@ -1,7 +1,6 @@
 """Checkpoints whose files were changed, and what loading one says."""
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 
 import torch
@@ -10,13 +9,10 @@ from olmo.safetensors_util import state_dict_to_safetensors_file
 from safetensors.torch import save_file
 
 from olmo_sparsity.checkpoint import (
-    TrainState,
     incompleteness,
     load_model,
-    save_checkpoint,
     weights_sha256,
 )
-from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
 
@@ -27,9 +23,9 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path):
     noted = json.loads((source / "checksums.json").read_text())
     weights = (source / "model.safetensors").read_bytes()
     assert noted["model.safetensors"] == {"bytes": len(weights), "sha256": sha256(weights).hexdigest()}
-    for content, what in (("{}", "missing or damaged"), ("[]", "missing or damaged")):
+    for content in ("{", "{}", "[]", '{"model.safetensors": 3}'):
         (source / "checksums.json").write_text(content)
-        assert what in incompleteness(source)
+        assert incompleteness(source)
     (source / "checksums.json").write_text(json.dumps({**noted, "config.yaml": {"bytes": 7}}))
     assert "config.yaml is damaged" in incompleteness(source)
 
@@ -43,13 +39,6 @@ def test_weights_whose_bytes_changed_are_not_recorded(tmp_path):
     weights.write_bytes(content)
     with refused("model.safetensors is damaged"):
         weights_sha256(source)
-
-
-def test_replaced_fields_of_a_checkpoint_do_not_warn_again(tmp_path, caplog):
-    config = replace(tiny.train_config(tmp_path), gen1_gc_interval=7)
-    save_checkpoint(tmp_path / "run", config, TrainState(1, 1), tiny.model().state_dict(), {}, None)
-    load_model(tmp_path / "run")
-    assert "no effect" not in caplog.text
 
 
 def test_a_checkpoint_of_ai2_olmo_is_read_and_its_pickle_is_not(tmp_path):

@@ -25,24 +25,17 @@ PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
 NORM_AFTER = {"norm_after": True, "attention_layer_norm": True}
 SHAPES = {  # name: changes of the model, class of transformers
     "rms": ({}, "LlamaForCausalLM"),
-    "rms tied": ({"weight_tying": True}, "LlamaForCausalLM"),
-    "rms without weights": ({"layer_norm_with_affine": False}, "LlamaForCausalLM"),
-    "rms grouped heads": ({"n_kv_heads": 2}, "LlamaForCausalLM"),
+    "rms without weights": ({"layer_norm_with_affine": False, "weight_tying": True}, "LlamaForCausalLM"),
+    "rms grouped heads": ({"n_kv_heads": 2, "rope_theta": 500, "layer_norm_eps": 1e-3}, "LlamaForCausalLM"),
     "rms multi-query": ({"multi_query_attention": True}, "LlamaForCausalLM"),
-    "rms odd values": (
-        {"rope_theta": 500, "layer_norm_eps": 1e-3, "mlp_hidden_size": 48},
-        "LlamaForCausalLM",
-    ),
     "rms block groups": ({"block_group_size": 2}, "LlamaForCausalLM"),
     "rms llama block": ({"block_type": "llama"}, "LlamaForCausalLM"),
     "hybrid": ({"nope_layer_interval": 2}, "SmolLM3ForCausalLM"),
     "nope": ({"rope": False, "nope": True, "n_kv_heads": 2}, "SmolLM3ForCausalLM"),
     "plain": (PLAIN_NORM, "OlmoForCausalLM"),
-    "plain tied": ({**PLAIN_NORM, "weight_tying": True}, "OlmoForCausalLM"),
     "plain low precision": ({**PLAIN_NORM, "layer_norm_type": "low_precision"}, "OlmoForCausalLM"),
     "plain clipped": ({**PLAIN_NORM, "clip_qkv": 0.3, "n_kv_heads": 2}, "OlmoForCausalLM"),
     "after": (NORM_AFTER, "Olmo2ForCausalLM"),
-    "after grouped heads": ({**NORM_AFTER, "n_kv_heads": 2}, "Olmo2ForCausalLM"),
     "after without weights": (
         {**NORM_AFTER, "attention_layer_norm_with_affine": False, "weight_tying": True},
         "Olmo2ForCausalLM",
@@ -51,26 +44,14 @@ SHAPES = {  # name: changes of the model, class of transformers
 }
 MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
-    "plain nope": ({**PLAIN_NORM, "rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
     **{name: ({"attention": name}, f"model.attention: {name}") for name in ATTENTIONS},
     "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2"),
-    "window": ({"nope_layer_interval": 2, "rope_window": 8}, "model.rope_window: 8"),
-    "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu"),
-    "biases": ({"include_bias": True}, "model.include_bias: True"),
     "norm biases": ({"bias_for_layer_norm": True}, "llama: model.bias_for_layer_norm: True;"),
-    "scaled": ({"scale_logits": True}, "model.scale_logits: True"),
-    "normed embedding": ({"embedding_layer_norm": True}, "model.embedding_layer_norm: True"),
     "clipped rms": ({"clip_qkv": 1.0}, "is llama: model.clip_qkv: 1.0"),
-    "clipped after": ({**NORM_AFTER, "clip_qkv": 1.0}, "is olmo2: model.clip_qkv: 1.0"),
-    "weighted plain norm": (
-        {"layer_norm_type": "default"},
-        "is olmo: model.layer_norm_with_affine: True",
-    ),
+    "weighted plain norm": ({"layer_norm_type": "default"}, "is olmo: model.layer_norm_with_affine: True"),
     "eps": ({**PLAIN_NORM, "layer_norm_eps": 1e-6}, "model.layer_norm_eps: 1e-06"),
     "query norm": ({"attention_layer_norm": True}, "is olmo2: model.norm_after: False"),
-    "after only": ({"norm_after": True}, "is olmo2: model.attention_layer_norm: False"),
-    "plain after": ({**NORM_AFTER, **PLAIN_NORM}, "is olmo2: model.layer_norm_type: default"),
     "llama block after": ({**NORM_AFTER, "block_type": "llama"}, "is olmo2: model.block_type: llama"),
 }
 
@@ -118,18 +99,6 @@ def test_in_bf16_it_is_the_rounded_model_in_half_the_space(tmp_path):
     assert float((before - found).abs().max()) > 1e-3 * scale
 
 
-def test_the_comparison_can_fail(tmp_path):
-    """The same logits would be no evidence if ids, clipping or the order of fused weights did not matter."""
-    source, original = checkpoint(tmp_path, **SHAPES["plain clipped"][0])
-    export_checkpoint(source, tmp_path / "hf")
-    expected, _ = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None])
-    scale = float(expected.abs().max())
-    other_ids = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None] * 4)[0]
-    unclipped = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None], clip_qkv=None)[1]
-    for other in (other_ids, unclipped):
-        assert float((other - expected).abs().max()) > 1e-2 * scale
-
-
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_shape_that_no_class_has_is_refused_by_name(name):
     changes, message = MISFITS[name]
@@ -148,7 +117,6 @@ def test_ids_and_reach_are_written_down(tmp_path):
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
     assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
-    assert {"commit", "versions", "command"} <= note.keys()
 
 
 @pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
@@ -159,54 +127,36 @@ def test_the_reach_is_that_of_the_scheme(scheme, reach, tmp_path):
 TEXT = "The ship, which  had sailed — isn't 'gone'!\n\nÉtoile 42<|endoftext|> again"
 
 
-def bpe_file(folder, **settings):
-    folder.mkdir(parents=True, exist_ok=True)
+def bpe_checkpoint(folder, adding=False, **changes):
+    """A checkpoint of a byte-level tokenizer, which may add a beginning token, cut and pad."""
     tokenizer = train_bpe([TEXT, "the ship sailed again and again"], 300)
-    if settings.get("adding"):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-        )
+    if adding:
+        beginning = {"single": "<|endoftext|> $A", "special_tokens": [("<|endoftext|>", 0)]}
+        tokenizer.post_processor = processors.TemplateProcessing(**beginning)
         tokenizer.enable_truncation(3)
         tokenizer.enable_padding(length=50)
-    tokenizer.save(str(folder / TOKENIZER))
-    return folder
+    (folder / "corpus").mkdir()
+    tokenizer.save(str(folder / "corpus" / TOKENIZER))
+    return checkpoint(folder, corpus=folder / "corpus", vocab_size=300, embedding_size=384, **changes)[0]
 
 
-def bpe_checkpoint(folder, **settings):
-    source, _ = checkpoint(
-        folder, corpus=bpe_file(folder / "corpus", **settings), vocab_size=300, embedding_size=384
-    )
-    return source
-
-
-def test_the_tokenizer_comes_back_byte_for_byte(tmp_path):
-    source = bpe_checkpoint(tmp_path)
+@pytest.mark.parametrize("adding", [False, True])
+def test_a_text_has_the_ids_that_the_model_was_trained_on(tmp_path, adding):
+    """Corpora are encoded without what a tokenizer adds, so the model has never seen it."""
+    source = bpe_checkpoint(tmp_path, adding)
     export_checkpoint(source, tmp_path / "hf")
-    assert (tmp_path / "hf" / TOKENIZER).read_bytes() == (source / TOKENIZER).read_bytes()
+    assert adding or (tmp_path / "hf" / TOKENIZER).read_bytes() == (source / TOKENIZER).read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     ids = load_tokenizer(source / TOKENIZER).encode(TEXT, add_special_tokens=False).ids
-    assert tokenizer(TEXT)["input_ids"] == ids
+    assert tokenizer(TEXT)["input_ids"] == ids and len(ids) > 3
     assert tokenizer.decode(ids) == TEXT
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 0, 0)
     assert tokenizer.model_max_length == 64
-    assert tokenizer(["again", "a"], padding=True)["input_ids"][1][-1] == 0
-
-
-def test_no_beginning_token_is_added_and_nothing_is_cut(tmp_path):
-    """Corpora are encoded without what a tokenizer adds, so the model has never seen it."""
-    source = bpe_checkpoint(tmp_path, adding=True)
-    export_checkpoint(source, tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    ids = load_tokenizer(source / TOKENIZER).encode(TEXT, add_special_tokens=False).ids
-    assert tokenizer(TEXT)["input_ids"] == ids
-    assert len(ids) > 3
 
 
 def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
     """base.yaml's pad_token_id 1 is GPT-NeoX's; in another vocabulary it may be "!", which must stay plain text."""
-    source, _ = checkpoint(
-        tmp_path, corpus=bpe_file(tmp_path / "corpus"), vocab_size=300, embedding_size=384, pad_token_id=1
-    )
+    source = bpe_checkpoint(tmp_path, pad_token_id=1)
     export_checkpoint(source, tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = Tokenizer.from_file(str(source / TOKENIZER)).id_to_token(1)
@@ -215,11 +165,9 @@ def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
 
 
 def test_the_script_exports_once(tmp_path, run_here):
-    source, original = checkpoint(tmp_path)
+    source, _ = checkpoint(tmp_path)
     done = run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf")
     assert (done.returncode, done.stderr) == (0, "")
-    count = sum(parameter.numel() for parameter in original.parameters())
-    assert done.stdout == f"{tmp_path / 'hf'}: LlamaForCausalLM, {count:,} parameters, 64 positions\n"
     for out in (tmp_path / "hf", source):
         with refused("exists already; give another --out, or remove it"):
             export_checkpoint(source, out)
@@ -234,13 +182,10 @@ def test_bad_input_leaves_nothing(tmp_path):
         export_checkpoint(source, out)
     with refused("has vocab_size 50280, the model has 50"):
         export_checkpoint(source, out, tokenizer="olmo")
-    source, _ = checkpoint(tmp_path / "gelu", activation_type="gelu")
-    with refused("model.activation_type: gelu"):
-        export_checkpoint(source, out)
     source, _ = checkpoint(tmp_path / "end", eos_token_id=100)
     with refused("has no token of id 100, the model's eos_token_id; name its own"):
         export_checkpoint(source, out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end", "gelu", "none"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["end", "none"]
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(tmp_path, monkeypatch):

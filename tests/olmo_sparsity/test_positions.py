@@ -76,10 +76,6 @@ def test_pose_of_many_chunks_cuts_uniformly():
     assert stats.chisquare(cuts).pvalue > 1e-3
 
 
-def test_pose_with_as_many_ids_as_tokens_is_contiguous():
-    assert (draw("pose", 50, target=LENGTH) == np.arange(LENGTH)).all()
-
-
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
     assert (draw(name, 5) == draw(name, 5)).all()

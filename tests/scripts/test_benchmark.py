@@ -1,7 +1,6 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
 import json
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.log import flops_per_token
-from olmo_sparsity.util.errors import UserError
+from tests.support.refusals import refused
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
 
@@ -45,26 +44,19 @@ def benchmark(run_here, *arguments):
 
 
 @pytest.mark.slow
-def test_ratios_of_training_are_those_of_its_rounds(run_here, monkeypatch):
+def test_the_rate_of_training_is_a_share_of_what_the_processor_can(run_here, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    shape = [
-        "d_model=32",
-        "n_layers=2",
-        "n_heads=2",
-        "max_sequence_length=32",
-        "vocab_size=128",
-        "embedding_size=128",
+    shape = "d_model=32 n_layers=2 n_heads=2 max_sequence_length=32 vocab_size=128 embedding_size=128"
+    options = [
+        *(f"--model.{each}" for each in shape.split()),
+        "--global_train_batch_size=4",
+        "--precision=fp32",
     ]
-    options = [*(f"--model.{each}" for each in shape), "--global_train_batch_size=4", "--precision=fp32"]
     options += ["--device_train_microbatch_size=2", "--positions.target_length=64", "--compile.backend=eager"]
     found = benchmark(run_here, "train", "--rounds", 2, "--steps", 1, *options)
-    seconds, rows = found["seconds"], found["results"]
-    assert found["machine"]["processor"] and {*rows} == {*seconds} - {"matrix product"}
-    for name, row in rows.items():
-        assert row["rate"] == pytest.approx(4 * 32 / statistics.median(seconds[name]))
-        for other in ("olmo", "transformers Trainer"):
-            ratios = [one / two for one, two in zip(seconds[other], seconds[name], strict=True)]
-            assert row[f"to {other}"] == pytest.approx([statistics.median(ratios), min(ratios), max(ratios)])
+    rows, seconds = found["results"], found["seconds"]
+    assert {*rows} == {*seconds} - {"matrix product"}
+    assert rows["loop"]["rate"] == pytest.approx(4 * 32 / statistics.median(seconds["loop"]))
     per_token = flops_per_token(load_config("configs/demo.yaml", options))
     share = rows["loop"]["rate"] * per_token / (found["matrix_product_tflops"] * 1e12)
     assert rows["loop"]["share_of_matrix_product"] == pytest.approx(share)
@@ -84,33 +76,24 @@ def test_the_engine_is_timed_beside_a_plain_loop_and_has_its_influences(run_here
 
 PARTS = {
     "first": gpu.Part(1, "echo something"),
-    "second": gpu.Part(1, "echo a page of text; echo no such thing >&2; false; echo not reached"),
+    "second": gpu.Part(1, "false; echo not reached"),
     "third": gpu.Part(0.02, "sleep 60 & sleep 60"),
-    "model": gpu.Part(math.inf, "echo $CORPUS"),
-    "figure2": gpu.Part(0.1, "test -n $NOT_MEASURED"),
 }
 
 
-def test_a_part_that_fails_is_recorded_and_measured_again(monkeypatch, tmp_path):
+def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(monkeypatch, tmp_path):
+    """Hours of a GPU are not lost to one part."""
     monkeypatch.setattr(gpu, "PARTS", PARTS)
     monkeypatch.setattr(gpu, "BY_DEFAULT", tuple(PARTS))
     for variable in ("CUDA_VISIBLE_DEVICES", "TORCH_CUDNN_SDPA_DEPRIORITIZED"):
         monkeypatch.setenv(variable, "")
     given = {"data": None, "minutes": 1.0, "tiny": True, "agreement": False}
     first = gpu.run(tmp_path, only=(), **given)["results"]
-    assert [row["failed"] for row in first.values()] == [False, True, True, False, True]
-    rows = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PARTS}
-    assert rows["first"]["found"] == "something" and rows["model"]["found"] == f"{tmp_path}/work/data"
-    assert rows["second"]["found"].startswith("failed: exit code 1: no such thing; see ")
-    assert rows["third"]["found"].startswith("failed: not done in 1 s, its limit")
-    assert "NOT_MEASURED: unbound variable" in rows["figure2"]["found"]
+    assert [row["failed"] for row in first.values()] == [False, True, True]
+    kept = (tmp_path / "first.json").read_text()
     monkeypatch.setitem(PARTS, "first", gpu.Part(1, "echo another"))
     monkeypatch.setitem(PARTS, "second", gpu.Part(1, "echo done"))
     again = gpu.run(tmp_path, only=("first", "second"), **given)["results"]
-    assert (
-        not again["second"]["failed"] and json.loads((tmp_path / "first.json").read_text()) == rows["first"]
-    )
-    with pytest.raises(UserError, match="measured with other --tiny or --data; give another --out"):
+    assert not again["second"]["failed"] and (tmp_path / "first.json").read_text() == kept
+    with refused("measured with other --tiny or --data; give another --out"):
         gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
-    with pytest.raises(UserError, match="--only has none of first, second"):
-        gpu.run(tmp_path, only=("frist",), **given)

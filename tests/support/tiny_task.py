@@ -24,12 +24,7 @@ PARITY = {
         "max_sequence_length": 13,
     },
     "positions": {"scheme": "predicted", "table_size": 24, "target_length": 40, "skip_probability": 0.5},
-    "optimizer": {
-        "name": "adamw",
-        "learning_rate": 3e-3,
-        "weight_decay": 0.1,
-        "decay_norm_and_bias": True,
-    },
+    "optimizer": {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.1, "decay_norm_and_bias": True},
     "scheduler": {"name": "linear_with_warmup", "t_warmup": 2, "alpha_f": 0.0, "warmup_min_lr": 0.0},
     "save_interval": 3,
     "max_duration": 6,
@@ -52,10 +47,4 @@ def config(folder: Path, *overrides: str, **changes) -> Config:
     return load_config(write(folder, **changes), overrides)
 
 
-OLMO = {
-    "family": "olmo",
-    "layer_norm_type": "rms",
-    "include_bias": False,
-    "activation_type": "swiglu",
-    "mlp_ratio": 4,
-}
+OLMO = {"family": "olmo", "layer_norm_type": "rms", "include_bias": False}

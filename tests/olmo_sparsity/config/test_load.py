@@ -15,7 +15,6 @@ from olmo.util import clean_opt
 
 from olmo_sparsity.config.load import Config, ignored_fields, load_config
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.model.build import empty_model
 from tests.olmo_sparsity.config.conftest import BASE, ROOT, TINY, Write, refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:register_new_resolver")  # of OLMo's own loader
@@ -110,27 +109,14 @@ class TestSaving:
 
 class TestOverlays:
     def test_chain_merges_sections_and_replaces_lists(self, write: Write) -> None:
-        write(
-            "run_name: a\nmodel: {rope: true, d_model: 64, n_heads: 4}\ndata: {paths: [1, 2, 3]}",
-            "deep/a.yaml",
-        )
+        of_model, paths = "rope: true, d_model: 64, n_heads: 4", "paths: [1, 2, 3]"
+        write(f"run_name: a\nmodel: {{{of_model}}}\ndata: {{{paths}}}\ncompile: {{}}", "deep/a.yaml")
         write("base: deep/a.yaml\nmodel: {d_model: 128}\ndata: {paths: [4]}\nseed: 1", "b.yaml")
-        config = load_config(write("base: ../b.yaml\nseed: 2\nsave_folder: runs/${run_name}", "sub/c.yaml"))
+        text = "base: ../b.yaml\nseed: 2\nsave_folder: runs/${run_name}\ncompile: null"
+        config = load_config(write(text, "sub/c.yaml"), ["--run_name=c"])
         assert (config.model.rope, config.model.d_model, config.model.n_heads) == (True, 128, 4)
-        assert config.data.paths == ["4"]
-        assert (config.seed, config.save_folder) == (2, "runs/a")
-
-    def test_null_switches_a_section_of_the_base_off(self, write: Write) -> None:
-        write("compile: {mode: max-autotune}", "a.yaml")
-        assert load_config(write("base: a.yaml\ncompile: null")).compile is None
-
-    def test_interpolation_sees_the_merged_values(self, write: Write) -> None:
-        write("run_name: a\nsave_folder: runs/${run_name}", "a.yaml")
-        assert load_config(write("base: a.yaml\nrun_name: b"), ["--run_name=c"]).save_folder == "runs/c"
-
-    def test_circle_is_refused(self, write: Write) -> None:
-        write("base: x.yaml", "b.yaml")
-        assert "its base files form a circle" in refusal(write("base: b.yaml"))
+        assert config.data.paths == ["4"] and config.compile is None
+        assert (config.seed, config.save_folder) == (2, "runs/c")
 
     def test_another_base_on_the_command_line(self, write: Write) -> None:
         other = write("seed: 2\nepoch: 2", "b.yaml")
@@ -138,25 +124,14 @@ class TestOverlays:
         assert (config.seed, config.epoch) == (2, 3)
 
 
-# Text of a file, and part of its refusal.
+# Text of a file that would be read in part, or for ever, and part of its refusal.
 FILES = {
-    "model:\n  rope: [true\nseed: 1": "line 3, column 5",
     "seed: 1\nseed: 2": "found duplicate key seed",
-    "- a\n- b": "FILE",
-    "'1:2:3'": "FILE",
-    "save_folder: ${run_name": "save_folder",
+    "base: x.yaml": "its base files form a circle",
     "save_folder: ${run_nam}/x": "save_folder: Interpolation key 'run_nam' not found",
-    "base: none.yaml": "none.yaml",
-    "base: [a, b]": "FILE",
     "positions: {scheem: pose}": "positions.scheem: Key 'scheem' not in 'PositionsConfig'. Did you mean: 'scheme'?",
-    "7: a": "7",
     "seed: 1.5": "seed: Value '1.5'",
-    "optimizer: {learning_rate: fast}": "optimizer.learning_rate: Value 'fast'",
-    "optimizer: {name: adam}": "optimizer.name: Invalid value 'adam', expected one of [lionw, adamw]",
     "seed: ???": "seed: ??? is left open",
-    "model: 7": "7",
-    "evaluators: [{type: lm}]": "evaluators[0].label",
-    "data: {paths: [[a]]}": "data.paths[0]",
     "data: {paths: [a, '${nowhere}']}": "data.paths[1]: Interpolation key 'nowhere' not found",
 }
 
@@ -165,16 +140,6 @@ FILES = {
 def test_a_file_is_refused_in_one_line(write: Write, text: str) -> None:
     message = refusal(write(text))
     assert message.startswith("FILE: ") and FILES[text] in message and "\n" not in message
-
-
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "none.yaml") and "directory" in refusal(tmp_path)
-    (tmp_path / "x.yaml").write_bytes(b"run_name: caf\xe9\n")
-    assert "'utf-8' codec" in refusal(tmp_path / "x.yaml")
-
-
-def test_empty_file_is_all_defaults(write: Write) -> None:
-    assert load_config(write("")) == Config()
 
 
 def test_numbers_are_those_of_yaml_1_2(write: Write) -> None:
@@ -189,19 +154,6 @@ def test_omegaconfs_limit_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
     load_config(TINY)
 
 
-@pytest.mark.parametrize("override", ["--a=[1", "--a=${b", "--[=3", "--sead=1"])
-def test_an_override_is_refused_in_one_line(override: str) -> None:
-    assert "\n" not in refusal(BASE, override)
-
-
-def test_job_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "123")
-    assert (
-        load_config(BASE, ["--run_name=${oc.env:SLURM_JOB_ID,none}-${oc.env:NOWHERE,null}"]).run_name
-        == "123-None"
-    )
-
-
 class TestIgnoredFields:
     def test_fsdp_only_where_it_was_written(self, write: Write) -> None:
         assert "fsdp" in ignored_fields(load_config(write(as_fsdp(TINY.read_text(encoding="utf8")))))
@@ -210,43 +162,20 @@ class TestIgnoredFields:
 
     def test_each_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
         overrides = [
-            *("sharded_checkpointer=local", "gen1_gc_interval=10", "canceled_check_interval=5"),
-            *(
-                "torch_profiling",
-                "module_outputs_save_steps=[1]",
-                "hf_datasets_cache_dir=a",
-                "fused_loss=true",
-            ),
-            *("optimizer.record_update_metrics", "data.pad_direction=left", "extra_steps_after_cancel=3"),
-            *("remote_save_folder=s3://a", "model.init_device=meta"),
+            "gen1_gc_interval=10",
+            "fused_loss=true",
+            "data.pad_direction=left",
+            "model.init_device=meta",
         ]
         config = load_config(BASE, [f"--{override}" for override in overrides])
         assert set(ignored_fields(config)) == {override.split("=")[0] for override in overrides}
         (record,) = caplog.records
-        text = record.getMessage()
-        assert text.startswith(f"{BASE}: ") and "\n" not in text
-        assert "fused_loss (the loop has its own way)" in text
+        assert all(override.split("=")[0] in record.getMessage() for override in overrides)
 
-    @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("pose-c4-*.yaml")))
-    def test_what_gpt_neox_has_its_own_of(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_what_gpt_neox_has_its_own_of(self, caplog: pytest.LogCaptureFixture) -> None:
         """Every config for OLMo is one for GPT-NeoX; one line says what of it is then otherwise."""
-        path = ROOT / "configs" / f"{name}.yaml"
-        config = load_config(path, ["--model.family=gpt_neox"])
-        if name.endswith("neox"):
-            count = sum(each.numel() for each in empty_model(config, "meta").parameters())
-            assert f" = {count:,} parameters\n" in path.read_text(encoding="utf8") and 120e6 < count < 200e6
-            assert not caplog.records
-            load_config(path, ["--model.weight_tying=true"])  # OLMo's default, which is not what GPT-NeoX has
-        told = set(re.findall(r"model\.(\w+)", caplog.records[0].getMessage()))
-        of_base = (
-            "mlp_ratio activation_type layer_norm_type include_bias bias_for_layer_norm init_cutoff_factor"
-        )
-        tied = {"weight_tying"}
-        assert told == (
-            tied if name.endswith("neox") else {*of_base.split(), *(tied if "1b" in name else ())}
-        )
-
-    def test_asking_for_nothing_is_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
-        overrides = ["fsdp=null", "model.init_device=cpu", "gen1_gc_interval=null", "save_data_indices=false"]
-        config = load_config(BASE, [f"--{override}" for override in [*overrides, "evaluators=[]"]])
-        assert ignored_fields(config) == {} and not caplog.records
+        load_config(ROOT / "configs" / "pose-c4-1b.yaml", ["--model.family=gpt_neox"])
+        assert set(re.findall(r"model\.(\w+)", caplog.records[0].getMessage())) == {
+            "mlp_ratio", "activation_type", "layer_norm_type", "include_bias", "bias_for_layer_norm",
+            "init_cutoff_factor", "weight_tying",
+        }  # fmt: skip

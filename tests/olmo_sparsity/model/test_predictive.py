@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from olmo_sparsity.model.predictive import (
-    Decoded,
-    PositionPredictor,
-    PredictiveOptions,
-    compare,
-    decode,
-)
+from olmo_sparsity.model.predictive import Decoded, PositionPredictor, PredictiveOptions, compare, decode
 from tests.support import tiny
 from tests.support.refusals import refused
 
@@ -107,45 +101,18 @@ def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind,
     assert_decoded(alone, expected[:1], end)
 
 
-@pytest.mark.parametrize("mode", ["oracle", "predicted"])
-def test_given_ids_are_fed_back_instead_of_predicted_ones(mode):
+@pytest.mark.parametrize("mode", ["oracle", "predicted", "plain"])
+def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(mode):
     model = predictor(mode=mode)
     tokens, ids = prompts([4, 6])
     given = torch.tensor([[3, 9, 1, 30, 2], [8, 8, 5, 0, 21]])
-    expected = [
-        decode_slowly(model, t, i, -1, 4, row) for t, i, row in zip(tokens, ids, given.tolist(), strict=True)
-    ]
+    if mode == "plain":
+        given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
+    rows = zip(tokens, ids, given.tolist(), strict=True)
+    expected = [decode_slowly(model, *prompt, -1, 4, row) for *prompt, row in rows]
     (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
-    options = {"end_token": -1, "max_tokens": 4, "prompt_mask": mask}
-    assert_decoded(decode(model, batch, batch_ids, response_ids=given, **options), expected, -1)
-    other = decode(model, batch, batch_ids, response_ids=given.flip(1), **options)
-    assert not torch.equal(other.tokens, torch.tensor([response for response, _ in expected]))
-
-
-def test_without_coupling_ids_go_on_by_steps_of_one():
-    model = predictor(mode="plain")
-    tokens, ids = prompts([4, 6])
-    expected = [
-        decode_slowly(model, t, i, -1, 4, [int(i[0, -1]) + step for step in range(1, 5)])
-        for t, i in zip(tokens, ids, strict=True)
-    ]
-    (batch, mask), (batch_ids, _) = padded(tokens, "right", 0), padded(ids, "right", 0)
-    decoded = decode(model, batch, batch_ids, end_token=-1, max_tokens=4, prompt_mask=mask)
-    assert_decoded(decoded, expected, -1)
-
-
-@pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.parametrize("kind", DECODERS)
-def test_padding_changes_no_logits(kind, rotate):
-    model = predictor(kind, rotate=rotate)
-    tokens, ids = prompts([5, 8])
-    for side in ("left", "middle", "right"):
-        (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
-        output = model(batch, batch_ids, attention_mask=mask)
-        for row in range(2):
-            alone = model(tokens[row], ids[row])
-            for ours, expected in zip(output[:2], alone[:2], strict=True):
-                torch.testing.assert_close(ours[row][mask[row]], expected[0], atol=1e-4, rtol=1e-4)
+    options = {"response_ids": None if mode == "plain" else given, "prompt_mask": mask}
+    assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
 
 
 @pytest.mark.parametrize("kind", ["neox", "olmo"])
@@ -156,7 +123,6 @@ def test_without_table_the_decoder_is_all_there_is(kind):
     by_index = predictor(kind, mode="plain", rotate="index")
     expected = by_index.decoder(tokens, position_ids=torch.arange(12)[None]).logits
     torch.testing.assert_close(by_index(tokens, ids).logits, expected)
-    assert model(tokens, ids).id_logits is None and not any("id_" in name for name in model.state_dict())
 
 
 def test_rotation_by_nothing_is_nope():
@@ -206,43 +172,6 @@ def test_losses_are_those_of_the_logits(kind):
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
 
 
-def counter(wrong_id_after=None):
-    """Built by hand: token y is followed by y + 1, id q by q + 1; behind id 8, whatever the token, the end (5)."""
-    vocabulary, table = 6, 12
-    neox = tiny.neox(n_layers=1, d_model=vocabulary + table, n_heads=1, vocab_size=vocabulary)
-    model = PositionPredictor(neox, PredictiveOptions(table_size=table), seed=0).eval()
-    parts = neox.model
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()  # both branches of the layer add nothing
-        parts.gpt_neox.final_layer_norm.weight.fill_(1.0)
-        parts.gpt_neox.embed_in.weight[:, :vocabulary] = torch.eye(vocabulary)
-        model.id_embedding.weight[:, vocabulary:] = torch.eye(table)
-        parts.lm_head.weight[:, :vocabulary] = torch.eye(vocabulary).roll(1, dims=0)
-        parts.lm_head.weight[5, vocabulary + 8] = 5.0
-        model.id_head.weight[:, vocabulary:] = torch.eye(table).roll(1, dims=0)
-        if wrong_id_after is not None:
-            model.id_head.weight[0, vocabulary + wrong_id_after] = 5.0
-    return model
-
-
-def test_tokens_and_ids_are_both_fed_back():
-    model = counter()
-    prompt, ids = torch.tensor([[0, 1], [2, 0], [3, 2]]), torch.tensor([[4, 4], [1, 6], [0, 0]])
-    decoded = decode(model, prompt, ids, end_token=5, max_tokens=4)
-    assert decoded.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 5, 5], [3, 4, 5, 5]]
-    assert decoded.ids.tolist() == [[5, 6, 7, 8], [7, 8, 9, 0], [1, 2, 3, 0]]
-    assert decoded.lengths.tolist() == [4, 3, 3]
-    shorter = decode(model, prompt, ids, end_token=5, max_tokens=3)
-    assert shorter.tokens.equal(decoded.tokens[:, :3]) and shorter.lengths.tolist() == [3, 3, 3]
-    truth = {"true_tokens": decoded.tokens, "true_lengths": decoded.lengths, "true_ids": decoded.ids}
-    assert compare(decoded, end_token=5, **truth) == [None] * 3
-    astray = decode(counter(wrong_id_after=7), prompt, ids, end_token=5, max_tokens=4)
-    assert astray.ids.tolist() == [[5, 6, 7, 0], [7, 0, 1, 2], [1, 2, 3, 0]]
-    assert astray.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 3, 4], [3, 4, 5, 5]]  # row 1 never meets id 8
-    assert compare(astray, end_token=5, **truth) == ["id", "id", None]
-
-
 def test_the_sort_of_the_first_error():
     """The truth is 1 2 3 and the end, 9, with ids 4 5 6 0."""
     cases = [
@@ -282,14 +211,10 @@ def test_a_seed_decides_the_new_weights():
 
 
 def test_ids_beyond_a_table_and_an_oracle_without_ids_are_refused():
-    PredictiveOptions(table_size=41).check_ids(40)
-    PredictiveOptions(table_size=1, mode="plain").check_ids(40)
     (tokens,), (ids,) = prompts([4])
     beyond, how = ids.clamp_max(0) + TABLE, {"end_token": 0, "max_tokens": 2}
     with refused("table_size: 40 is too small for ids up to 40; set it to at least 41"):
         decode(predictor(), tokens, beyond, **how)
-    with refused("too small for ids up to 99"):
-        decode(predictor(), tokens, ids, response_ids=torch.tensor([[1, 99]]), **how)
     with refused(r"positions.second_table_size: 5 is too small for ids up to 5"):
         decode(predictor("two levels"), tokens, beyond, **how)
     with refused("coupled reads the ids of the response; give response_ids"):

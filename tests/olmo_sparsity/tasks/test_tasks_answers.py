@@ -102,29 +102,6 @@ def one_sample(name, length, **parameters):
     return task, task.sample("test", 0, [5])
 
 
-@pytest.mark.parametrize(
-    ("name", "ids"),
-    [
-        ("addition", [0, 4, 3, 2, 1, 4, 3, 2, 1, 2, 3, 4, 5, 0]),  # a b c + d e f = s t u v end
-        ("digit_multiplication", [0, 4, 3, 2, 1, 2, 1, 2, 3, 4, 5, 0]),  # a b c * d = s t u v end
-        ("copy", [0, 2, 3, 4, 1, 2, 3, 4, 0]),  # a b c = a b c end
-        ("scratchpad_parity", [0, 2, 3, 4, 1, 2, 3, 4, 0]),
-    ],
-)
-def test_coupled_ids_of_three_digits(name, ids):
-    _, batch = one_sample(name, 3)
-    assert batch.coupled_ids.tolist() == [ids]
-
-
-def test_numbers_and_their_running_sums_share_the_second_id():
-    task = make_task("multi_addition", {}).at_length(2, 3)
-    batch = task.sample("test", 0, [1])
-    #            begin a b  +  c d  +  e f  =  s t u  =  v w x  =  y z !  end
-    assert batch.coupled_ids.tolist() == [[0, 3, 2, 1, 3, 2, 1, 3, 2, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 0]]
-    assert batch.second_ids.tolist() == [[0, 1, 1, 2, 2, 2, 3, 3, 3, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0]]
-    assert batch.second_ids.max() == 3 < task.largest_second_id() == 5  # five are added in training
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_step_has_the_ids_of_its_assignment(split):
     task = make_task("variable_assignment", SMALL["variable_assignment"])
@@ -173,15 +150,10 @@ def test_the_planted_columns_are_those_that_decide_the_label(name):
 
 def test_text_in_the_background_is_that_of_the_split(tmp_path):
     """Every prompt is a stretch of the right file wherever nothing is planted; files are ended by EOS, id 0."""
-    documents = {
-        "train": [[*range(1, 41)] * 3],
-        "heldout": [[*range(41, 50)] * 20],
-    }
+    documents = {"train": [[*range(1, 41)] * 3], "heldout": [[*range(41, 50)] * 20]}
     corpus = tiny.write_corpus(tmp_path / "corpus", documents)
-    task = make_task(
-        "planted",
-        {"text": str(corpus), "num_planted": 3, "k_train": 3, "k_test": (2,), "test_length": (20, 60)},
-    )
+    options = {"text": str(corpus), "test_length": (20, 60)}
+    task = make_task("planted", {**options, "num_planted": 3, "k_train": 3, "k_test": (2,)})
     assert len(task.vocabulary) == 1 + 50 + 3
     seen = set()
     for split, name in (("train", "train"), ("test", "heldout")):
@@ -201,26 +173,12 @@ def test_text_in_the_background_is_that_of_the_split(tmp_path):
             ]
             assert starts
             seen.add((split, starts[0]))
-        for index in (3, 17):  # whatever it is batched with
-            alone = task.sample(split, 0, [index]).tokens[0]
-            assert alone.tolist() == batch.tokens[index, : len(alone)].tolist()
     assert len(seen) > 20
     with refused("has 121 tokens in train, too few for samples of 150"):
-        make_task("planted", {"text": str(corpus), "train_length": (150, 150), "test_length": (20, 60)})
+        make_task("planted", {**options, "train_length": (150, 150)})
 
 
-def test_planted_tokens_share_the_id_of_the_label():
-    task = make_task("planted", {"k_train": 3})
-    batch = task.sample("train", 0, range(30))
-    for ids, length, planted in zip(batch.coupled_ids, batch.task_length, batch.planted, strict=True):
-        expected = [length + 1 if column in planted else column + 1 for column in range(length)]
-        assert ids.tolist() == [*expected, length + 1] + [0] * (len(ids) - length - 1)
-
-
-@pytest.mark.parametrize(
-    ("function", "solve"),
-    [("sum", lambda values: sum(values) % 5), ("max", max)],
-)
+@pytest.mark.parametrize(("function", "solve"), [("sum", lambda values: sum(values) % 5), ("max", max)])
 def test_label_functions(function, solve):
     task = make_task("planted", {"num_planted": 5, "label_function": function})
     batch = task.sample("train", 0, range(200))
@@ -273,9 +231,8 @@ id         0  2  3  4  5  6  7  8  9  10  1  1     8  9  10  10      0""",
 @pytest.mark.parametrize(("name", "length"), SHOWN)
 def test_one_sample_of_each_task_checked_by_hand(name, length):
     """Written out so that a later version which draws other samples for the same seed is noticed."""
-    parameters = {"variable_assignment": ASSIGNMENTS} | dict.fromkeys(
-        ["sparse_parity", "planted", "multi_addition"], TWO
-    )
+    parameters = dict.fromkeys(["sparse_parity", "planted", "multi_addition"], TWO)
+    parameters["variable_assignment"] = ASSIGNMENTS
     task = make_task(name, parameters.get(name, {})).at_length(length)
     shown = task.show(task.sample("test", 0, [0, 1]), 0).splitlines()
     assert [line.rstrip() for line in shown] == SHOWN[name, length].splitlines()[1:]

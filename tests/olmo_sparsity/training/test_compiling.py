@@ -51,24 +51,18 @@ def test_a_training_step_is_one_graph(kind):
 def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dropout, again):
     def run(name, *overrides, **changes):
         model = {f"{kind}_dropout": dropout for kind in ("residual", "embedding")}
-        config = tiny.train_config(
-            tmp_path,
-            f"--save_folder={tmp_path / name}",
-            *overrides,
-            model=model,
-            activation_checkpointing=again,
-            **changes,
-        )
+        overrides = f"--save_folder={tmp_path / name}", "--console_log_interval=1", *overrides
+        changes |= {"model": model, "activation_checkpointing": again}
+        config = tiny.train_config(tmp_path, *overrides, **changes)
         train(config, resume=(tmp_path / name).exists())
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
         weights = load_tensors(checkpoints(tmp_path / name)[-1] / WEIGHTS)
         return {row["step"]: row["loss_nats"] for row in rows if "loss_nats" in row}, weights
 
-    often = "--console_log_interval=1"
-    eager = run("eager", often, evaluation={"interval": 4})
-    whole = run("whole", often, evaluation={"interval": 4}, **ALWAYS)
-    run("parts", often, "--stop_after=4", **ALWAYS)
-    parts = run("parts", often, **ALWAYS)
+    eager = run("eager", evaluation={"interval": 4})
+    whole = run("whole", evaluation={"interval": 4}, **ALWAYS)
+    run("parts", "--stop_after=4", **ALWAYS)
+    parts = run("parts", **ALWAYS)
     assert whole[0] == parts[0]
     assert all(torch.equal(whole[1][name], tensor) for name, tensor in parts[1].items())
     assert whole[0] == pytest.approx(eager[0], abs=1e-5)
@@ -79,10 +73,8 @@ def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dro
     ("changes", "is_compiled"),
     [
         ({"max_duration": 8}, False),
-        ({"max_duration": 500}, True),
         ({"max_duration": f"{500 * 4 * 32}T"}, True),
         ({"max_duration": f"{499 * 4 * 32}T"}, False),
-        ({"max_duration": "1ep"}, True),
         ({"max_duration": 500, "compile": None}, False),
         ({"max_duration": 500, "activation_checkpointing": "whole_layer"}, True),
         ({"max_duration": 500, "activation_checkpointing": "fine_grained"}, False),

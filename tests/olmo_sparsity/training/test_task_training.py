@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import load_model, weights_sha256
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
@@ -17,6 +16,7 @@ from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
@@ -38,12 +38,9 @@ def plain_losses(config, steps):
     model = build_model(config).train()
     no_decay = [p for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()]
     decay = [p for p in model.parameters() if not any(p is other for other in no_decay)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}],
-        lr=0.0,
-        betas=tuple(config.optimizer.betas),
-        eps=config.optimizer.eps,
-    )
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}]
+    settings = {"betas": tuple(config.optimizer.betas), "eps": config.optimizer.eps}
+    optimizer = torch.optim.AdamW(groups, lr=0.0, **settings)
     task, losses = task_of(config), []
     for step in range(steps):
         indices = np.arange(8 * step, 8 * step + 8)
@@ -126,18 +123,6 @@ def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
         assert part.num_loss_tokens == int(mask[rows].sum())
 
 
-@pytest.mark.parametrize("attention", ["softmax", *ATTENTIONS])
-def test_what_stands_behind_a_token_changes_nothing_at_it(tmp_path, attention):
-    """So that micro-batches may leave it out."""
-    config = tiny_task.config(
-        tmp_path, "positions.scheme=contiguous", model={**tiny_task.OLMO, "attention": attention}
-    )
-    model, tokens = build_model(config).eval(), torch.arange(36).reshape(3, 12) % 6
-    ids = torch.arange(12).expand(3, -1)
-    whole = model(tokens, position_ids=ids).logits[:, :7]
-    torch.testing.assert_close(model(tokens[:, :7], position_ids=ids[:, :7]).logits, whole)
-
-
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
     asked = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
     config = tiny_task.config(tmp_path, *asked)
@@ -163,13 +148,8 @@ def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_
 
 
 def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
-    corpus, other = (
-        tiny.write_corpus(
-            tmp_path / str(number),
-            {split: tiny.random_documents(6, 90, seed=number) for split in ("train", "heldout")},
-        )
-        for number in (1, 2)
-    )
+    texts = (dict.fromkeys(("train", "heldout"), tiny.random_documents(6, 90, seed=n)) for n in (1, 2))
+    corpus, other = (tiny.write_corpus(tmp_path / f"{n}", text) for n, text in enumerate(texts))
     lengths = {"train_length": [8, 12], "test_length": [8, 24], "k_train": 2, "k_test": [2]}
     config = tiny_task.config(
         tmp_path,
@@ -183,12 +163,12 @@ def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
     with refused("the text it is trained on, .* was"):
         train(config, resume=True)
     shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
+    train(config, resume=True)
     file = corpus / "train-00000.npy"
     file.write_bytes(b"\xff\xff" + file.read_bytes()[2:])
     with refused("train-00000.npy"):
         train(replace(config, save_folder=str(tmp_path / "new")))
-    shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
-    train(config, resume=True)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
@@ -206,14 +186,10 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
-@pytest.mark.parametrize(
-    "scheme", ["contiguous", "random_start", "pose", "random_float", "coupled", "predicted"]
-)
+@pytest.mark.parametrize("scheme", [*SCHEMES, *COUPLED_SCHEMES])
 def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
-    model = tiny_task.OLMO if family == "olmo" else {}
-    config = tiny_task.config(
-        tmp_path, "evaluation.interval=6", "evaluation.windows=2", model=model, positions={"scheme": scheme}
-    )
+    changes = {"model": tiny_task.OLMO if family == "olmo" else {}, "positions": {"scheme": scheme}}
+    config = tiny_task.config(tmp_path, "evaluation.interval=6", "evaluation.windows=2", **changes)
     train(config)
     *steps, measured = rows_of(tmp_path / "run")
     assert steps[-1]["loss_nats"] < steps[0]["loss_nats"]
