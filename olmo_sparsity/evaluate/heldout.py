@@ -92,27 +92,35 @@ class HeldoutEvaluation:
         that predict the next one, `to` excluded), `loss_nats` and `tokens`.
         """
 
-        @torch.no_grad()
-        def measured(windows: np.ndarray, length: int) -> Tensor:
-            """Sums of losses [nats] and their number at each position, over all processes, (2, length) float64."""
-            sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
-            for batch in self._batches(windows, length):
-                batch = batch.to(torch.device(device))
-                sums_counts[0] += losses(batch).double().sum(0)
-                sums_counts[1] += batch.loss_mask.double().sum(0)
-            return reduce_sum(sums_counts).cpu()
-
-        sums, counts = measured(self.windows, self.length)
+        how = losses, reduce_sum, device
+        sums, counts = self._measure(self.windows, self.length, *how)
         row: dict[str, Any] = {
             "heldout_loss_nats": float(sums.sum() / counts.sum()),
             "heldout_tokens": int(counts.sum()),
             "heldout_window_tokens": self.length,
         }
         if len(self.document_windows):
-            sums, counts = measured(self.document_windows, self.position_length)
+            sums, counts = self._measure(self.document_windows, self.position_length, *how)
             bins = self.config.evaluation.position_bins
             row["heldout_loss_by_position"] = position_bins(sums, counts, bins)
         return row
+
+    @torch.no_grad()
+    def _measure(
+        self,
+        windows: np.ndarray,
+        length: int,
+        losses: Losses,
+        reduce_sum: ReduceSum,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Sums of losses [nats] and their number at each position, over all processes, (2, length) float64."""
+        sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
+        for batch in self._batches(windows, length):
+            batch = batch.to(torch.device(device))
+            sums_counts[0] += losses(batch).double().sum(0)
+            sums_counts[1] += batch.loss_mask.double().sum(0)
+        return reduce_sum(sums_counts).cpu()
 
     def _batches(self, windows: np.ndarray, length: int) -> Iterator[Batch]:
         """This process's share; a process with fewer windows repeats one that does not count, to keep step."""
