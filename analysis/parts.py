@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pandas as pd
 
 from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, remove, write_json
+from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
 
@@ -58,8 +57,8 @@ class Run:
             return whole
         parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
         parts.mkdir(parents=True, exist_ok=True)
-        # one process at a time writes a share; another one is told which lock it could not acquire
-        with filelock.FileLock(parts / f"{(shard or 'all').replace('/', '-of-')}.lock", timeout=0):
+        # shares side by side, but not beside a run without one, which may measure the same batches
+        with folder_lock(parts, part=None if shard is None else shard.replace("/", "-of-")):
             if begun.is_file():
                 self._check(read_json(begun, "remove the folder, or give another"))
             write_json(begun, self.settings)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from filelock import FileLock, Timeout
 
 from analysis import engine, given_back
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
+from olmo_sparsity.util.files import folder_lock
 from tests.support import small_measurement
 from tests.support.refusals import refused
 from tests.support.small_measurement import (
@@ -162,9 +162,9 @@ def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
 
 
 def test_one_process_at_a_time_writes(tmp_path):
-    (tmp_path / "parts").mkdir()
-    with FileLock(tmp_path / "parts" / "all.lock"), pytest.raises(Timeout, match="could not be acquired"):
-        small(out=tmp_path)
+    for part in (None, "1-of-2"):  # a run of all batches, one of a share
+        with folder_lock(tmp_path / "parts", part=part), refused("parts is in use by another process"):
+            small(out=tmp_path)
     small(out=tmp_path)
     names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}
     assert {path.name for path in tmp_path.iterdir()} == names
