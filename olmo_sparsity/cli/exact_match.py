@@ -58,7 +58,7 @@ def main() -> None:
     given = parser().parse_args()
 
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
-    from olmo_sparsity.data.task_batches import TaskPositions
+    from olmo_sparsity.data.batches import TaskPositions
     from olmo_sparsity.evaluate.exact_match import measure
     from olmo_sparsity.evaluate.records import exact_match_record
     from olmo_sparsity.model.build import as_predictor
@@ -101,7 +101,7 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
-    from olmo_sparsity.data.task_batches import TaskPositions, task_of
+    from olmo_sparsity.data.batches import TaskPositions, task_of
     from olmo_sparsity.evaluate.exact_match import grid, multiples_of_training_length
     from olmo_sparsity.tasks import make_task
 

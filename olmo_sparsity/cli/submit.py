@@ -117,7 +117,7 @@ def _submit(
 def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config, refuse_dry_run
-    from olmo_sparsity.data.task_batches import open_training_data
+    from olmo_sparsity.data.batches import open_training_data
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint

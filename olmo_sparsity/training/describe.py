@@ -8,7 +8,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.model.build import empty_model, token_embedding
 from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError

@@ -32,7 +32,7 @@ from olmo_sparsity.checkpoint import (
     weights_sha256,
 )
 from olmo_sparsity.config.schema import Config, parse_duration
-from olmo_sparsity.data.task_batches import open_training_data, verify_checksums
+from olmo_sparsity.data.batches import open_training_data, verify_checksums
 from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model

@@ -27,7 +27,7 @@ from analysis.contexts import Contexts
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
-from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.data.batches import task_of
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.tasks.samples import MARKS

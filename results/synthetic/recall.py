@@ -36,7 +36,7 @@ from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
-from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.data.batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.arguments import (
     Parser,

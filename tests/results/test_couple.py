@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from analysis.model.losses import Scorer
-from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.data.batches import TaskPositions
 from olmo_sparsity.evaluate.records import further_options
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import Segment, found_ids

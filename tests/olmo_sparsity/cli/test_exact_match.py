@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint, weights_sha256
-from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.data.batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import measure
 from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
 from olmo_sparsity.model.build import as_predictor, build_model

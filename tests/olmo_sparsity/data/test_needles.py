@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.task_batches import open_training_data
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.data.windows import NeedleWeaver, is_held_out
 from tests.support import tiny
 

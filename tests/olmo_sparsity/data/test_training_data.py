@@ -13,7 +13,7 @@ import torch
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
-from olmo_sparsity.data.task_batches import open_training_data, verify_checksums
+from olmo_sparsity.data.batches import open_training_data, verify_checksums
 from olmo_sparsity.data.tokens import open_verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.files import sha256_file

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
     TaskEvaluation,

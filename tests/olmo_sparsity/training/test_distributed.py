@@ -251,7 +251,7 @@ def in_two_processes(code, patience):
 OPENED = """
 import os, time, torch
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.task_batches import open_training_data
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import forward_backward

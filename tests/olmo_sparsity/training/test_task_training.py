@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, weights_sha256
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
+from olmo_sparsity.data.batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint

@@ -1,4 +1,4 @@
-"""Batches of a synthetic task for the training loop, generated on the fly; and what a run trains on, task or text.
+"""What a run trains on: prepared text (`windows.py`), or batches of a synthetic task, generated on the fly.
 
 What a step trains on is a function of (seed, step) alone, whatever the number of processes, workers or restarts.
 Shapes: B samples, T tokens of a training window (shorter samples are padded behind their end).

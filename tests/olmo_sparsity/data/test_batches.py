@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from olmo_sparsity import positions
-from olmo_sparsity.data.task_batches import TaskData, TaskPositions, open_training_data, task_of, to_batch
+from olmo_sparsity.data.batches import TaskData, TaskPositions, open_training_data, task_of, to_batch
 from olmo_sparsity.training.describe import show_samples
 from tests.support import tiny_task
 from tests.support.refusals import refused
