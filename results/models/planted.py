@@ -38,10 +38,12 @@ WORDS = [
     *("paper", "queen", "rocket", "spider", "tiger", "uncle", "violin", "wheat"),
 ]
 ANNOUNCED = "\nThe secret password is"
+ANNOUNCED_TOKENS = 5
 
 
 def text_with(encode, decode, filler, words, generator):
     """A text of exactly N + P tokens with the words among its far tokens and at its end, and where: P positions."""
+    assert len(encode(ANNOUNCED)) == ANNOUNCED_TOKENS, "another tokenizer"
     named = encode(ANNOUNCED + "".join(f" {word}" for word in words) + ".\n")
     asked_for = encode(ANNOUNCED + "".join(f" {word}" for word in words))
     length = N_LONG + len(words)
@@ -51,7 +53,7 @@ def text_with(encode, decode, filler, words, generator):
         between = filler[start + place : start + length - len(named) - len(asked_for)]
         ids = [*before, *named, *between, *asked_for]
         if encode(decode(ids)) == ids:  # most places in a word or a run of spaces are read otherwise
-            first = place + len(encode(ANNOUNCED))
+            first = place + ANNOUNCED_TOKENS
             return decode(ids), list(range(first, first + len(words)))
     raise SystemExit("no stretch of the filler reads as it was put together")
 
@@ -103,7 +105,8 @@ def collect(runs):
 
 
 def recall(result, places):
-    """Tidy: the share of the targets over tau whose word is among the first k, and of all P words that are."""
+    """Tidy: the share of the targets over tau whose word is among the first k, the share of all P words that are, and
+    that of the targets whose first k all stand in the planted sentence."""
     measured = Measured(result)
     targets = result.targets.iloc[measured.over]
     of_text = np.array([places[group] for group in targets["group"]])  # (m, P)
@@ -115,6 +118,9 @@ def recall(result, places):
         for name, hits in {"its word": is_word, "all words": is_any / of_text.shape[1]}.items():
             within = np.stack([hits[:, :k].sum(axis=1) for k in KS], axis=-1)
             rows += measured.rows(measured.draws(within), selector=selector, recall=name)
+        in_sentence = (selected >= of_text[:, :1] - ANNOUNCED_TOKENS) & (selected <= of_text[:, -1:])
+        alone = np.stack([in_sentence[:, :k].all(axis=1) for k in KS], axis=-1).astype(float)
+        rows += measured.rows(measured.draws(alone), selector=selector, recall="nothing but the sentence")
     return pd.DataFrame(rows)
 
 
