@@ -216,10 +216,13 @@ JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence":
 
 
 def _may_come(corpus: str | None, options: argparse.Namespace) -> bool:
-    """Whether a corpus is not there yet and need not be before the job starts."""
+    """Whether a corpus is not there yet and need not be before the job starts; says so."""
     from olmo_sparsity.data.tokens import MANIFEST_NAME
 
-    return options.may_come and corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
+    may_come = options.may_come and corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
+    if may_come:
+        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
+    return may_come
 
 
 def _array(text: str) -> tuple[int, str]:

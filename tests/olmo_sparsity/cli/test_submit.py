@@ -83,11 +83,11 @@ def test_a_training_of_many_nodes(dry_run, tmp_path):
     assert (script, command) == ("train.sbatch", [*START, "train", "config.yaml", "--seed=2", "--resume"])
 
 
-def test_a_dry_run_of_training_works_before_the_corpus_is_there(submit, tmp_path):
+def test_a_dry_run_of_training_works_before_the_corpus_is_there_and_says_so(submit, tmp_path):
     tiny.train_config(tmp_path)
     shutil.move(tmp_path / "corpus", tmp_path / "later")
     line = "train config.yaml --corpus.path=corpus"
-    assert "train config.yaml --corpus.path=corpus --resume" in submit(f"{line} --dry-run")
+    assert "# the corpus corpus is not there yet; it must be when" in submit(f"{line} --dry-run")
     with refused("corpus is no prepared corpus"):
         submit(line)
     with refused("no.npy"):
