@@ -30,7 +30,7 @@ from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, sha256_file
-from olmo_sparsity.util.provenance import pick_device
+from olmo_sparsity.util.provenance import machine, pick_device
 
 if TYPE_CHECKING:
     from analysis.contexts import Texts
@@ -239,6 +239,8 @@ def open_model(
     if isinstance(model, str | Path):
         loaded = _open_path(str(model), dtype, attn_implementation)
         loaded.model.to(pick_device(device))
+        if mkl_is_slow():
+            multiply_by_onednn(loaded.model)
     else:
         model, paired = model if isinstance(model, tuple) else (model, None)
         tokenizer = tokenizer if paired is None else paired
@@ -251,6 +253,29 @@ def open_model(
     if not loaded.prefix:
         loaded.model = with_prefix(loaded.model, _prefix_ids(prefix, loaded))
     return loaded
+
+
+class OneDNNLinear(nn.Linear):
+    """A linear layer that multiplies fp32 on a CPU by oneDNN where no gradient is wanted."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(…, in) -> (…, out)."""
+        wants_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
+        if wants_gradient or not input.is_cpu or input.dtype != torch.float32:
+            return super().forward(input)
+        return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
+
+
+def multiply_by_onednn(model: nn.Module) -> None:
+    """Make its linear layers `OneDNNLinear`."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDNNLinear
+
+
+def mkl_is_slow() -> bool:
+    """Whether MKL, which multiplies fp32 for PyTorch, leaves the AVX-512 of this processor unused, as on AMD's."""
+    return "AVX512" in torch.backends.cpu.get_cpu_capability() and "AMD" in machine()["processor"]
 
 
 def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:

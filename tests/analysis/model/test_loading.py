@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from analysis.model.loading import TextTokenizer, open_model
+from analysis.model.loading import TextTokenizer, multiply_by_onednn, open_model
 from analysis.ours import PreparedTexts
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
@@ -55,6 +55,23 @@ def test_a_folder_is_the_model_that_was_saved(family, tmp_path):
     assert (loaded.family, loaded.name, loaded.reads) == (family, str(tmp_path), REACH)
     assert loaded.parameters == sum(weight.numel() for weight in model.parameters())
     assert not loaded.model.training and not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("bias", (True, False))
+def test_onednn_multiplies_as_mkl_does(rank, bias):
+    model, rows = (
+        nn.Sequential(nn.Linear(48, 32, bias=bias), nn.Linear(32, 8, bias=bias)),
+        torch.randn((4, 5, 48)[-rank:]),
+    )
+    expected, (weight, *_) = model(rows), model.parameters()
+    (of_weight,) = torch.autograd.grad(expected.square().sum(), weight)
+    multiply_by_onednn(model)
+    torch.testing.assert_close(torch.autograd.grad(model(rows).square().sum(), weight), (of_weight,))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(rows), expected)
+    double = model.double()  # another type is another library's again
+    assert double(rows.double()).dtype == torch.float64
 
 
 def test_identity_is_of_the_bytes_of_the_weights_in_order_of_their_names(tmp_path):
