@@ -18,7 +18,7 @@ from torch import Tensor
 from analysis.model.adapter import Adapter
 from olmo_sparsity.util.errors import UserError
 
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
+TOKENS_PER_BATCH = {"cpu": 1024, "cuda": 65_536}
 """Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
 LOGITS_PER_SLICE = 1 << 24
 """Logits that are read at once: log-softmax needs copies in fp32, and all of them would not fit."""
