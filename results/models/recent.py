@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from analysis.figures.style import save_figure
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
@@ -107,7 +108,7 @@ def main():
         if model in drawn:
             draw(panels[drawn.index(model)], tidy, model, text)
     panels[0, 0].legend(fontsize=7)
-    figure.savefig(HERE / "recent.png", dpi=200)
+    save_figure(figure, HERE, "recent")
 
 
 def name_of(path):
