@@ -30,8 +30,7 @@ from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, sha256_file
-from olmo_sparsity.util.memory import keep_freed_memory
-from olmo_sparsity.util.provenance import machine, pick_device
+from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
 if TYPE_CHECKING:
     from analysis.contexts import Texts

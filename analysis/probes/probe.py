@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
+from analysis.result import read_parquet
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clusters, count_clusters
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
@@ -129,7 +130,7 @@ class Probe(ABC):
             part = None if parts is None else parts / f"{key}.parquet"
             if part is not None and part.is_file():
                 log.info("%s was measured before the interruption", about["model"])
-                rows = pd.read_parquet(part)
+                rows = read_parquet(part)
             else:
                 bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
                 with open_model(model, **opening) as loaded:
@@ -304,7 +305,7 @@ class ProbeResult:
                 frame = pd.DataFrame(value)
                 numbers = [column for column in ("value", "low", "high", "depth") if column in frame]
                 content[name] = frame.astype(dict.fromkeys(numbers, float))
-        return cls(rows=pd.read_parquet(path.with_suffix(".parquet")), **content)
+        return cls(rows=read_parquet(path.with_suffix(".parquet")), **content)
 
     def figures(self, labels: Sequence[str] | None = None) -> dict[str, Figure]:
         """The figures by name. ``labels``: the models to draw, in their order (None: all)."""

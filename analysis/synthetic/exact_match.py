@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.result import read_parquet
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, atomic_path, read_exact_match
@@ -102,10 +103,8 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
         found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH_NAME)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
-            if file.suffix == ".json":
-                frame = record_frame(read_exact_match(file))
-            else:
-                frame = pd.read_parquet(file, page_checksum_verification=True)
+            is_json = file.suffix == ".json"
+            frame = record_frame(read_exact_match(file)) if is_json else read_parquet(file)
             if [*frame] != COLUMNS:
                 raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))

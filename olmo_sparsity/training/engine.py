@@ -28,8 +28,7 @@ from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.memory import keep_freed_memory
-from olmo_sparsity.util.provenance import processor_features
+from olmo_sparsity.util.provenance import keep_freed_memory, processor_features
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.result import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
@@ -58,20 +59,23 @@ def numbers(frame):
             "share_over_tau": (over, ones),
             "share_below_minus_tau": (below, ones),
             "persistence": (over * gain["even"], over * gain["odd"]),
-            "persistence_below": (below * gain["even"], below * gain["odd"]),
+            "persistence_below": (below * -gain["even"], below * -gain["odd"]),
             "even_over_tau_too": (over * (gain["even"] > tau), over),
             "long_over_tau_too": (over * (gain["long"] > tau), over),
         }
         for name, (part, whole) in both.items():
             ratio = bootstrap.ratio(np.asarray(part, float), np.asarray(whole, float))
-            rows.append({"name": name, "tau_nats": tau, **vars(bootstrap.interval(ratio))})
+            interval = vars(bootstrap.interval(ratio))
+            if not name.startswith("persistence"):
+                interval = {bound: float(np.clip(of_bound, 0, 1)) for bound, of_bound in interval.items()}
+            rows.append({"name": name, "tau_nats": tau, **interval})
     return pd.DataFrame(rows)
 
 
 def main():
     """Print a table for each file of losses."""
     for path in sorted(HERE.glob("halves-*.parquet")):
-        frame = pd.read_parquet(path)
+        frame = read_parquet(path)
         title = f"{path.stem}: {len(frame):,} targets of {frame['text'].nunique()} texts"
         print("\n" + show(numbers(frame), across="tau_nats", title=title))
 

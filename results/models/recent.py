@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures.style import save_figure
+from analysis.result import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
@@ -101,7 +102,7 @@ def main():
     figure, panels = plt.subplots(len(drawn), 2, figsize=(8, 2.9 * len(drawn)), layout="constrained")
     for path in paths:
         model, text, n_long = name_of(path)
-        frame = pd.read_parquet(path)
+        frame = read_parquet(path)
         tidy = numbers(frame)
         title = f"{model}, {text}, N {n_long}: {len(frame):,} targets of {frame['text'].nunique()} texts"
         print("\n" + show(tidy, across="name", title=title))

@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from olmo_sparsity.util.memory import keep_freed_memory
+from olmo_sparsity.util.provenance import keep_freed_memory
 if {kept}: keep_freed_memory()
 for _ in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,6 +1,6 @@
 """LongPPL's key tokens (arXiv 2410.23771) by the authors' package (longppl 0.3.0) and by `olmo-sparsity longppl`.
 
-    python results/models/longppl.py FOLDER TEXTS.jsonl results/models/longppl-books.json
+    python results/models/key_tokens.py FOLDER TEXTS.jsonl results/models/key-tokens-books.json
 
 FOLDER holds a model as transformers saves it. The first N tokens of every text are read. Theirs shares a window of M +
 S tokens among S targets, so that one of them has M to M + S - 1 tokens of short context; ours has M. Both call a token
