@@ -167,18 +167,6 @@ class PositionsConfig(olmo.BaseConfig):
     content: Literal["contiguous", "skip"] = "contiguous"
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
-    doc_mask: bool = False
-    """
-    A token attends only to its own document; an EOS belongs to the document it ends. What OLMo's
-    `data.generate_doc_lengths` asks for; here it needs no flash-attn.
-    """
-
-    restart_at_documents: bool = False
-    """
-    With `doc_mask` and `scheme: contiguous`: ids count from 0 in every document instead of in every window. RoPE
-    and ALiBi see differences of ids only, so it changes nothing for them; learned embeddings it does change.
-    """
-
 
 @dataclass
 class CorpusConfig(olmo.BaseConfig):
@@ -369,11 +357,6 @@ class Config(olmo.TrainConfig):
         return config
 
     @property
-    def masks_documents(self) -> bool:
-        """Whether a token attends only to its own document, asked for by our name of it or by OLMo's."""
-        return self.positions.doc_mask or self.data.generate_doc_lengths
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens of one global batch, padding included."""
         return self.global_train_batch_size * self.model.max_sequence_length
@@ -406,6 +389,7 @@ REFUSED = {
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
     "data.label_mask_paths": "label masks are not implemented; set it to null",
+    "data.generate_doc_lengths": "a token attends to all before it in its window; set it to false",
     "data.generate_attention_mask": "windows have no padding to mask; set it to false",
     "data.drop_last": "every step trains on a whole global batch; set it to true",
 }

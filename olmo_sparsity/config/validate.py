@@ -64,8 +64,8 @@ _READ_BY_NEOX = {
 }
 _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _ABOUT_TEXT = {
-    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter", "data.generate_doc_lengths"),
-    *("positions.doc_mask", "positions.content", "tokenizer.identifier", "needles.share"),
+    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter"),
+    *("positions.content", "tokenizer.identifier", "needles.share"),
     *("evaluation.paths", "evaluation.position_length"),
 }
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
@@ -138,9 +138,10 @@ def _of_other_family(config: Config) -> Iterator[str]:
         value = getattr(model, item.name)
         if item.name not in _READ_BY[model.family] and value != getattr(default, item.name):
             yield f"model.{item.name}: {value} means nothing to model.family: {model.family}; leave it out"
-    not_read = ["positions.doc_mask", "data.generate_doc_lengths"]
     if model.family == "tuples":
-        not_read += ["positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"]
+        for name in ("positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"):
+            if is_set(config, name):
+                yield f"{name}: means nothing to model.family: tuples; leave it out"
         if config.task.name is None:
             yield "model.family: tuples is for synthetic tasks; name a task, or choose olmo"
         if config.positions.scheme in ("predicted", "random_float"):
@@ -149,9 +150,6 @@ def _of_other_family(config: Config) -> Iterator[str]:
         yield "model.rope: GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off"
     elif len({model.residual_dropout, model.attention_dropout, model.embedding_dropout}) > 1:
         yield "model.residual_dropout: GPT-NeoX has one probability of dropout; set the three to the same number"
-    for name in not_read:
-        if is_set(config, name):
-            yield f"{name}: means nothing to model.family: {model.family}; leave it out"
 
 
 def _of_positions(config: Config) -> Iterator[str]:
@@ -164,15 +162,12 @@ def _of_positions(config: Config) -> Iterator[str]:
         ("positions.coupled_share", ("predicted",)),
         ("positions.id_noise", tuple(COUPLED_SCHEMES)),
         ("positions.found.first_ids", tuple(COUPLED_SCHEMES)),
-        ("positions.restart_at_documents", ("contiguous",)),
     ):
         if is_set(config, name) and scheme not in read_with:
             yield f"{name}: is read with positions.scheme: {' or '.join(read_with)} alone, not with {scheme}"
     unlike = len(found.first_ids) != len(found.counted_from)
     if unlike or min(found.first_ids, default=0) < 0 or (found.marks and not found.first_ids):
         yield "positions.found.first_ids: give ids from 0 up, and all that results/synthetic/couple.py prints"
-    if positions.restart_at_documents and not config.masks_documents:
-        yield "positions.restart_at_documents: other documents would share ids; set positions.doc_mask: true"
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield "softmax_auxiliary_loss: is for models of one head, and predicted has two; set it to false"
     if positions.rotate != "ids" and not (config.model.rope and config.task.name):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.windows import Batch, check_corpus_matches, collate, document_ids, restarted_ids
+from olmo_sparsity.data.windows import Batch, check_corpus_matches, collate
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
@@ -134,16 +134,8 @@ class HeldoutEvaluation:
     def _item(self, windows: np.ndarray, number: int, length: int) -> dict[str, Any]:
         file, start = windows[number % len(windows)]
         window = self.tokens.read(file, start, start + length).astype(np.int64)
-        item: dict[str, Any] = {
-            "input_ids": window,
-            "position_ids": np.arange(length, dtype=np.int64),
-            "counts": number < len(windows),
-        }
-        if self.config.masks_documents and windows is self.windows:  # the others hold one document each
-            item["document_ids"] = document_ids(window, self.tokens.eos_token_id)
-            if self.config.positions.restart_at_documents:
-                item["position_ids"] = restarted_ids(item["document_ids"])
-        return item
+        ids = np.arange(length, dtype=np.int64)
+        return {"input_ids": window, "position_ids": ids, "counts": number < len(windows)}
 
 
 def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from olmo_sparsity.model.rope import (
     PositionedRotaryEmbedding,
     Unrotated,
     alibi_causal_bias,
-    document_bias,
     rotary_sin_cos,
 )
 from olmo_sparsity.model.rope_scaling import RopeScaling
@@ -153,7 +152,7 @@ class PositionedOLMo(OLMo):
     """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, to the last bit of its weights' names.
 
     RoPE rotates by the ids, ALiBi counts distance in ids, learned embeddings are looked up by id, NoPE ignores them.
-    No mask is made for RoPE and NoPE, so attention stays fused and causal, unless ``document_ids`` ask for one.
+    No mask is made for RoPE and NoPE, so attention stays fused and causal.
     """
 
     config: ModelConfig
@@ -266,19 +265,10 @@ class PositionedOLMo(OLMo):
 
         return self._olmo_checkpoint(run, *args, **kwargs)
 
-    def _attention_bias(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
-        """What OLMo adds to attention scores, (B, 1 or H, T, T); None where fused causal attention is all there is."""
-        hidden = None if document_ids is None else document_bias(document_ids)
-        if not self.encoding.biases:
-            return hidden
-        bias = alibi_causal_bias(self.config, ids)
-        return bias if hidden is None else torch.minimum(bias, hidden)
-
     def forward(  # type: ignore[override]
         self,
         input_ids: Tensor,
         position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
@@ -291,23 +281,20 @@ class PositionedOLMo(OLMo):
         tokens then never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
-        rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
-        before it that have its own document id, instead of to all before it. ``options`` are those of `OLMo.forward`
-        (attention_mask, attention_bias, past_key_values, use_cache, output_hidden_states).
+        rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
+        past_key_values, use_cache, output_hidden_states).
         """
         if labels is not None:
-            options |= {"position_ids": position_ids, "document_ids": document_ids}
-            return losses(self.final_hidden(input_ids, **options), self.head(), labels, z_weight, per_token)
+            hidden = self.final_hidden(input_ids, position_ids=position_ids, **options)
+            return losses(hidden, self.head(), labels, z_weight, per_token)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)
             ids = torch.arange(length, device=input_ids.device)[None]
         else:
             ids = position_ids
-        if position_ids is not None or document_ids is not None:
-            assert document_ids is None or options.get("attention_bias") is None, "the mask is made here"
-            if options.get("attention_bias") is None:
-                options["attention_bias"] = self._attention_bias(ids, document_ids)
+            if self.encoding.biases and options.get("attention_bias") is None:
+                options["attention_bias"] = alibi_causal_bias(self.config, ids)
         rotates = self.encoding.rotates
         sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
         factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None

@@ -48,8 +48,6 @@ INVALID = {
     "positions.coupled_share=0": "positions.coupled_share",
     "positions.rotate=none": "positions.rotate",
     "positions.scheme=coupled": "positions.scheme",
-    "positions.scheme=contiguous positions.restart_at_documents=true": "positions.restart_at_documents",
-    "positions.restart_at_documents=true positions.doc_mask=true": "positions.restart_at_documents",
     "model.rope=false positions.scheme=contiguous evaluation.position_length=1025": "evaluation.position_length",
     "model.rope=false positions.scheme=contiguous evaluation.interval=100": "evaluation.position_length",
     "model.family=gpt_neox model.attention=fox": "model.attention",
