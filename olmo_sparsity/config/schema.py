@@ -300,6 +300,14 @@ class EvaluationConfig(olmo.BaseConfig):
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
 
+_GONE: dict[str, Any] = {
+    "corpus.stream": None,
+    "positions.doc_mask": False,
+    "positions.restart_at_documents": False,
+    "tensorboard": False,
+}
+
+
 @dataclass
 class Config(olmo.TrainConfig):
     """Everything that decides a run. Load it with `load_config`."""
@@ -334,9 +342,6 @@ class Config(olmo.TrainConfig):
     precision: Literal["amp_bf16", "fp32"] | None = None
     """Null: bf16 where the machine has it."""
 
-    tensorboard: bool = False
-    """Metrics also go to TensorBoard event files in the run's folder `tensorboard` (for W&B: OLMo's `wandb`)."""
-
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """DeepSpeed's ZeRO, where its `config` is set."""
 
@@ -349,11 +354,13 @@ class Config(olmo.TrainConfig):
 
     @classmethod
     def update_legacy_settings(cls, config: Any) -> Any:
-        """Also without `corpus.stream: null`, which checkpoints of older versions have."""
+        """Also without the fields of older checkpoints that are gone, where they asked for nothing."""
         config = super().update_legacy_settings(config)
-        corpus = config.get("corpus")
-        if isinstance(corpus, MutableMapping) and corpus.get("stream", ...) is None:
-            del corpus["stream"]
+        for name, nothing in _GONE.items():
+            section, _, key = name.rpartition(".")
+            values = config.get(section) if section else config
+            if isinstance(values, MutableMapping) and values.get(key, ...) == nothing:
+                del values[key]
         return config
 
     @property
@@ -400,7 +407,7 @@ _IGNORED = {
         device_train_grad_accum model.init_device model.precision""",
     "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
         load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
-        no_pre_train_checkpoint save_data_indices save_num_unsharded_checkpoints_to_keep""",
+        no_pre_train_checkpoint save_data_indices save_interval_unsharded save_num_unsharded_checkpoints_to_keep""",
     "not measured; metrics go to metrics.jsonl": """module_outputs_save_steps python_profiling torch_profiling
         optimizer.metrics_log_interval optimizer.record_update_metrics""",
     "held-out loss has the section evaluation": """evaluators eval_interval eval_subset_num_batches eval_on_load
@@ -413,8 +420,8 @@ IGNORED = {name: reason for reason, names in _IGNORED.items() for name in names.
 
 FREE = {
     *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_overwrite", "save_interval"),
-    *("save_interval_unsharded", "checkpoints", "evaluation", "dry_run"),
-    *("wandb", "tensorboard", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
+    *("checkpoints", "evaluation", "dry_run"),
+    *("wandb", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
     *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
     *("time_limit", "corpus.path", "corpus.heldout_split", "corpus.verify_checksums", "tokenizer.identifier"),
     *("data.paths", "data.datasets", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),

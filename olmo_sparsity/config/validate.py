@@ -33,7 +33,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "above 0": (
         lambda value: value > 0,
         """global_train_batch_size max_grad_norm device_train_microbatch_size console_log_interval save_interval
-        save_interval_unsharded model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
+        model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
         model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
         model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
         positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens

@@ -214,8 +214,6 @@ def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
     [
         (["--save_interval=2"], [6, 8]),
         (["--save_interval=1", "--checkpoints.keep_every=3"], [3, 6, 7, 8]),
-        # OLMo's default: all of the second
-        (["--save_interval=1", "--save_interval_unsharded=3"], [3, 6, 7, 8]),
     ],
 )
 def test_the_last_checkpoints_and_every_pth_are_kept(tmp_path, options, kept):
