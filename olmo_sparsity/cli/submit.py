@@ -64,7 +64,10 @@ def main() -> None:
     # A -- is allowed in front of the arguments of the command: they are told from our options by their names.
     options, arguments = _parser().parse_known_args([word for word in sys.argv[1:] if word != "--"])
     options.may_come = options.after is not None or options.dry_run
-    job = JOBS.get(options.command, _other)(options, arguments)
+    if options.command in JOBS:
+        job = JOBS[options.command](options, arguments)
+    else:  # it is not checked, and its log goes to the current folder
+        job = Job(options.command, Path(), command_line(options.command, arguments))
     if not options.dry_run:
         job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
     number = _submit(options, job, job.command, job.options, after=options.after)
@@ -116,8 +119,9 @@ def _submit(
 
 def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
-    from olmo_sparsity.config.load import load_config, refuse_dry_run
+    from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
+    from olmo_sparsity.data.windows import share_of_batch
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
@@ -125,14 +129,9 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
-    refuse_dry_run(config)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
-    if config.global_train_batch_size % processes:
-        raise UserError(
-            f"global_train_batch_size {config.global_train_batch_size} cannot be shared by {processes} processes "
-            f"({options.nodes} nodes x {per_node}); choose --nodes and --gpus-per-node whose product divides it"
-        )
+    share_of_batch(config, processes)
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
     is_text = config.task.name is None
@@ -174,7 +173,7 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         check_shardable(settings)
     # without --workers it would take all cores that it sees, on some clusters those of the whole node
     command = command_line("prepare_data", [*arguments, f"--workers={options.cpus}"])
-    return _in_shards(options, command, how.out, merge=["--merge"])
+    return _in_shards(options, command, how.out)
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -196,20 +195,13 @@ def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     return _in_shards(options, command_line("influence", arguments), given.out)
 
 
-def _in_shards(
-    options: argparse.Namespace, command: Sequence[str], out: Path, *, merge: Sequence[str] = ()
-) -> Job:
-    """An array of shards, if there is more than one, and what puts them together."""
+def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -> Job:
+    """An array of shards, if there is more than one, and the command without a shard, which puts them together."""
     shards, array = options.array
     if shards == 1:
         return Job(options.command, out, command)
     shard = [*command, "--shard", f"{TASK}/{shards}"]
-    return Job(options.command, out, shard, [f"--array={array}"], [*command, *merge])
-
-
-def _other(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
-    """A command that is not checked; its log goes to the current folder."""
-    return Job(options.command, Path(), command_line(options.command, arguments))
+    return Job(options.command, out, shard, [f"--array={array}"], command)
 
 
 JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}

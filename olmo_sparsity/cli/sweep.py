@@ -189,12 +189,11 @@ def _terminate(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def _make_cell(options: argparse.Namespace, name: str, path: str, overrides: Sequence[str]) -> Cell:
-    from olmo_sparsity.config.load import load_config, refuse_dry_run
+    from olmo_sparsity.config.load import load_config
 
     folder = options.out / name
     where = (f"--save_folder={folder}", f"--run_name={options.out.resolve().name}-{name}")
     config = load_config(path, [*where, *overrides], warn=False)
-    refuse_dry_run(config)
     if config.save_folder != str(folder):
         raise UserError(
             f"save_folder is {config.save_folder}, not {folder}; leave it to the sweep, and give --out a plain name"

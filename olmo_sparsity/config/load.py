@@ -34,12 +34,6 @@ NOT_LOADED = (
 _MOST_NODES = 1_000_000  # a run may name ten thousand token files, for which OmegaConf's own limit is too low
 
 
-def refuse_dry_run(config: Config) -> None:
-    """Raise `UserError` where a run that others wait for would only print its configuration, and end well."""
-    if config.dry_run:
-        raise UserError("dry_run: such a run trains nothing; leave it out, or give --dry-run before the --")
-
-
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True, only: Sequence[str] = ()
 ) -> Config:

@@ -88,15 +88,13 @@ def prepare(
     *,
     workers: int | None = None,
     overwrite: bool = False,
-    merge: bool = False,
     shard: Shard | None = None,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
     ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With a
-    ``shard`` only its share of the training files is made, at the same time as others if need be; with ``merge`` all of
-    them must be there. Raises `UserError` for bad input, and for a folder that holds another corpus, leaving that alone
-    unless ``overwrite``.
+    ``shard`` only its share of the training files is made, at the same time as others if need be. Raises `UserError`
+    for bad input, and for a folder that holds another corpus, leaving that alone unless ``overwrite``.
     """
     settings.check()
     if shard is not None:
@@ -111,7 +109,7 @@ def prepare(
             return finished  # another process made it in the meantime
         _claim(out, request, settings, overwrite)
         try:
-            prepared = _Work(settings, out, request, workers or available_cores()).run(shard, merge)
+            prepared = _Work(settings, out, request, workers or available_cores()).run(shard)
         except BaseException:
             if shard is None and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
                 _remove_outputs(out)
@@ -204,10 +202,10 @@ class _Work:
         if request.get("group_field") and not self.corpus.heldout:
             self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
-    def run(self, shard: Shard | None, merge: bool) -> Prepared:
+    def run(self, shard: Shard | None) -> Prepared:
         """Run all stages and save the manifest; of a shard, those up to its training files."""
         heldout, encoding = self.hold_out(), self.encoding()
-        train, written = self.encode_training(heldout, encoding, shard, merge)
+        train, written = self.encode_training(heldout, encoding, shard)
         if shard is not None:
             return Prepared(None, train, written)
         train = [file for file in train if file.tokens]
@@ -262,21 +260,12 @@ class _Work:
         return Encoding(str(path), sha256_file(path), eos_token_id, dtype_name(id_range(tokenizer)))
 
     def encode_training(
-        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: Shard | None, merge: bool
+        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: Shard | None
     ) -> tuple[list[TokenFile], int]:
-        """Token files of the training split in the order of the units, and how many tokens this run wrote.
-
-        Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
-        """
+        """Token files of training, or of ``shard``, in the order of the units, and how many tokens are new."""
         indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
         missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
-        if merge and missing:
-            raise UserError(
-                f"{len(missing)} of {len(indices)} units are not finished in {self.out}: number "
-                f"{', '.join(str(i + 1) for i in missing[:20])}{', …' * (len(missing) > 20)}. Of n shards, unit u is "
-                "that of shard u, or u - n, u - 2n and so on; run these again, then --merge: what is finished is kept"
-            )
         least = self.settings.decontaminate_min_characters
         documents = _all(heldout) if self.settings.decontaminate and missing else ()
         hashes = {digest for document in documents for digest in paragraph_hashes(document.text, least)}
