@@ -178,15 +178,6 @@ class CorpusConfig(olmo.BaseConfig):
     from its manifest.
     """
 
-    train_split: str = "train"
-    """The split of the corpus that is trained on."""
-
-    heldout_split: str = "heldout"
-    """The split of the corpus that is measured on and never trained on."""
-
-    verify_checksums: bool = True
-    """Compare the token files with the checksums in the manifest before training, once in a run unless they change."""
-
 
 @dataclass
 class NeedlesConfig(olmo.BaseConfig):
@@ -217,9 +208,6 @@ class DeepSpeedConfig(olmo.BaseConfig):
     A JSON of `configs/deepspeed`, or your own. Null: no DeepSpeed. What this YAML decides (batch sizes, clipping,
     precision, optimizer) is "auto" or absent there.
     """
-
-    offload_optimizer: bool = False
-    """Keep the optimizer's state in the memory of the host (ZeRO 1 to 3)."""
 
 
 @dataclass
@@ -290,11 +278,8 @@ class EvaluationConfig(olmo.BaseConfig):
     `positions.target_length`, or the training length where that is null.
     """
 
-    position_bins: int = 16
-    """Into how many bins of equal width the positions 0 … `position_length` - 1 are put."""
-
     paths: list[str] | None = None
-    """Held-out token files, of type `data.memmap_dtype`. Null: the `corpus.heldout_split` of the corpus."""
+    """Held-out token files, of type `data.memmap_dtype`. Null: those of the corpus."""
 
     seed: int = 0
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
@@ -304,6 +289,11 @@ _GONE: dict[str, Any] = {
     "corpus.stream": None,
     "positions.doc_mask": False,
     "positions.restart_at_documents": False,
+    "corpus.train_split": "train",
+    "corpus.heldout_split": "heldout",
+    "corpus.verify_checksums": True,
+    "deepspeed.offload_optimizer": False,
+    "evaluation.position_bins": 16,
     "tensorboard": False,
 }
 
@@ -395,6 +385,7 @@ REFUSED = {
     "load_path": "set it to null; a run goes on with --resume, and another run's weights are taken by initial_weights",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
+    "data.datasets": "groups of files are not told apart; list all of them in data.paths",
     "data.label_mask_paths": "label masks are not implemented; set it to null",
     "data.generate_doc_lengths": "a token attends to all before it in its window; set it to false",
     "data.generate_attention_mask": "windows have no padding to mask; set it to false",
@@ -423,8 +414,8 @@ FREE = {
     *("checkpoints", "evaluation", "dry_run"),
     *("wandb", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
     *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
-    *("time_limit", "corpus.path", "corpus.heldout_split", "corpus.verify_checksums", "tokenizer.identifier"),
-    *("data.paths", "data.datasets", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
+    *("time_limit", "corpus.path", "tokenizer.identifier"),
+    *("data.paths", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
     *("data.num_workers", "data.timeout"),
 }
 """Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout

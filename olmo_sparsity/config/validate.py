@@ -37,8 +37,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
         model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
         positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
-        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size
-        evaluation.position_bins""",
+        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size""",
     ),
     "0 or more": (
         lambda value: value >= 0,
@@ -64,7 +63,7 @@ _READ_BY_NEOX = {
 }
 _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _ABOUT_TEXT = {
-    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter"),
+    *("corpus.path", "data.paths", "data.instance_filter"),
     *("positions.content", "tokenizer.identifier", "needles.share"),
     *("evaluation.paths", "evaluation.position_length"),
 }
@@ -182,10 +181,9 @@ def _of_text(config: Config) -> Iterator[str]:
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
     if scheme in COUPLED_SCHEMES:
         yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
-    for first, second in combinations(("corpus.path", "data.datasets", "data.paths"), 2):
-        if field_value(config, first) and field_value(config, second):
-            yield f"{first}: excludes {second}; set one of them to null"
-    reads_bare = data.paths or data.datasets or (evaluation.interval and evaluation.paths)
+    if config.corpus.path and data.paths:
+        yield "corpus.path: excludes data.paths; set one of them to null"
+    reads_bare = data.paths or (evaluation.interval and evaluation.paths)
     if data.memmap_dtype == "uint16" and config.model.vocab_size > 1 << 16 and reads_bare:
         yield "data.memmap_dtype: uint16 holds ids below 65,536, model.vocab_size is above; set it to uint32"
     if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:

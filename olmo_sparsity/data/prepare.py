@@ -266,9 +266,8 @@ class _Work:
         indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
         missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
-        least = self.settings.decontaminate_min_characters
         documents = _all(heldout) if self.settings.decontaminate and missing else ()
-        hashes = {digest for document in documents for digest in paragraph_hashes(document.text, least)}
+        hashes = {digest for document in documents for digest in paragraph_hashes(document.text)}
         of_heldout = np.array(list(hashes), dtype=np.uint64)  # which goes to other processes quickly
         encode = partial(_encode_unit, self.rule, encoding, of_heldout, self.corpus.limit_tokens)
         self._run("tokenizing", encode, [(self.corpus.train[i], records[i]) for i in missing])

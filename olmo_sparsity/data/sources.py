@@ -110,9 +110,6 @@ class PrepareSettings:
     )
     eos_token: str | None = _option(None, "token that ends a document (default: the usual names are tried)")
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
-    decontaminate_min_characters: int = _option(
-        0, "keep shorter ones: headings and one-word answers", parse=whole_number_or_zero
-    )
     near_copy_tokens: int = _option(
         32,
         "mark held-out tokens in runs of so many that also stand in the training text, which is read once more for it; "
@@ -157,7 +154,7 @@ class PrepareSettings:
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
         else:
             request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
-        names = ("eos_token", "decontaminate", "near_copy_tokens", "decontaminate_min_characters")
+        names = ("eos_token", "decontaminate", "near_copy_tokens")
         request |= {name: getattr(self, name) for name in names}
         return {name: value for name, value in request.items() if value or name not in LEFT_OUT_WHERE_OFF}
 

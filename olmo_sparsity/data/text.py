@@ -45,9 +45,9 @@ def paragraph_hash(paragraph: str) -> int:
     return int.from_bytes(blake2b(words.encode("utf8"), digest_size=8).digest(), "little")
 
 
-def paragraph_hashes(text: str, min_characters: int = 0) -> Iterator[int]:
-    """Hashes of the paragraphs of a text that have at least ``min_characters``."""
-    return (paragraph_hash(p) for p in split_paragraphs(text) if len(p) >= min_characters)
+def paragraph_hashes(text: str) -> Iterator[int]:
+    """Hashes of the paragraphs of a text."""
+    return map(paragraph_hash, split_paragraphs(text))
 
 
 class Decontamination:

@@ -349,19 +349,12 @@ def open_training_tokens(config: Config) -> TokenFiles:
     Raises `UserError` for a missing or truncated file, a tokenizer that does not match, or no corpus at all.
     """
     if config.corpus.path is not None:
-        tokens = TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
+        tokens = TokenFiles.of_split(config.corpus.path, "train")
         check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
         return tokens
-    paths = bare_training_paths(config)
     if (path := run_tokenizer(config)) is not None:
         fitting_tokenizer(config, path)
-    return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
-
-
-def bare_training_paths(config: Config) -> list[str]:
-    """The token files without a manifest that ``config`` trains on: those of `data.paths` or `data.datasets`."""
-    groups = sorted((config.data.datasets or {}).items())
-    return config.data.paths or [path for _, group in groups for path in group]
+    return TokenFiles(config.data.paths or (), config.data.memmap_dtype, config.model.eos_token_id)
 
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:

@@ -101,8 +101,7 @@ class HeldoutEvaluation:
         }
         if len(self.document_windows):
             sums, counts = self._measure(self.document_windows, self.position_length, *how)
-            bins = self.config.evaluation.position_bins
-            row["heldout_loss_by_position"] = position_bins(sums, counts, bins)
+            row["heldout_loss_by_position"] = position_bins(sums, counts)
         return row
 
     @torch.no_grad()
@@ -138,7 +137,7 @@ class HeldoutEvaluation:
         return {"input_ids": window, "position_ids": ids, "counts": number < len(windows)}
 
 
-def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, Any]]:
+def position_bins(sums: Tensor, counts: Tensor, number: int = 16) -> list[dict[str, Any]]:
     """Mean loss [nats per token] in ``number`` bins of equal width over the positions; empty bins are left out."""
     edges = np.linspace(0, len(sums), number + 1).round().astype(int).tolist()
     rows = []
@@ -158,4 +157,4 @@ def open_heldout_tokens(config: Config) -> TokenFiles:
             "there is no held-out text; set evaluation.paths to token files, or evaluation.interval: null"
         )
     check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
-    return TokenFiles.of_split(config.corpus.path, config.corpus.heldout_split)
+    return TokenFiles.of_split(config.corpus.path, "heldout")

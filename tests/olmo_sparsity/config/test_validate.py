@@ -52,7 +52,7 @@ INVALID = {
     "model.rope=false positions.scheme=contiguous evaluation.interval=100": "evaluation.position_length",
     "model.family=gpt_neox model.attention=fox": "model.attention",
     "needles.share=0.5 needles.per_window=30 needles.value_tokens=[12]": "needles.per_window",
-    "corpus.path=null data.paths=[a] data.datasets.b=[c]": "data.datasets",
+    "corpus.path=null data.datasets.b=[c]": "data.datasets",
     "data.paths=[a]": "corpus.path",
     "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a]": "data.memmap_dtype",
     "task.parameters.k=2": "task.parameters",

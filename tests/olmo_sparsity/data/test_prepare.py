@@ -132,14 +132,6 @@ def test_decontamination_equals_a_brute_force_comparison(tmp_path):
     assert not all(after) and any(after)
 
 
-def test_short_paragraphs_can_be_left_alone(tmp_path):
-    shared = "Notes\n\na long paragraph that is in both"
-    files = two_files(tmp_path, [shared], [f"{shared}\n\nmine"])
-    for limit, expected in ((0, "mine"), (10, "Notes\n\nmine")):
-        prepare(text_settings(*files, decontaminate_min_characters=limit), tmp_path / f"out{limit}")
-        assert decoded(tmp_path / f"out{limit}", "heldout") == [expected]
-
-
 def test_the_tokenizer_is_trained_on_the_training_split_only(tmp_path):
     made = []
     for number, secret in enumerate(["zyzzyva " * 50, "quokka " * 50]):
