@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.util.arguments import positive_number, whole_number
+from olmo_sparsity.util.arguments import whole_number
 
 MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
 a .gguf file; maybe with @yarn:4 behind it (scales RoPE) or @untrained (freshly drawn weights)"""
@@ -27,7 +27,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     add("--attn-implementation", choices=("eager", "sdpa"), help="of transformers")
     add("--tokens-per-batch", type=whole_number, metavar="N", help="of a pass (default: what fits)")
-    add("--memory-limit", dest="memory_limit_gb", type=positive_number, metavar="GB", help=MEMORY)
+    add("--memory-limit", dest="memory_limit_gb", type=float, metavar="GB", help=MEMORY)
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pickletools
 import re
 from dataclasses import asdict, dataclass
@@ -94,8 +93,8 @@ def save_checkpoint(
     folder = step_folder(run, state.step)
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        _save_tensors(weights, temporary / WEIGHTS)
-        _save_tensors(optimizer, temporary / OPTIMIZER)
+        for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / name)
         config.save(temporary / CONFIG)
         if tokenizer is not None:
             (temporary / TOKENIZER).write_bytes(tokenizer)
@@ -103,18 +102,6 @@ def save_checkpoint(
         noted = {WEIGHTS: {"sha256": sha256_file(temporary / WEIGHTS)}}
         (temporary / CHECKSUMS).write_text(json.dumps(noted) + "\n", encoding="utf8")
     return folder
-
-
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        number = re.search(
-            r"os error (\d+)", str(error)
-        )  # a full disk; safetensors names it in its text alone
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load_state(folder: Path) -> TrainState:

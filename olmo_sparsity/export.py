@@ -143,8 +143,8 @@ def family_of(config: ModelConfig) -> str:
     misfits = [
         f"model.{name}: {value}" for name in needed if (value := getattr(config, name)) != needed[name]
     ]
-    if not (config.encoding.rotates or (family == "smollm3" and config.nope)):
-        misfits.append(f"{config.encoding.name}, not RoPE")
+    if not (config.rope or (family == "smollm3" and config.nope)):
+        misfits.append("model.rope: False")
     if config.bias_for_layer_norm:  # unlike null, which is include_bias
         misfits.append("model.bias_for_layer_norm: True")
     if misfits:
@@ -158,7 +158,7 @@ def family_of(config: ModelConfig) -> str:
 def _rotated_layers(config: ModelConfig) -> list[bool]:
     """Of each layer whether it has RoPE."""
     interval = config.nope_layer_interval or config.n_layers + 1
-    return [config.encoding.rotates and number % interval != 0 for number in range(1, config.n_layers + 1)]
+    return [config.rope and number % interval != 0 for number in range(1, config.n_layers + 1)]
 
 
 def position_reach(config: Config) -> int:

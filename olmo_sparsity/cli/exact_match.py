@@ -23,7 +23,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
+from olmo_sparsity.util.arguments import (
+    Parser,
+    out_folder,
+    whole_number,
+    whole_number_or_zero,
+    whole_numbers,
+)
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import EXACT_MATCH_NAME
 
@@ -45,7 +51,7 @@ def parser() -> Parser:
     differ = "parameters of the task that differ from those of training: '{distance: [100, 200]}'"
     add("--parameters", type=_parameters, default={}, metavar="YAML", help=differ)
     add("--samples", type=whole_number, default=200, help="samples of each length (default: 200)")
-    add("--seed", type=seed_number, default=0, help="seed of the samples (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="seed of the samples (default: 0)")
     add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help="decoded at a time (32768)")
     add("--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)")
     add("--overwrite", action="store_true", help="replace another measurement in --out")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.positions import COUPLED_SCHEMES, PositionEncoding, encoding_of
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 
 
@@ -72,9 +72,9 @@ class ModelConfig(olmo.ModelConfig):
     """
 
     @property
-    def encoding(self) -> PositionEncoding:
-        """The position encoding that the switches `rope`, `alibi` and `nope` ask for."""
-        return encoding_of(self)
+    def learns_positions(self) -> bool:
+        """Whether ids are looked up in a table of `max_sequence_length` rows: OLMo's, where no other encoding is on."""
+        return not (self.rope or self.alibi or self.nope)
 
     @property
     def embedding_rows(self) -> int:

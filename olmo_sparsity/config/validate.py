@@ -24,7 +24,7 @@ from olmo_sparsity.config.schema import (
     leaves,
     parse_duration,
 )
-from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES, SWITCHES
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.util.errors import UserError
@@ -102,13 +102,13 @@ def _of_values(config: Config) -> Iterator[str]:
 
 def _of_model(config: Config) -> Iterator[str]:
     model, positions = config.model, config.positions
-    for first, second in combinations(SWITCHES, 2):
+    for first, second in combinations(("model.rope", "model.alibi", "model.nope"), 2):
         if field_value(config, first) and field_value(config, second):
             yield f"{first}: excludes {second}; set one of them to false"
     if model.family != "olmo":
         yield from _of_other_family(config)
     longest = config.evaluation.position_length or config.target_length
-    if model.family == "olmo" and model.encoding.has_table:
+    if model.family == "olmo" and model.learns_positions:
         beyond = config.evaluation.interval is not None or config.evaluation.position_length is not None
         if positions.scheme != "contiguous" or config.task.name:
             yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"

@@ -25,7 +25,6 @@ from olmo_sparsity.data.windows import (
 )
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import Segment, between, found_ids
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
@@ -122,10 +121,6 @@ class TaskPositions:
         epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
         coupled = self._without_start(batch)
         largest = coupled.max(axis=1, initial=0)
-        if (most := int(largest.max(initial=0))) >= self.table_size:
-            raise UserError(
-                f"positions.table_size: {self.table_size} is too small for ids up to {most}; raise it"
-            )
         of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [
             positions.draw_shift(last, last_of_prompt, self.table_size, generator, skip_probability=skips)

@@ -23,14 +23,7 @@ from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.text import Document
 from olmo_sparsity.data.tokens import find_eos, load_tokenizer, tokenizer_file
-from olmo_sparsity.util.arguments import (
-    argument,
-    positive_number,
-    seed_number,
-    share_of_one,
-    whole_number,
-    whole_number_or_zero,
-)
+from olmo_sparsity.util.arguments import argument, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
 
@@ -91,14 +84,14 @@ class PrepareSettings:
         "share of the documents to hold out, in whole groups, by a hash of seed and group (without groups: text)",
         "docs",
         "text",
-        parse=share_of_one,
+        parse=float,
     )
     group_field: str | None = _option(
         None,
         "field that names the book, site or package that a document is a part of; none: no groups (default: url, "
         "of documents that have one: its site, or the work that its #fragment numbers parts of; of docs the package)",
     )
-    seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
+    seed: int = _option(0, "another seed holds out other documents", parse=whole_number_or_zero)
     tokenizer: str | None = _option(
         None,
         "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), the path "
@@ -106,7 +99,7 @@ class PrepareSettings:
     )
     vocab_size: int = _option(4096, "bpe: number of ids", parse=whole_number)
     tokenizer_sample_mb: float = _option(
-        20.0, "bpe: text to train it on, in millions of characters", parse=positive_number
+        20.0, "bpe: text to train it on, in millions of characters", parse=float
     )
     eos_token: str | None = _option(None, "token that ends a document (default: the usual names are tried)")
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")

@@ -163,7 +163,6 @@ class PositionedOLMo(OLMo):
         super().__init__(config, init_params)
         self.current_positions = CurrentPositions()
         self.rope_scaling = None
-        self.encoding = config.encoding
         self._logits_to_keep = 0
         self._hidden: Tensor | None = None  # what the head reads, while a loss is asked for
         self._asks_loss = self._can_make_loss = False
@@ -184,14 +183,14 @@ class PositionedOLMo(OLMo):
                 block.mixer = ATTENTIONS[config.attention](shape)
                 if init_params:
                     block.mixer.reset_parameters()
-        if self.encoding.rotates:
+        if config.rope:
             for number, block in enumerate(self.blocks(), start=1):
                 if config.nope_layer_interval and number % config.nope_layer_interval == 0:
                     block.rotary_emb = Unrotated()
                 else:
                     block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
                     block.window = config.rope_window
-        elif self.encoding.has_table:
+        elif config.learns_positions:
             parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
             parts["wpe"].current = self.current_positions
         elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
@@ -293,10 +292,9 @@ class PositionedOLMo(OLMo):
             ids = torch.arange(length, device=input_ids.device)[None]
         else:
             ids = position_ids
-            if self.encoding.biases and options.get("attention_bias") is None:
+            if self.config.alibi and options.get("attention_bias") is None:
                 options["attention_bias"] = alibi_causal_bias(self.config, ids)
-        rotates = self.encoding.rotates
-        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
+        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if self.config.rope else None
         factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None
         self.current_positions.of_queries = None if factor is None else factor[:, None, :, None]
         last = self.blocks()[-1]

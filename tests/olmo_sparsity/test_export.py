@@ -43,8 +43,8 @@ SHAPES = {  # name: changes of the model, class of transformers
     "neox": ({"family": "gpt_neox", "rope_theta": 500, "layer_norm_eps": 1e-3}, "GPTNeoXForCausalLM"),
 }
 MISFITS = {
-    "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
-    "learned": ({"rope": False}, "learned positions, not RoPE"),
+    "alibi": ({"rope": False, "alibi": True}, "model.rope: False"),
+    "learned": ({"rope": False}, "model.rope: False"),
     **{name: ({"attention": name}, f"model.attention: {name}") for name in ATTENTIONS},
     "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2"),
     "norm biases": ({"bias_for_layer_norm": True}, "llama: model.bias_for_layer_norm: True;"),
