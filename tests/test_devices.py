@@ -73,7 +73,7 @@ def test_gradients_of_the_loss_stay_on_the_device(dtype):
 @pytest.mark.parametrize("encoding", tiny.ENCODINGS)
 def test_held_out_losses_are_read_once(tmp_path, encoding):
     positions = {"scheme": "contiguous", "target_length": None}
-    evaluation = {"windows": 8, "position_length": 32}
+    evaluation = {"windows": 8}
     config = tiny.train_config(
         tmp_path, model=tiny.ENCODINGS[encoding], positions=positions, evaluation=evaluation
     )
@@ -81,8 +81,6 @@ def test_held_out_losses_are_read_once(tmp_path, encoding):
     with fake_cuda(), HostReads() as reads:
         on_fake_cuda(model)
         sums, counts = evaluation._measure(
-            evaluation.windows,
-            evaluation.length,
             lambda batch: model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
                 "loss_nats"
             ],

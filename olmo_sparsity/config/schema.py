@@ -249,16 +249,16 @@ class TaskConfig(olmo.BaseConfig):
 @dataclass
 class EvaluationConfig(olmo.BaseConfig):
     """
-    Held-out measures while training. Text: the loss, in windows of the training length and by position in long
-    documents. A task: exact match by length, free-running, on test samples; of this section it reads interval, windows
-    (how many samples of a length), batch_size and seed.
+    Held-out measures while training. Text: the loss, in windows of the training length. A task: exact match by length,
+    free-running, on test samples; of this section it reads interval, windows (how many samples of a length), batch_size
+    and seed.
     """
 
     interval: int | None = None
     """Measured every so many steps, and at the last one. Null: never."""
 
     windows: int = 64
-    """How many windows each of the two measures reads, fewer where the held-out text has fewer."""
+    """How many windows are read, fewer where the held-out text has fewer."""
 
     until: float | None = None
     """
@@ -268,14 +268,8 @@ class EvaluationConfig(olmo.BaseConfig):
 
     batch_size: int | None = None
     """
-    Windows of the training length that one process reads at a time; of longer ones as many as have no more
-    tokens. Null: `device_train_microbatch_size`; for a task, as many samples as have 32,768 tokens.
-    """
-
-    position_length: int | None = None
-    """
-    Tokens of the windows that are measured by position, each inside one document. Null: T',
-    `positions.target_length`, or the training length where that is null.
+    Windows that one process reads at a time. Null: `device_train_microbatch_size`; for a task, as many samples as have
+    32,768 tokens.
     """
 
     paths: list[str] | None = None
@@ -294,6 +288,7 @@ _GONE: dict[str, Any] = {
     "corpus.verify_checksums": True,
     "deepspeed.offload_optimizer": False,
     "evaluation.position_bins": 16,
+    "evaluation.position_length": None,
     "tensorboard": False,
 }
 

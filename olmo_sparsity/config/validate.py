@@ -46,10 +46,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         optimizer.eps scheduler.t_warmup scheduler.t_max scheduler.alpha_f scheduler.grad_clip_warmup_steps
         scheduler.grad_clip_warmup_factor scheduler.warmup_min_lr data.seed positions.id_weight evaluation.seed""",
     ),
-    "2 or more": (
-        lambda value: value >= 2,
-        "model.max_sequence_length evaluation.position_length",
-    ),
+    "2 or more": (lambda value: value >= 2, "model.max_sequence_length"),
     "a probability, 0 … 1": (
         lambda value: 0 <= value <= 1,
         """model.attention_dropout model.residual_dropout model.embedding_dropout positions.skip_probability
@@ -65,7 +62,7 @@ _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, 
 _ABOUT_TEXT = {
     *("corpus.path", "data.paths", "data.instance_filter"),
     *("positions.content", "tokenizer.identifier", "needles.share"),
-    *("evaluation.paths", "evaluation.position_length"),
+    "evaluation.paths",
 }
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
@@ -107,13 +104,9 @@ def _of_model(config: Config) -> Iterator[str]:
             yield f"{first}: excludes {second}; set one of them to false"
     if model.family != "olmo":
         yield from _of_other_family(config)
-    longest = config.evaluation.position_length or config.target_length
-    if model.family == "olmo" and model.learns_positions:
-        beyond = config.evaluation.interval is not None or config.evaluation.position_length is not None
-        if positions.scheme != "contiguous" or config.task.name:
-            yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
-        elif beyond and longest > model.max_sequence_length:
-            yield f"evaluation.position_length: {longest} is past the table of learned position embeddings; lower it"
+    learned = model.family == "olmo" and model.learns_positions
+    if learned and (positions.scheme != "contiguous" or config.task.name):
+        yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
     if not model.rope:
         for name in ("model.nope_layer_interval", "model.rope_window"):
             if field_value(config, name):

@@ -190,14 +190,8 @@ Tracker = MetricsFile | WeightsAndBiases
 
 
 def _scalars(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row; the loss by position becomes one number a bin, named so that bins sort by position."""
-    values = {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
-    bins = row.get("heldout_loss_by_position", [])
-    width = len(str(bins[-1]["to"])) if bins else 0
-    for of_bin in bins:
-        place = f"{of_bin['from']:0{width}d}-{of_bin['to']:0{width}d}"
-        values[f"heldout_loss_nats_by_position/{place}"] = of_bin["loss_nats"]
-    return values
+    """The numbers of a row."""
+    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 
 # --- metrics.jsonl, read again ---

@@ -48,8 +48,6 @@ INVALID = {
     "positions.coupled_share=0": "positions.coupled_share",
     "positions.rotate=none": "positions.rotate",
     "positions.scheme=coupled": "positions.scheme",
-    "model.rope=false positions.scheme=contiguous evaluation.position_length=1025": "evaluation.position_length",
-    "model.rope=false positions.scheme=contiguous evaluation.interval=100": "evaluation.position_length",
     "model.family=gpt_neox model.attention=fox": "model.attention",
     "needles.share=0.5 needles.per_window=30 needles.value_tokens=[12]": "needles.per_window",
     "corpus.path=null data.datasets.b=[c]": "data.datasets",
@@ -62,7 +60,6 @@ INVALID = {
     "scheduler.name=inverse_sqrt_with_warmup scheduler.t_warmup=0": "scheduler.t_warmup",
 }
 ACCEPTED = [
-    "model.rope=false positions.scheme=contiguous evaluation.interval=100 evaluation.position_length=1024",
     "positions.scheme=random_start positions.target_length=null positions.chunks=1",
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "scheduler.t_warmup=10001 max_duration=2ep",
