@@ -20,7 +20,6 @@ One that holds another measurement is replaced with --overwrite only.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.util.arguments import (
@@ -66,7 +65,7 @@ def main() -> None:
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.batches import TaskPositions
     from olmo_sparsity.evaluate.exact_match import measure
-    from olmo_sparsity.evaluate.records import exact_match_record
+    from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
@@ -77,7 +76,7 @@ def main() -> None:
     model, config = load_model(folder)
     task, cells = planned(given, config)
     path = (given.out or folder.parent) / EXACT_MATCH_NAME
-    if is_measured(given, folder, config):
+    if record_is_of(path, folder, task, cells, samples=given.samples, seed=given.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
     if path.is_file() and not given.overwrite:
@@ -122,15 +121,6 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
         )
     lengths = given.lengths or multiples_of_training_length(task)
     return task, grid(TaskPositions(config), task, lengths, given.ks)
-
-
-def is_measured(given: argparse.Namespace, checkpoint: Path, config: Config) -> bool:
-    """Whether a record is there already of these weights, task, lengths, k, samples and seed."""
-    from olmo_sparsity.evaluate.records import record_is_of
-
-    task, cells = planned(given, config)
-    path = (given.out or checkpoint.parent) / EXACT_MATCH_NAME
-    return record_is_of(path, checkpoint, task, cells, samples=given.samples, seed=given.seed)
 
 
 def _parameters(text: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from olmo_sparsity.cli import command_line, exact_match, show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import last_line
+from olmo_sparsity.util.files import EXACT_MATCH_NAME, last_line
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StopRequest
 
 if TYPE_CHECKING:
@@ -74,13 +74,17 @@ class Cell:
 
         Raises `UserError` where the folder holds a run of other settings.
         """
+        from olmo_sparsity.evaluate.records import record_is_of
         from olmo_sparsity.training.resume import is_finished, starting_checkpoint
 
         checkpoint = starting_checkpoint(self.config, resume=True)
         if checkpoint is None or not is_finished(self.config, checkpoint):
             return False
-        is_text = self.config.task.name is None
-        return is_text or exact_match.is_measured(self.evaluation, checkpoint, self.config)
+        if self.config.task.name is None:
+            return True
+        task, cells = exact_match.planned(self.evaluation, self.config)
+        path, how = (self.evaluation.out or self.folder) / EXACT_MATCH_NAME, self.evaluation
+        return record_is_of(path, checkpoint, task, cells, samples=how.samples, seed=how.seed)
 
 
 def main() -> int:

@@ -167,18 +167,14 @@ def _of_positions(config: Config) -> Iterator[str]:
 
 
 def _of_text(config: Config) -> Iterator[str]:
-    data, evaluation, length = config.data, config.evaluation, config.model.max_sequence_length
-    needles, scheme = config.needles, config.positions.scheme
+    needles, scheme, length = config.needles, config.positions.scheme, config.model.max_sequence_length
     for name in ("task.parameters", "task.length_groups", "evaluation.until"):
         if is_set(config, name):
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
     if scheme in COUPLED_SCHEMES:
         yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
-    if config.corpus.path and data.paths:
+    if config.corpus.path and config.data.paths:
         yield "corpus.path: excludes data.paths; set one of them to null"
-    reads_bare = data.paths or (evaluation.interval and evaluation.paths)
-    if data.memmap_dtype == "uint16" and config.model.vocab_size > 1 << 16 and reads_bare:
-        yield "data.memmap_dtype: uint16 holds ids below 65,536, model.vocab_size is above; set it to uint32"
     if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
         yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
     if min(needles.value_tokens, default=0) < 1:

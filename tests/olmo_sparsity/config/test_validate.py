@@ -52,7 +52,6 @@ INVALID = {
     "needles.share=0.5 needles.per_window=30 needles.value_tokens=[12]": "needles.per_window",
     "corpus.path=null data.datasets.b=[c]": "data.datasets",
     "data.paths=[a]": "corpus.path",
-    "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a]": "data.memmap_dtype",
     "task.parameters.k=2": "task.parameters",
     "evaluation.until=0.9 evaluation.interval=9": "evaluation.until",
     "deepspeed.config=a.json scheduler.grad_clip_warmup_steps=10": "scheduler.grad_clip_warmup_steps",
@@ -63,7 +62,6 @@ ACCEPTED = [
     "positions.scheme=random_start positions.target_length=null positions.chunks=1",
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "scheduler.t_warmup=10001 max_duration=2ep",
-    "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a] data.memmap_dtype=uint32",
 ]
 
 
