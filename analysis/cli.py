@@ -5,7 +5,6 @@ Probes and synthetic tasks have theirs beside what they measure.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -166,25 +165,6 @@ def _joined_by_label(
     for label, result in zip(names, chosen, strict=True):
         by_label.setdefault(label, []).append(result)
     return {label: Result.join(trainings) for label, trainings in by_label.items()}
-
-
-def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:
-    """Raise `UserError` for what `influence` would refuse before it loads a model, in so many ``shards``."""
-    from analysis.engine import SELECTORS, check_options, targets_per_batch
-
-    given = influence_parser().parse_args(arguments)
-    sizes = {"n_long": given.n_long, "n_short": given.n_short}
-    ways = {"placebos": given.placebos, "give_back": given.give_back}
-    check_options(**sizes, ks=given.ks, selectors=given.selectors or SELECTORS, **ways)
-    if read_texts:
-        from analysis.contexts import sample_targets
-
-        texts = import_module("analysis.ours").PreparedTexts(given.corpus, given.split)
-        drawing = {"seed": given.seed, "targets_per_block": given.targets_per_block}
-        places = sample_targets(texts, given.targets, **sizes, **drawing)
-        batches = -(-len(places) // targets_per_batch(given.targets_per_block))
-        if batches < shards:
-            raise UserError(f"{len(places)} targets are {batches} batches, too few for {shards} shards")
 
 
 XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.

@@ -12,9 +12,9 @@ a chain, each with --after the last job that the one before it has printed:
   olmo-sparsity submit train configs/base.yaml --corpus.path=data/c4 --gpus-per-node 4 --after 12
   olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
 
-All but the options below goes to the command. Of the commands in this list, what can be checked is checked before a
+All but the options below goes to the command. What training, sweeps and preparation would refuse is refused before a
 job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
-weights and the machine. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
+weights and the machine; of influence the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
 train         saves, requeues and resumes by itself at the time limit and after a preemption.
 sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
@@ -121,6 +121,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
+    from olmo_sparsity.data.tokens import MANIFEST_NAME
     from olmo_sparsity.data.windows import share_of_batch
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -134,9 +135,11 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     share_of_batch(config, processes)
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
-    is_text = config.task.name is None
-    is_missing = is_text and _may_come(config.corpus.path, options)
-    if not is_missing:
+    is_text, corpus = config.task.name is None, config.corpus.path
+    is_missing = bool(options.may_come and is_text and corpus and not Path(corpus, MANIFEST_NAME).is_file())
+    if is_missing:
+        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
+    else:
         open_training_data(config)
     if config.evaluation.interval is not None and (config.evaluation.paths or not is_missing):
         (HeldoutEvaluation if is_text else TaskEvaluation)(config)
@@ -177,18 +180,15 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
-    """Raises `UserError` for what each shard would refuse before it loads a model."""
+    """Refuses unknown options, as each shard would; what is read and the sizes are for the job to see."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    command = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
-    given = command.influence_parser().parse_args(arguments)
-    has_corpus = given.corpus is not None and not _may_come(given.corpus, options)
-    command.check_influence(list(arguments), shards=options.array[0], read_texts=has_corpus)
+    analysis = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
+    given = analysis.influence_parser().parse_args(arguments)
     path, _ = split_scaling(given.model)
-    is_of_hub = path.count("/") == 1 and not Path(path).parent.exists()
     fixed = given.model
-    if not (options.may_come or is_of_hub or Path(path).is_file()):
+    if Path(path).is_dir() and not options.may_come:
         # A run's last checkpoint now: all shards measure the same while it goes on.
         fixed = str(resolve_checkpoint(path)) + given.model[len(path) :]
     arguments = [fixed if word == given.model else word for word in arguments]
@@ -205,16 +205,6 @@ def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -
 
 
 JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}
-
-
-def _may_come(corpus: str | None, options: argparse.Namespace) -> bool:
-    """Whether a corpus is not there yet and need not be before the job starts; says so."""
-    from olmo_sparsity.data.tokens import MANIFEST_NAME
-
-    may_come = options.may_come and corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
-    if may_come:
-        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
-    return may_come
 
 
 def _array(text: str) -> tuple[int, str]:
