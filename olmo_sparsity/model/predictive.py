@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from olmo_sparsity.data.windows import IGNORED
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.util.errors import UserError
 
 ERROR_SORTS = ("token", "id", "stop")
 _EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
@@ -72,18 +71,6 @@ class PredictiveOptions:
             return ids, torch.zeros_like(ids)
         known = ids != IGNORED
         return torch.where(known, ids % self.table_size, ids), torch.where(known, ids // self.table_size, ids)
-
-    def check_ids(self, largest_id: int, largest_second_id: int = 0) -> None:
-        """Raises `UserError` where a table is too small for these; call it before anything runs."""
-        for name, size, largest in (
-            ("table_size", self.table_size, largest_id),
-            ("second_table_size", self.second_table_size, largest_second_id),
-        ):
-            if self.embeds_ids and largest >= size:
-                raise UserError(
-                    f"positions.{name}: {size} is too small for ids up to {largest}; set it to at least "
-                    f"{largest + 1}, or shorten the longest samples"
-                )
 
 
 class PredictorOutput(NamedTuple):
@@ -264,7 +251,7 @@ def decode(
     ``prompt_tokens``, ``prompt_ids``: (B, P) integers. ``prompt_mask``: (B, P), 0 at padding, wherever it stands; a row
     decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed back
     instead of predicted ones. ``plain`` without them goes on from the prompt's last id by steps of one. The model must
-    be in evaluation mode, and its table have all ids (`PredictiveOptions.check_ids`).
+    be in evaluation mode, and its tables have all ids.
     """
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)

@@ -57,13 +57,13 @@ class Monitor:
         self.trackers: list[Tracker] = []
 
     def __enter__(self) -> Monitor:
-        # metrics.jsonl last: where another fails, it is still as it was
-        kinds: list[type[Tracker]] = [*([WeightsAndBiases] if self.config.wandb else []), MetricsFile]
         total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
-            for kind in kinds if self.enabled else ():
-                self.trackers.append(kind(self.config, self.first_step))
+            if self.enabled and self.config.wandb:  # first: where it fails, metrics.jsonl is still as it was
+                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
+            if self.enabled:
+                self.trackers.append(MetricsFile(self.config, self.first_step))
             bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
             self.advance = stack.enter_context(bar)
             self.opened = stack.pop_all()
