@@ -41,13 +41,12 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, shard, whole_number
-from olmo_sparsity.util.errors import UserError
 
 
 def main() -> int:
     settings, how = parse_settings()
     start = time.monotonic()
-    done = prepare(settings, how.out, workers=how.workers, overwrite=how.overwrite, shard=how.shard)
+    done = prepare(settings, how.out, workers=how.workers, shard=how.shard)
     seconds = time.monotonic() - start
     if done.manifest is None:
         print(f"shard {how.shard.number}/{how.shard.count}: {_amount(done.train)} units")
@@ -68,10 +67,6 @@ def main() -> int:
 def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
     """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
     how = _parser().parse_args(arguments)
-    if how.overwrite and how.shard:
-        raise UserError(
-            "--overwrite would remove the work of other shards; remove the folder before they start"
-        )
     return settings_from(PrepareSettings, how), how
 
 
@@ -95,7 +90,6 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
     add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
-    add("--overwrite", action="store_true", help="replace another corpus in DIR")
     add(
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )

@@ -64,6 +64,7 @@ PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"
+OTHER_FOLDER = "choose another --out, or remove it"
 OUTPUT_PATTERNS = (
     *(MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME, f"heldout-*{NEAR_COPIES_SUFFIX}"),
     *(f"{split}-*{suffix}" for split in ("train", "heldout") for suffix in (".npy", GROUPS_SUFFIX)),
@@ -87,14 +88,13 @@ def prepare(
     out: str | Path,
     *,
     workers: int | None = None,
-    overwrite: bool = False,
     shard: Shard | None = None,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
     ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With a
     ``shard`` only its share of the training files is made, at the same time as others if need be. Raises `UserError`
-    for bad input, and for a folder that holds another corpus, leaving that alone unless ``overwrite``.
+    for bad input, and for a folder that holds another corpus.
     """
     settings.check()
     if shard is not None:
@@ -102,17 +102,18 @@ def prepare(
     # as a manifest gives it back
     request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
     out = Path(out)
-    if not overwrite and (finished := _finished(out, request)):
+    if finished := _finished(out, request):
         return finished
     with folder_lock(out, part=None if shard is None else f"{shard.number}-of-{shard.count}"):
-        if not overwrite and (finished := _finished(out, request)):
+        if finished := _finished(out, request):
             return finished  # another process made it in the meantime
-        _claim(out, request, settings, overwrite)
+        _claim(out, request)
         try:
             prepared = _Work(settings, out, request, workers or available_cores()).run(shard)
         except BaseException:
             if shard is None and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
-                _remove_outputs(out)
+                for path in _outputs(out):
+                    remove(path)
             raise
         finally:
             if shard is None:  # else other shards may be at work
@@ -148,27 +149,14 @@ def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
     return Prepared(manifest, manifest.splits.get("train", []), 0)
 
 
-def _claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
-    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
+def _claim(out: Path, request: dict[str, Any]) -> None:
+    """Make ``out`` ready for work: new, or to be gone on with. Raises `UserError` for another's."""
     path = out / WORK_NAME / REQUEST_NAME
-    if overwrite:
-        name = settings.tokenizer_name
-        if name != "bpe" and tokenizer_file(name).resolve().parent == out.resolve():
-            raise UserError(
-                f"--tokenizer names a file that --overwrite would remove; copy it from {out} first"
-            )
-        _remove_outputs(out)
     if path.is_file():
-        _refuse_other(
-            out, read_json(path, "choose another --out, or pass --overwrite to start anew"), request
-        )
+        _refuse_other(out, read_json(path, OTHER_FOLDER), request)
         return
-    foreign = [file.name for pattern in OUTPUT_PATTERNS for file in out.glob(pattern) if file.is_file()]
-    if foreign:
-        raise UserError(
-            f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
-            "--overwrite to replace it"
-        )
+    if foreign := [file.name for file in _outputs(out) if file.is_file()]:
+        raise UserError(f"{out} has {foreign[0]} but no record of how it was made; {OTHER_FOLDER}")
     write_json(path, request)
 
 
@@ -177,15 +165,13 @@ def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -
     differing = [name for name in names if earlier.get(name) != request.get(name)]
     if differing:
         raise UserError(
-            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); choose "
-            "another --out, or pass --overwrite to replace it"
+            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); "
+            + OTHER_FOLDER
         )
 
 
-def _remove_outputs(out: Path) -> None:
-    for pattern in OUTPUT_PATTERNS:
-        for path in out.glob(pattern):
-            remove(path)
+def _outputs(out: Path) -> list[Path]:
+    return [path for pattern in OUTPUT_PATTERNS for path in out.glob(pattern)]
 
 
 # --- the stages ---
