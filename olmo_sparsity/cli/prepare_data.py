@@ -49,7 +49,7 @@ def main() -> int:
     done = prepare(settings, how.out, workers=how.workers, shard=how.shard)
     seconds = time.monotonic() - start
     if done.manifest is None:
-        print(f"shard {how.shard.number}/{how.shard.count}: {_amount(done.train)} units")
+        print(f"shard {how.shard[0]}/{how.shard[1]}: {_amount(done.train)} units")
     else:
         print(summary(done.manifest))
     if done.manifest is not None and not done.tokens_written:

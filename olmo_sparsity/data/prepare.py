@@ -54,7 +54,6 @@ from olmo_sparsity.data.tokens import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.util.arguments import Shard
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
@@ -88,13 +87,13 @@ def prepare(
     out: str | Path,
     *,
     workers: int | None = None,
-    shard: Shard | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
-    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With a
-    ``shard`` only its share of the training files is made, at the same time as others if need be. Raises `UserError`
-    for bad input, and for a folder that holds another corpus.
+    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With ``shard``
+    (i, n) only the i-th of n shares of the training files is made, at the same time as others if need be. Raises
+    `UserError` for bad input, and for a folder that holds another corpus.
     """
     settings.check()
     if shard is not None:
@@ -104,7 +103,7 @@ def prepare(
     out = Path(out)
     if finished := _finished(out, request):
         return finished
-    with folder_lock(out, part=None if shard is None else f"{shard.number}-of-{shard.count}"):
+    with folder_lock(out, part=None if shard is None else f"{shard[0]}-of-{shard[1]}"):
         if finished := _finished(out, request):
             return finished  # another process made it in the meantime
         _claim(out, request)
@@ -188,7 +187,7 @@ class _Work:
         if request.get("group_field") and not self.corpus.heldout:
             self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
-    def run(self, shard: Shard | None) -> Prepared:
+    def run(self, shard: tuple[int, int] | None) -> Prepared:
         """Run all stages and save the manifest; of a shard, those up to its training files."""
         heldout, encoding = self.hold_out(), self.encoding()
         train, written = self.encode_training(heldout, encoding, shard)
@@ -246,10 +245,11 @@ class _Work:
         return Encoding(str(path), sha256_file(path), eos_token_id, dtype_name(id_range(tokenizer)))
 
     def encode_training(
-        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: Shard | None
+        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: tuple[int, int] | None
     ) -> tuple[list[TokenFile], int]:
         """Token files of training, or of ``shard``, in the order of the units, and how many tokens are new."""
-        indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
+        number, count = shard or (1, 1)
+        indices = range(number - 1, len(self.corpus.train), count)  # dealt out as cards are
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
         missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
         documents = _all(heldout) if self.settings.decontaminate and missing else ()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,24 +73,12 @@ def out_folder(text: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Share ``number`` (from 1) of ``count`` of the units of a job, dealt out as cards are."""
-
-    number: int
-    count: int
-
-    def has(self, index: int) -> bool:
-        """Whether unit ``index`` (from 0) is in this share."""
-        return index % self.count == self.number - 1
-
-
-def shard(text: str) -> Shard:
-    """One of n parts of a long job, such as "3/8"."""
+def shard(text: str) -> tuple[int, int]:
+    """i and n of the i-th of n shares of a long job, such as "3/8"."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not i/n with i from 1 to n, such as 3/8")
-    return Shard(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {

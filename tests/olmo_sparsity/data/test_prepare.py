@@ -23,7 +23,6 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import train_bpe
 from olmo_sparsity.data.tokens import EOS_TOKEN, CorpusManifest, TokenFiles, open_verified
-from olmo_sparsity.util.arguments import Shard
 from tests.support.corpora import (
     ENVIRONMENT,
     SCRIPT,
@@ -327,13 +326,13 @@ def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
 @pytest.mark.parametrize("count", slow_but([1, 3, 7], 3))
 def test_merged_shards_have_the_bytes_of_one_go(tmp_path, count):
     settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
-    done = [prepare(settings, out, workers=1, shard=Shard(i, count)) for i in range(count, 0, -1)]
+    done = [prepare(settings, out, workers=1, shard=(i, count)) for i in range(count, 0, -1)]
     merged = prepare(settings, out, workers=1)
     assert_same_as_one_go(settings, out)
     files = sorted((file for shard in done for file in shard.train), key=lambda file: file.name)
     assert files == merged.manifest.splits["train"] and len(files) == 5
     assert merged.manifest.settings["decontamination"]["changed_documents"] == 5
-    assert prepare(settings, out, shard=Shard(1, count)).tokens_written == 0
+    assert prepare(settings, out, shard=(1, count)).tokens_written == 0
 
 
 def test_shards_at_the_same_time(tmp_path):
@@ -351,12 +350,12 @@ def test_a_shard_that_failed_goes_on(tmp_path, monkeypatch):
     settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
     stop_before_third_file(monkeypatch, out)
     with pytest.raises(KeyboardInterrupt):
-        prepare(settings, out, workers=1, shard=Shard(1, 2))
+        prepare(settings, out, workers=1, shard=(1, 2))
     monkeypatch.undo()
     first = (out / "train-00000.npy").stat().st_mtime_ns
     with refused(r"other settings \(seed\)"):
-        prepare(replace(settings, seed=1), out, workers=1, shard=Shard(2, 2))
-    again = prepare(settings, out, workers=1, shard=Shard(1, 2))
+        prepare(replace(settings, seed=1), out, workers=1, shard=(2, 2))
+    again = prepare(settings, out, workers=1, shard=(1, 2))
     assert (out / "train-00000.npy").stat().st_mtime_ns == first
     assert 0 < again.tokens_written < sum(file.tokens for file in again.train)
     prepare(settings, out, workers=1)  # what is missing, too
