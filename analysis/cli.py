@@ -5,7 +5,6 @@ Probes and synthetic tasks have theirs beside what they measure.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from analysis.options import MODEL, add_model_options, add_text_options, texts_o
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import (
     Parser,
-    finite_number,
     out_folder,
-    positive_number,
-    seed_number,
     texts,
     whole_number,
+    whole_number_or_zero,
     whole_numbers,
 )
 from olmo_sparsity.util.errors import UserError
@@ -60,12 +57,12 @@ def influence_parser() -> Parser:
     add("--n-short", type=whole_number, default=16, help="M, tokens (default: 16)")
     add("--targets", type=whole_number, default=1000, help="to sample (default: 1000)")
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help="default: 16")
-    add("--tau", dest="tau_nats", type=finite_number, default=1.0, help="in nats (default: 1)")
+    add("--tau", dest="tau_nats", type=float, default=1.0, help="in nats (default: 1)")
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), help="default: 1,2,4,8")
     add("--selectors", type=texts, help="default: leave-one-out, -kl, leave-one-in, random, nearest")
     add("--placebos", type=texts, default=("placebo",), help=PLACEBOS)
     add("--give-back", type=texts, default=("text",), metavar="WAYS", help=GIVE_BACK)
-    add("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="of all that is drawn (default: 0)")
     add("--select-with", metavar="A", help="the model that chooses")
     add("--propose-with", metavar="SMALL", help="the model that proposes for screened selectors")
     add("--faithfulness", action="store_true", help="also comprehensiveness and LDS (docs/method.md, 2.8)")
@@ -117,11 +114,11 @@ def figure2() -> None:
     add("--length", type=Path, metavar="DIR", help="what the command length wrote")
     add("--selectors", type=texts, help="of figure2 (default: the target-blind, signed and controls)")
     add("--k", type=whole_number, help="of what is shown at one k (default: 4, or the closest)")
-    add("--width", type=positive_number, default=6.75, help="inches; a column is 3.25 (default: 6.75)")
+    add("--width", type=float, default=6.75, help="inches; a column is 3.25 (default: 6.75)")
     add("--format", default="png", choices=("png", "pdf", "svg"), help="default: png")
     add("--no-title", dest="heading", action="store_false", help="without what was measured")
     add("--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)")
-    add("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="of the bootstrap (default: 0)")
     given = parser.parse_args()
     from analysis.figures.dependencies import all_figures
     from analysis.figures.style import save_figure
@@ -170,25 +167,6 @@ def _joined_by_label(
     return {label: Result.join(trainings) for label, trainings in by_label.items()}
 
 
-def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:
-    """Raise `UserError` for what `influence` would refuse before it loads a model, in so many ``shards``."""
-    from analysis.engine import SELECTORS, check_options, targets_per_batch
-
-    given = influence_parser().parse_args(arguments)
-    sizes = {"n_long": given.n_long, "n_short": given.n_short}
-    ways = {"placebos": given.placebos, "give_back": given.give_back}
-    check_options(**sizes, ks=given.ks, selectors=given.selectors or SELECTORS, **ways)
-    if read_texts:
-        from analysis.contexts import sample_targets
-
-        texts = import_module("analysis.ours").PreparedTexts(given.corpus, given.split)
-        drawing = {"seed": given.seed, "targets_per_block": given.targets_per_block}
-        places = sample_targets(texts, given.targets, **sizes, **drawing)
-        batches = -(-len(places) // targets_per_batch(given.targets_per_block))
-        if batches < shards:
-            raise UserError(f"{len(places)} targets are {batches} batches, too few for {shards} shards")
-
-
 XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.
 
 examples:
@@ -209,7 +187,7 @@ def xray() -> None:
     add("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
     add("--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)")
     add("--n-short", type=whole_number, default=16, help="M (default: 16)")
-    add("--tau", dest="tau_nats", type=finite_number, default=1.0, help="nats (default: 1)")
+    add("--tau", dest="tau_nats", type=float, default=1.0, help="nats (default: 1)")
     add_model_options(parser)
     options = vars(parser.parse_args())
     show_log("analysis")
@@ -239,7 +217,7 @@ def verify() -> None:
     add("result", type=Path, metavar="RESULT", help="folder that influence wrote")
     add("--model", help="default: where it was when it was measured")
     add("--targets", type=whole_number, default=100, help="over tau, at least (default: 100)")
-    add("--seed", type=seed_number, default=0, help="of their choice (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="of their choice (default: 0)")
     add_text_options(parser)
     add_model_options(parser)
     given = parser.parse_args()

@@ -102,7 +102,7 @@ class OlmoAdapter(Adapter):
         self.model, config = model, model.config
         self.vocabulary_size, self.baseline_token = config.vocab_size, config.eos_token_id
         # only a table of learned positions ends
-        self.last_position = config.max_sequence_length if config.encoding.has_table else None
+        self.last_position = config.max_sequence_length if config.learns_positions else None
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
@@ -212,7 +212,7 @@ def _scale_olmo(model: PositionedOLMo, scaling: RopeScaling, text: str) -> None:
     from olmo_sparsity.attention import SOFTMAX
 
     config = model.config
-    if not config.encoding.rotates:
+    if not config.rope:
         raise UserError(f"{text}: it was not trained with RoPE: there is nothing to scale; leave @… out")
     plain = config.attention == SOFTMAX and config.nope_layer_interval is None
     if scaling.name == LOG_N and not plain:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
-import os
 import pickletools
 import re
 from dataclasses import asdict, dataclass
@@ -30,12 +28,10 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
     from olmo_sparsity.model.build import Model
 
-log = logging.getLogger(__name__)
-
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
-_NEVER_ABSENT = (WEIGHTS, OPTIMIZER, STATE, CONFIG)
 _STEP_FOLDER = re.compile(r"step(\d+)$")
+_DAMAGED = "copy it again, or remove this checkpoint to go on from the one before it"
 
 
 @dataclass(frozen=True)
@@ -72,75 +68,17 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def incompleteness(folder: Path, *, optimizer: bool = True) -> str | None:
-    """What is missing of a checkpoint's files, in words; None where all have the sizes noted in it.
-
-    Folders are renamed when whole, so this finds what happened later: a copy that was cut off, a disk that failed.
-    Without ``optimizer`` it does not look at the optimizer's file.
-    """
-    try:
-        listed = read_json(folder / CHECKSUMS, "")
-        names = (*_NEVER_ABSENT, *listed.keys() & {TOKENIZER})
-        sizes = {name: listed[name]["bytes"] for name in names}
-    except (UserError, KeyError, TypeError):
-        return f"{CHECKSUMS} is missing or damaged"
-    for name, size in sizes.items():
-        if name == OPTIMIZER and not optimizer:
-            continue
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if (folder / name).stat().st_size != size:
-            return f"{name} is damaged"
-    return None
-
-
-def last_whole_checkpoint(run: str | Path, *, optimizer: bool = True) -> Path | None:
-    """The latest checkpoint whose files are whole; torn ones are skipped with a warning.
-
-    Raises `UserError` that says what is damaged where there are checkpoints and none is whole.
-    """
-    torn: dict[Path, str] = {}
-    for folder in reversed(checkpoints(run)):
-        damage = incompleteness(folder, optimizer=optimizer)
-        if damage is None:
-            for other, what in torn.items():
-                log.warning("skipping the torn checkpoint %s: %s", other, what)
-            return folder
-        torn[folder] = damage
-    if not torn:
-        return None
-    damages = "; ".join(f"{folder.name}: {what}" for folder, what in torn.items())
-    raise UserError(
-        f"no checkpoint of {run} is whole ({damages}); copy one again from where it was saved, or start over with "
-        "--save_overwrite, which removes them"
-    )
-
-
 def resolve_checkpoint(path: str | Path) -> Path:
-    """A checkpoint folder with whole weights, given itself or the run that holds it (then its last).
-
-    Raises `UserError` for neither, for a damaged checkpoint, and for a run that has gone on to a damaged one: what an
-    earlier checkpoint says may not be what is asked.
-    """
+    """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
     path = Path(path)
-    existing = checkpoints(path)
-    if (path / WEIGHTS).is_file() or (path.is_dir() and _STEP_FOLDER.match(path.name) and not existing):
-        is_of_others = (path / "config.json").is_file() or is_of_olmo(path)  # of transformers
-        if not is_of_others and (torn := incompleteness(path, optimizer=False)):
-            raise UserError(f"{path} is damaged ({torn}); copy it again, or give another checkpoint")
+    if (path / WEIGHTS).is_file():
         return path
-    last = last_whole_checkpoint(path, optimizer=False)
-    if last is None:
+    if not (existing := checkpoints(path)):
         raise UserError(
             f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py (of ai2-olmo's, "
             f"{WEIGHTS} is read, and model.pt, a pickle, is not)"
         )
-    if last != existing[-1] and not load_state(last).finished:
-        torn = incompleteness(existing[-1], optimizer=False)
-        raise UserError(
-            f"{existing[-1]} is damaged ({torn}); copy it again, or give an earlier checkpoint, such as {last}"
-        )
-    return last
+    return existing[-1]
 
 
 def save_checkpoint(
@@ -155,35 +93,20 @@ def save_checkpoint(
     folder = step_folder(run, state.step)
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        _save_tensors(weights, temporary / WEIGHTS)
-        _save_tensors(optimizer, temporary / OPTIMIZER)
+        for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / name)
         config.save(temporary / CONFIG)
         if tokenizer is not None:
             (temporary / TOKENIZER).write_bytes(tokenizer)
         (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
-        files: dict[str, dict[str, int | str]] = {
-            path.name: {"bytes": path.stat().st_size} for path in temporary.iterdir()
-        }
-        files[WEIGHTS]["sha256"] = sha256_file(temporary / WEIGHTS)
-        (temporary / CHECKSUMS).write_text(json.dumps(files) + "\n", encoding="utf8")
+        noted = {WEIGHTS: {"sha256": sha256_file(temporary / WEIGHTS)}}
+        (temporary / CHECKSUMS).write_text(json.dumps(noted) + "\n", encoding="utf8")
     return folder
-
-
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        number = re.search(
-            r"os error (\d+)", str(error)
-        )  # a full disk; safetensors names it in its text alone
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
-    return TrainState(**read_json(folder / STATE, "resume from an earlier checkpoint"))
+    return TrainState(**read_json(folder / STATE, _DAMAGED))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -191,7 +114,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}); use an earlier checkpoint") from error
+        raise UserError(f"{path} cannot be read ({error}); {_DAMAGED}") from error
 
 
 def config_of(folder: Path) -> Config:

@@ -18,10 +18,7 @@ Shapes: B batch, T tokens, V embedding size (logits).
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,6 @@ from torch import Tensor
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
-from olmo_sparsity.data.tokens import tokenizer_file
 from olmo_sparsity.data.windows import fitting_tokenizer
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -45,14 +41,12 @@ EXPORT_NAME = "olmo_sparsity.json"
 _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 
 
-def export_checkpoint(
-    checkpoint: str | Path, out: str | Path, *, tokenizer: str | None = None, bf16: bool = False
-) -> dict[str, Any]:
+def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = False) -> dict[str, Any]:
     """Write the directory ``out``, whole or not at all, after comparing logits of both models.
 
-    Returns what its `EXPORT_NAME` says. ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own.
-    With ``bf16`` the weights are rounded to bf16, in half the space: another model, whose numbers differ a little.
-    Raises `UserError` for bad input, for a shape that no class has, and where ``out`` is there already.
+    Returns what its `EXPORT_NAME` says. With ``bf16`` the weights are rounded, in half the space: another model,
+    whose numbers differ a little. Raises `UserError` for bad input, for a shape that no class has, and where ``out`` is
+    there already.
     """
     source, out = resolve_checkpoint(checkpoint), Path(out)
     if (source / "config.json").is_file():
@@ -67,11 +61,9 @@ def export_checkpoint(
     if bf16:
         for parameter in original.parameters():
             parameter.data = parameter.data.bfloat16().float()
-    tokens = tokenizer_file(tokenizer) if tokenizer else source / TOKENIZER
+    tokens = source / TOKENIZER
     if not tokens.is_file():
-        raise UserError(
-            f"{tokens} is missing; name the tokenizer that the model was trained with: --tokenizer FILE"
-        )
+        raise UserError(f"{tokens} is missing; copy the tokenizer there that the model was trained with")
     model = to_transformers(original, config)
     assert_same_logits(original, model, config)
     model = model.bfloat16() if bf16 else model
@@ -88,28 +80,12 @@ def export_checkpoint(
         "tokenizer_sha256": sha256_file(tokens),
         **provenance(),
     }
-    with atomic_path(out) as temporary, quiet_transformers():
+    with atomic_path(out) as temporary:
         temporary.mkdir()
         model.save_pretrained(temporary)
         _save_tokenizer(tokens, temporary, config)
         write_json(temporary / EXPORT_NAME, note)
     return note
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars, and no warnings of the libraries that transformers imports where they are installed."""
-    from transformers.utils import logging as transformers_logging
-
-    bars, level = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
-    transformers_logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def family_of(config: ModelConfig) -> str:
@@ -143,8 +119,8 @@ def family_of(config: ModelConfig) -> str:
     misfits = [
         f"model.{name}: {value}" for name in needed if (value := getattr(config, name)) != needed[name]
     ]
-    if not (config.encoding.rotates or (family == "smollm3" and config.nope)):
-        misfits.append(f"{config.encoding.name}, not RoPE")
+    if not (config.rope or (family == "smollm3" and config.nope)):
+        misfits.append("model.rope: False")
     if config.bias_for_layer_norm:  # unlike null, which is include_bias
         misfits.append("model.bias_for_layer_norm: True")
     if misfits:
@@ -158,7 +134,7 @@ def family_of(config: ModelConfig) -> str:
 def _rotated_layers(config: ModelConfig) -> list[bool]:
     """Of each layer whether it has RoPE."""
     interval = config.nope_layer_interval or config.n_layers + 1
-    return [config.encoding.rotates and number % interval != 0 for number in range(1, config.n_layers + 1)]
+    return [config.rope and number % interval != 0 for number in range(1, config.n_layers + 1)]
 
 
 def position_reach(config: Config) -> int:
@@ -172,7 +148,7 @@ def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> A
     """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    with quiet_transformers(), torch.random.fork_rng(devices=[]):  # it draws weights before they are replaced
+    with torch.random.fork_rng(devices=[]):  # it draws weights before they are replaced
         exported = AutoModelForCausalLM.from_config(_transformers_config(config))
     exported.load_state_dict(_weights(model), strict=True)
     exported.generation_config = GenerationConfig(

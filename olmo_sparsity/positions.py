@@ -1,5 +1,4 @@
-"""Position schemes: which position id each token of a training window, or of a task's sample, gets; and encodings: what
-a model does with the ids.
+"""Position schemes: which position id each token of a training window, or of a task's sample, gets.
 
 A scheme knows nothing of the model. Those of `SCHEMES` know nothing of the task either; those of `COUPLED_SCHEMES`
 start from the ids that a task couples. Ids are a pure function of (seed, epoch, example index), so that resuming a run,
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -142,36 +140,3 @@ def position_ids(
     """
     assert options.target_length >= length, "the config was checked"
     return SCHEMES[name](length, options, np.random.default_rng([Stream.POSITIONS, seed, epoch, index]))
-
-
-# --- encodings: what OLMo's configuration says with several switches, read once ---
-
-
-@dataclass(frozen=True)
-class PositionEncoding:
-    """What a position encoding does to a model."""
-
-    name: str
-    switch: str | None
-    """The field of the model's configuration that asks for it; None: where no switch is on."""
-    rotates: bool = False
-    """Queries and keys are rotated by angles proportional to the ids."""
-    biases: bool = False
-    """Attention scores are lowered in proportion to the distance of ids, which needs a mask of its own."""
-    has_table: bool = False
-    """Ids are looked up in a table of `max_sequence_length` rows, so that larger ones have no encoding."""
-
-
-ENCODINGS = (
-    PositionEncoding("RoPE", "rope", rotates=True),
-    PositionEncoding("ALiBi", "alibi", biases=True),
-    PositionEncoding("NoPE", "nope"),
-    PositionEncoding("learned positions", None, has_table=True),
-)
-SWITCHES = tuple(f"model.{encoding.switch}" for encoding in ENCODINGS if encoding.switch)
-"""The fields of a configuration that an encoding depends on."""
-
-
-def encoding_of(model: Any) -> PositionEncoding:
-    """The position encoding of a model's configuration, of whose switches at most one is on."""
-    return next(one for one in ENCODINGS if one.switch is None or getattr(model, one.switch))

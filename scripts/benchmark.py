@@ -24,7 +24,7 @@ import argparse
 import importlib
 import json
 
-from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, texts, whole_number
+from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number
 from olmo_sparsity.util.errors import run_script
 
 
@@ -79,7 +79,7 @@ def _parser() -> Parser:
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")
     gpu.add_argument("--data", metavar="DIR", help="prepared corpus (default: docstrings, prepared here)")
-    gpu.add_argument("--minutes", type=positive_number, default=28.0, help="of all parts together")
+    gpu.add_argument("--minutes", type=float, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
     gpu.add_argument("--agreement", action="store_true", help=argparse.SUPPRESS)

@@ -23,26 +23,24 @@ def autocast(bf16):
     return torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16)
 
 
-def batch(documents=False, ids=False):
+def batch(ids=False):
     """Two examples of T tokens, which a data loader gave on the CPU."""
     numbers = {name: torch.zeros(2, T, dtype=torch.long) for name in ("input_ids", "position_ids", "labels")}
     return Batch(
         **numbers,
         loss_mask=torch.ones(2, T, dtype=torch.bool),
-        document_ids=torch.zeros(2, T, dtype=torch.long) if documents else None,
         id_labels=torch.zeros(2, T, dtype=torch.long) if ids else None,
     ).to(DEVICE)
 
 
 @PRECISIONS
-@pytest.mark.parametrize("documents", [False, True], ids=["", "doc_mask"])
 @pytest.mark.parametrize("encoding", tiny.ENCODINGS)
 @pytest.mark.parametrize("changes", [{}, {"weight_tying": True, "scale_logits": True, "include_bias": True}])
-def test_training_of_olmo_stays_on_the_device(encoding, documents, changes, bf16):
+def test_training_of_olmo_stays_on_the_device(encoding, changes, bf16):
     model = tiny.model(**tiny.ENCODINGS[encoding], **changes)
     with fake_cuda(), HostReads() as reads, autocast(bf16):
         on_fake_cuda(model)
-        one = batch(documents)
+        one = batch()
         sums = model(**one.model_inputs, **one.targets, z_weight=1e-4)
         assert {(each.device.type, each.dtype) for each in sums.values()} == {("cuda", torch.float32)}
     assert reads.seen == []
@@ -75,7 +73,7 @@ def test_gradients_of_the_loss_stay_on_the_device(dtype):
 @pytest.mark.parametrize("encoding", tiny.ENCODINGS)
 def test_held_out_losses_are_read_once(tmp_path, encoding):
     positions = {"scheme": "contiguous", "target_length": None}
-    evaluation = {"windows": 8, "position_length": 32}
+    evaluation = {"windows": 8}
     config = tiny.train_config(
         tmp_path, model=tiny.ENCODINGS[encoding], positions=positions, evaluation=evaluation
     )
@@ -83,8 +81,6 @@ def test_held_out_losses_are_read_once(tmp_path, encoding):
     with fake_cuda(), HostReads() as reads:
         on_fake_cuda(model)
         sums, counts = evaluation._measure(
-            evaluation.windows,
-            evaluation.length,
             lambda batch: model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
                 "loss_nats"
             ],

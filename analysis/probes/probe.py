@@ -61,7 +61,9 @@ class Probe(ABC):
     MEASURED: ClassVar[str]
     """The setting of the result that says how many stretches there were."""
 
-    seed: int = field(default=0, metadata=argument("of all that is drawn", type=arguments.seed_number))
+    seed: int = field(
+        default=0, metadata=argument("of all that is drawn", type=arguments.whole_number_or_zero)
+    )
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
 

@@ -20,10 +20,15 @@ One that holds another measurement is replaced with --overwrite only.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
+from olmo_sparsity.util.arguments import (
+    Parser,
+    out_folder,
+    whole_number,
+    whole_number_or_zero,
+    whole_numbers,
+)
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import EXACT_MATCH_NAME
 
@@ -45,7 +50,7 @@ def parser() -> Parser:
     differ = "parameters of the task that differ from those of training: '{distance: [100, 200]}'"
     add("--parameters", type=_parameters, default={}, metavar="YAML", help=differ)
     add("--samples", type=whole_number, default=200, help="samples of each length (default: 200)")
-    add("--seed", type=seed_number, default=0, help="seed of the samples (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="seed of the samples (default: 0)")
     add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help="decoded at a time (32768)")
     add("--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)")
     add("--overwrite", action="store_true", help="replace another measurement in --out")
@@ -60,7 +65,7 @@ def main() -> None:
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.batches import TaskPositions
     from olmo_sparsity.evaluate.exact_match import measure
-    from olmo_sparsity.evaluate.records import exact_match_record
+    from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
@@ -71,7 +76,7 @@ def main() -> None:
     model, config = load_model(folder)
     task, cells = planned(given, config)
     path = (given.out or folder.parent) / EXACT_MATCH_NAME
-    if is_measured(given, folder, config):
+    if record_is_of(path, folder, task, cells, samples=given.samples, seed=given.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
     if path.is_file() and not given.overwrite:
@@ -116,15 +121,6 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
         )
     lengths = given.lengths or multiples_of_training_length(task)
     return task, grid(TaskPositions(config), task, lengths, given.ks)
-
-
-def is_measured(given: argparse.Namespace, checkpoint: Path, config: Config) -> bool:
-    """Whether a record is there already of these weights, task, lengths, k, samples and seed."""
-    from olmo_sparsity.evaluate.records import record_is_of
-
-    task, cells = planned(given, config)
-    path = (given.out or checkpoint.parent) / EXACT_MATCH_NAME
-    return record_is_of(path, checkpoint, task, cells, samples=given.samples, seed=given.seed)
 
 
 def _parameters(text: str) -> dict[str, Any]:

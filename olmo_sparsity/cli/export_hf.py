@@ -27,8 +27,6 @@ def main() -> None:
     add = parser.add_argument
     add("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
     add("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
-    tokenizer = 'tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)'
-    add("--tokenizer", metavar="FILE", help=tokenizer)
     add(
         "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
     )
@@ -36,7 +34,6 @@ def main() -> None:
     from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
 
     show_log()
-    given = {"tokenizer": arguments.tokenizer, "bf16": arguments.bf16}
-    done = export_checkpoint(arguments.checkpoint, arguments.out, **given)
+    done = export_checkpoint(arguments.checkpoint, arguments.out, bf16=arguments.bf16)
     size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
     print(f"{arguments.out}: {done['architecture']}, {size}")

@@ -9,7 +9,7 @@ examples:
       --out data/other                                               # to evaluate on only
   olmo-sparsity prepare_data c4 --limit-tokens 1000000000 --out runs/c4
   olmo-sparsity prepare_data c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
-  olmo-sparsity prepare_data c4 --out runs/c4 --merge            # when all 64 are done
+  olmo-sparsity prepare_data c4 --out runs/c4                    # when all 64 are done: puts them together
 
 sources:
   docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
@@ -26,8 +26,8 @@ A run that was stopped goes on where it was when the same command is given again
 it is. Held-out documents lose every paragraph that also occurs in a training document.
 
 --shard i/n prepares a share of the input (files, or shards of C4) into the same --out, at the same time as the
-other shares, on any machine that sees the folder; --merge then writes the held-out split and the manifest, or names
-the shares that are missing. The result has the same bytes as without --shard.
+other shares, on any machine that sees the folder; the same command without --shard then makes what is missing, the
+held-out split and the manifest. The result has the same bytes as without shards.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, shard, whole_number
-from olmo_sparsity.util.errors import UserError
 
 
 def main() -> int:
     settings, how = parse_settings()
     start = time.monotonic()
-    options = {name: getattr(how, name) for name in ("workers", "overwrite", "merge", "shard")}
-    done = prepare(settings, how.out, **options)
+    done = prepare(settings, how.out, workers=how.workers, shard=how.shard)
     seconds = time.monotonic() - start
     if done.manifest is None:
-        print(f"shard {how.shard.number}/{how.shard.count}: {_amount(done.train)} units")
+        print(f"shard {how.shard[0]}/{how.shard[1]}: {_amount(done.train)} units")
     else:
         print(summary(done.manifest))
     if done.manifest is not None and not done.tokens_written:
         print(f"{how.out} was ready already, made with the same settings; nothing to do")
     else:
-        what = f"{how.out} is ready" if how.shard is None else "when every shard is done: --merge"
+        what = (
+            f"{how.out} is ready"
+            if how.shard is None
+            else "next, when all are: the same command without --shard"
+        )
         print(f"{seconds:,.1f} s, {done.tokens_written / seconds:,.0f} tokens/s; {what}")
     return 0
 
@@ -65,12 +67,6 @@ def main() -> int:
 def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
     """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
     how = _parser().parse_args(arguments)
-    if how.overwrite and (how.shard or how.merge):
-        raise UserError(
-            "--overwrite would remove the work of other shards; remove the folder before they start"
-        )
-    if how.shard and how.merge:
-        raise UserError("--merge is for when all shards are done; give it without --shard")
     return settings_from(PrepareSettings, how), how
 
 
@@ -94,12 +90,10 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
     add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
-    add("--overwrite", action="store_true", help="replace another corpus in DIR")
     add(
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )
     add("--shard", type=shard, metavar="I/N", help="share I of N only; not for docs, nor --tokenizer bpe")
-    add("--merge", action="store_true", help="finish a corpus whose shards are all done")
     settings = fields(PrepareSettings)[1:]
     for sources in dict.fromkeys(setting.metadata["sources"] for setting in settings):
         group = parser.add_argument_group(" and ".join(sources) or "all sources")

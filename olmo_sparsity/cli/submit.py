@@ -12,9 +12,9 @@ a chain, each with --after the last job that the one before it has printed:
   olmo-sparsity submit train configs/base.yaml --corpus.path=data/c4 --gpus-per-node 4 --after 12
   olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
 
-All but the options below goes to the command. Of the commands in this list, what can be checked is checked before a
+All but the options below goes to the command. What training, sweeps and preparation would refuse is refused before a
 job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
-weights and the machine. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
+weights and the machine; of influence the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
 train         saves, requeues and resumes by itself at the time limit and after a preemption.
 sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
@@ -64,7 +64,10 @@ def main() -> None:
     # A -- is allowed in front of the arguments of the command: they are told from our options by their names.
     options, arguments = _parser().parse_known_args([word for word in sys.argv[1:] if word != "--"])
     options.may_come = options.after is not None or options.dry_run
-    job = JOBS.get(options.command, _other)(options, arguments)
+    if options.command in JOBS:
+        job = JOBS[options.command](options, arguments)
+    else:  # it is not checked, and its log goes to the current folder
+        job = Job(options.command, Path(), command_line(options.command, arguments))
     if not options.dry_run:
         job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
     number = _submit(options, job, job.command, job.options, after=options.after)
@@ -116,8 +119,10 @@ def _submit(
 
 def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
-    from olmo_sparsity.config.load import load_config, refuse_dry_run
+    from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
+    from olmo_sparsity.data.tokens import MANIFEST_NAME
+    from olmo_sparsity.data.windows import share_of_batch
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
@@ -125,19 +130,16 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
-    refuse_dry_run(config)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
-    if config.global_train_batch_size % processes:
-        raise UserError(
-            f"global_train_batch_size {config.global_train_batch_size} cannot be shared by {processes} processes "
-            f"({options.nodes} nodes x {per_node}); choose --nodes and --gpus-per-node whose product divides it"
-        )
+    share_of_batch(config, processes)
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
-    is_text = config.task.name is None
-    is_missing = is_text and _may_come(config.corpus.path, options)
-    if not is_missing:
+    is_text, corpus = config.task.name is None, config.corpus.path
+    is_missing = bool(options.may_come and is_text and corpus and not Path(corpus, MANIFEST_NAME).is_file())
+    if is_missing:
+        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
+    else:
         open_training_data(config)
     if config.evaluation.interval is not None and (config.evaluation.paths or not is_missing):
         (HeldoutEvaluation if is_text else TaskEvaluation)(config)
@@ -174,55 +176,35 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         check_shardable(settings)
     # without --workers it would take all cores that it sees, on some clusters those of the whole node
     command = command_line("prepare_data", [*arguments, f"--workers={options.cpus}"])
-    return _in_shards(options, command, how.out, merge=["--merge"])
+    return _in_shards(options, command, how.out)
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
-    """Raises `UserError` for what each shard would refuse before it loads a model."""
+    """Refuses unknown options, as each shard would; what is read and the sizes are for the job to see."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    command = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
-    given = command.influence_parser().parse_args(arguments)
-    has_corpus = given.corpus is not None and not _may_come(given.corpus, options)
-    command.check_influence(list(arguments), shards=options.array[0], read_texts=has_corpus)
+    analysis = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
+    given = analysis.influence_parser().parse_args(arguments)
     path, _ = split_scaling(given.model)
-    is_of_hub = path.count("/") == 1 and not Path(path).parent.exists()
     fixed = given.model
-    if not (options.may_come or is_of_hub or Path(path).is_file()):
+    if Path(path).is_dir() and not options.may_come:
         # A run's last checkpoint now: all shards measure the same while it goes on.
         fixed = str(resolve_checkpoint(path)) + given.model[len(path) :]
     arguments = [fixed if word == given.model else word for word in arguments]
     return _in_shards(options, command_line("influence", arguments), given.out)
 
 
-def _in_shards(
-    options: argparse.Namespace, command: Sequence[str], out: Path, *, merge: Sequence[str] = ()
-) -> Job:
-    """An array of shards, if there is more than one, and what puts them together."""
+def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -> Job:
+    """An array of shards, if there is more than one, and the command without a shard, which puts them together."""
     shards, array = options.array
     if shards == 1:
         return Job(options.command, out, command)
     shard = [*command, "--shard", f"{TASK}/{shards}"]
-    return Job(options.command, out, shard, [f"--array={array}"], [*command, *merge])
-
-
-def _other(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
-    """A command that is not checked; its log goes to the current folder."""
-    return Job(options.command, Path(), command_line(options.command, arguments))
+    return Job(options.command, out, shard, [f"--array={array}"], command)
 
 
 JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}
-
-
-def _may_come(corpus: str | None, options: argparse.Namespace) -> bool:
-    """Whether a corpus is not there yet and need not be before the job starts; says so."""
-    from olmo_sparsity.data.tokens import MANIFEST_NAME
-
-    may_come = options.may_come and corpus is not None and not (Path(corpus) / MANIFEST_NAME).is_file()
-    if may_come:
-        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
-    return may_come
 
 
 def _array(text: str) -> tuple[int, str]:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from olmo_sparsity.cli import command_line, exact_match, show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import last_line
+from olmo_sparsity.util.files import EXACT_MATCH_NAME, last_line
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StopRequest
 
 if TYPE_CHECKING:
@@ -74,13 +74,17 @@ class Cell:
 
         Raises `UserError` where the folder holds a run of other settings.
         """
+        from olmo_sparsity.evaluate.records import record_is_of
         from olmo_sparsity.training.resume import is_finished, starting_checkpoint
 
         checkpoint = starting_checkpoint(self.config, resume=True)
         if checkpoint is None or not is_finished(self.config, checkpoint):
             return False
-        is_text = self.config.task.name is None
-        return is_text or exact_match.is_measured(self.evaluation, checkpoint, self.config)
+        if self.config.task.name is None:
+            return True
+        task, cells = exact_match.planned(self.evaluation, self.config)
+        path, how = (self.evaluation.out or self.folder) / EXACT_MATCH_NAME, self.evaluation
+        return record_is_of(path, checkpoint, task, cells, samples=how.samples, seed=how.seed)
 
 
 def main() -> int:
@@ -189,12 +193,11 @@ def _terminate(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def _make_cell(options: argparse.Namespace, name: str, path: str, overrides: Sequence[str]) -> Cell:
-    from olmo_sparsity.config.load import load_config, refuse_dry_run
+    from olmo_sparsity.config.load import load_config
 
     folder = options.out / name
     where = (f"--save_folder={folder}", f"--run_name={options.out.resolve().name}-{name}")
     config = load_config(path, [*where, *overrides], warn=False)
-    refuse_dry_run(config)
     if config.save_folder != str(folder):
         raise UserError(
             f"save_folder is {config.save_folder}, not {folder}; leave it to the sweep, and give --out a plain name"
@@ -212,14 +215,9 @@ def _make_cell(options: argparse.Namespace, name: str, path: str, overrides: Seq
 def _axis(text: str) -> tuple[str, list[str]]:
     """Key and values of ``key=1,2`` or ``key=[5,20],[5,10]``: commas inside brackets belong to a value."""
     key, _, rest = text.partition("=")
-    values, depth = [""], 0
-    for letter in rest:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += letter
-    values = [value.strip() for value in values]
+    values = [
+        value.strip() for value in re.split(r",(?![^\[{]*[\]}])", rest)
+    ]  # no bracket is closed behind it
     if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or not all(values):
         raise UserError(
             f"--grid {text}: write a key of the config and its values, such as seed=1,2 or seed=null"

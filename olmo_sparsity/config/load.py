@@ -34,12 +34,6 @@ NOT_LOADED = (
 _MOST_NODES = 1_000_000  # a run may name ten thousand token files, for which OmegaConf's own limit is too low
 
 
-def refuse_dry_run(config: Config) -> None:
-    """Raise `UserError` where a run that others wait for would only print its configuration, and end well."""
-    if config.dry_run:
-        raise UserError("dry_run: such a run trains nothing; leave it out, or give --dry-run before the --")
-
-
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True, only: Sequence[str] = ()
 ) -> Config:
@@ -56,8 +50,8 @@ def load_config(
         config = cast(Config, om.to_object(om.merge(_defaults(), values)))
         om.structured(config)  # looks at the elements of lists too; what is refused here could not be saved
     except NOT_LOADED as error:
-        raise UserError(_printable(f"{path}: {_in_one_line(error)}")) from error
-    if problems := [_printable(problem) for problem in validate(config)]:
+        raise UserError(f"{path}: {_in_one_line(error)}") from error
+    if problems := validate(config):
         head = f"{len(problems)} problems in {path}:\n  " if len(problems) > 1 else f"{path}: "
         raise UserError(head + "\n  ".join(problems))
     if warn and (ignored := ignored_fields(config) | _unlike_neox(config, values)):
@@ -117,10 +111,3 @@ def _in_one_line(error: Exception) -> str:
     """What OmegaConf says of a key, or YAML of a place in a text."""
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else " ".join(str(error).split())
-
-
-def _printable(text: str) -> str:
-    """``text`` with line ends, escape sequences and broken Unicode written out: one line, safe on a terminal."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
-    )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.positions import COUPLED_SCHEMES, PositionEncoding, encoding_of
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 
 
@@ -72,9 +72,9 @@ class ModelConfig(olmo.ModelConfig):
     """
 
     @property
-    def encoding(self) -> PositionEncoding:
-        """The position encoding that the switches `rope`, `alibi` and `nope` ask for."""
-        return encoding_of(self)
+    def learns_positions(self) -> bool:
+        """Whether ids are looked up in a table of `max_sequence_length` rows: OLMo's, where no other encoding is on."""
+        return not (self.rope or self.alibi or self.nope)
 
     @property
     def embedding_rows(self) -> int:
@@ -167,18 +167,6 @@ class PositionsConfig(olmo.BaseConfig):
     content: Literal["contiguous", "skip"] = "contiguous"
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
-    doc_mask: bool = False
-    """
-    A token attends only to its own document; an EOS belongs to the document it ends. What OLMo's
-    `data.generate_doc_lengths` asks for; here it needs no flash-attn.
-    """
-
-    restart_at_documents: bool = False
-    """
-    With `doc_mask` and `scheme: contiguous`: ids count from 0 in every document instead of in every window. RoPE
-    and ALiBi see differences of ids only, so it changes nothing for them; learned embeddings it does change.
-    """
-
 
 @dataclass
 class CorpusConfig(olmo.BaseConfig):
@@ -189,15 +177,6 @@ class CorpusConfig(olmo.BaseConfig):
     A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
     from its manifest.
     """
-
-    train_split: str = "train"
-    """The split of the corpus that is trained on."""
-
-    heldout_split: str = "heldout"
-    """The split of the corpus that is measured on and never trained on."""
-
-    verify_checksums: bool = True
-    """Compare the token files with the checksums in the manifest before training, once in a run unless they change."""
 
 
 @dataclass
@@ -229,9 +208,6 @@ class DeepSpeedConfig(olmo.BaseConfig):
     A JSON of `configs/deepspeed`, or your own. Null: no DeepSpeed. What this YAML decides (batch sizes, clipping,
     precision, optimizer) is "auto" or absent there.
     """
-
-    offload_optimizer: bool = False
-    """Keep the optimizer's state in the memory of the host (ZeRO 1 to 3)."""
 
 
 @dataclass
@@ -273,16 +249,16 @@ class TaskConfig(olmo.BaseConfig):
 @dataclass
 class EvaluationConfig(olmo.BaseConfig):
     """
-    Held-out measures while training. Text: the loss, in windows of the training length and by position in long
-    documents. A task: exact match by length, free-running, on test samples; of this section it reads interval, windows
-    (how many samples of a length), batch_size and seed.
+    Held-out measures while training. Text: the loss, in windows of the training length. A task: exact match by length,
+    free-running, on test samples; of this section it reads interval, windows (how many samples of a length), batch_size
+    and seed.
     """
 
     interval: int | None = None
     """Measured every so many steps, and at the last one. Null: never."""
 
     windows: int = 64
-    """How many windows each of the two measures reads, fewer where the held-out text has fewer."""
+    """How many windows are read, fewer where the held-out text has fewer."""
 
     until: float | None = None
     """
@@ -292,24 +268,29 @@ class EvaluationConfig(olmo.BaseConfig):
 
     batch_size: int | None = None
     """
-    Windows of the training length that one process reads at a time; of longer ones as many as have no more
-    tokens. Null: `device_train_microbatch_size`; for a task, as many samples as have 32,768 tokens.
+    Windows that one process reads at a time. Null: `device_train_microbatch_size`; for a task, as many samples as have
+    32,768 tokens.
     """
-
-    position_length: int | None = None
-    """
-    Tokens of the windows that are measured by position, each inside one document. Null: T',
-    `positions.target_length`, or the training length where that is null.
-    """
-
-    position_bins: int = 16
-    """Into how many bins of equal width the positions 0 … `position_length` - 1 are put."""
 
     paths: list[str] | None = None
-    """Held-out token files, of type `data.memmap_dtype`. Null: the `corpus.heldout_split` of the corpus."""
+    """Held-out token files, of type `data.memmap_dtype`. Null: those of the corpus."""
 
     seed: int = 0
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
+
+
+_GONE: dict[str, Any] = {
+    "corpus.stream": None,
+    "positions.doc_mask": False,
+    "positions.restart_at_documents": False,
+    "corpus.train_split": "train",
+    "corpus.heldout_split": "heldout",
+    "corpus.verify_checksums": True,
+    "deepspeed.offload_optimizer": False,
+    "evaluation.position_bins": 16,
+    "evaluation.position_length": None,
+    "tensorboard": False,
+}
 
 
 @dataclass
@@ -346,9 +327,6 @@ class Config(olmo.TrainConfig):
     precision: Literal["amp_bf16", "fp32"] | None = None
     """Null: bf16 where the machine has it."""
 
-    tensorboard: bool = False
-    """Metrics also go to TensorBoard event files in the run's folder `tensorboard` (for W&B: OLMo's `wandb`)."""
-
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """DeepSpeed's ZeRO, where its `config` is set."""
 
@@ -361,17 +339,14 @@ class Config(olmo.TrainConfig):
 
     @classmethod
     def update_legacy_settings(cls, config: Any) -> Any:
-        """Also without `corpus.stream: null`, which checkpoints of older versions have."""
+        """Also without the fields of older checkpoints that are gone, where they asked for nothing."""
         config = super().update_legacy_settings(config)
-        corpus = config.get("corpus")
-        if isinstance(corpus, MutableMapping) and corpus.get("stream", ...) is None:
-            del corpus["stream"]
+        for name, nothing in _GONE.items():
+            section, _, key = name.rpartition(".")
+            values = config.get(section) if section else config
+            if isinstance(values, MutableMapping) and values.get(key, ...) == nothing:
+                del values[key]
         return config
-
-    @property
-    def masks_documents(self) -> bool:
-        """Whether a token attends only to its own document, asked for by our name of it or by OLMo's."""
-        return self.positions.doc_mask or self.data.generate_doc_lengths
 
     @property
     def tokens_per_step(self) -> int:
@@ -405,7 +380,9 @@ REFUSED = {
     "load_path": "set it to null; a run goes on with --resume, and another run's weights are taken by initial_weights",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
+    "data.datasets": "groups of files are not told apart; list all of them in data.paths",
     "data.label_mask_paths": "label masks are not implemented; set it to null",
+    "data.generate_doc_lengths": "a token attends to all before it in its window; set it to false",
     "data.generate_attention_mask": "windows have no padding to mask; set it to false",
     "data.drop_last": "every step trains on a whole global batch; set it to true",
 }
@@ -416,7 +393,7 @@ _IGNORED = {
         device_train_grad_accum model.init_device model.precision""",
     "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
         load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
-        no_pre_train_checkpoint save_data_indices save_num_unsharded_checkpoints_to_keep""",
+        no_pre_train_checkpoint save_data_indices save_interval_unsharded save_num_unsharded_checkpoints_to_keep""",
     "not measured; metrics go to metrics.jsonl": """module_outputs_save_steps python_profiling torch_profiling
         optimizer.metrics_log_interval optimizer.record_update_metrics""",
     "held-out loss has the section evaluation": """evaluators eval_interval eval_subset_num_batches eval_on_load
@@ -429,11 +406,11 @@ IGNORED = {name: reason for reason, names in _IGNORED.items() for name in names.
 
 FREE = {
     *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_overwrite", "save_interval"),
-    *("save_interval_unsharded", "checkpoints", "evaluation", "dry_run"),
-    *("wandb", "tensorboard", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
+    *("checkpoints", "evaluation", "dry_run"),
+    *("wandb", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
     *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
-    *("time_limit", "corpus.path", "corpus.heldout_split", "corpus.verify_checksums", "tokenizer.identifier"),
-    *("data.paths", "data.datasets", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
+    *("time_limit", "corpus.path", "tokenizer.identifier"),
+    *("data.paths", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
     *("data.num_workers", "data.timeout"),
 }
 """Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout

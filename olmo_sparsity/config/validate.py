@@ -24,7 +24,7 @@ from olmo_sparsity.config.schema import (
     leaves,
     parse_duration,
 )
-from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES, SWITCHES
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.util.errors import UserError
@@ -33,12 +33,11 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "above 0": (
         lambda value: value > 0,
         """global_train_batch_size max_grad_norm device_train_microbatch_size console_log_interval save_interval
-        save_interval_unsharded model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
+        model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
         model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
         model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
         positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
-        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size
-        evaluation.position_bins""",
+        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size""",
     ),
     "0 or more": (
         lambda value: value >= 0,
@@ -47,10 +46,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         optimizer.eps scheduler.t_warmup scheduler.t_max scheduler.alpha_f scheduler.grad_clip_warmup_steps
         scheduler.grad_clip_warmup_factor scheduler.warmup_min_lr data.seed positions.id_weight evaluation.seed""",
     ),
-    "2 or more": (
-        lambda value: value >= 2,
-        "model.max_sequence_length evaluation.position_length",
-    ),
+    "2 or more": (lambda value: value >= 2, "model.max_sequence_length"),
     "a probability, 0 … 1": (
         lambda value: 0 <= value <= 1,
         """model.attention_dropout model.residual_dropout model.embedding_dropout positions.skip_probability
@@ -64,9 +60,9 @@ _READ_BY_NEOX = {
 }
 _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _ABOUT_TEXT = {
-    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter", "data.generate_doc_lengths"),
-    *("positions.doc_mask", "positions.content", "tokenizer.identifier", "needles.share"),
-    *("evaluation.paths", "evaluation.position_length"),
+    *("corpus.path", "data.paths", "data.instance_filter"),
+    *("positions.content", "tokenizer.identifier", "needles.share"),
+    "evaluation.paths",
 }
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
@@ -103,18 +99,14 @@ def _of_values(config: Config) -> Iterator[str]:
 
 def _of_model(config: Config) -> Iterator[str]:
     model, positions = config.model, config.positions
-    for first, second in combinations(SWITCHES, 2):
+    for first, second in combinations(("model.rope", "model.alibi", "model.nope"), 2):
         if field_value(config, first) and field_value(config, second):
             yield f"{first}: excludes {second}; set one of them to false"
     if model.family != "olmo":
         yield from _of_other_family(config)
-    longest = config.evaluation.position_length or config.target_length
-    if model.family == "olmo" and model.encoding.has_table:
-        beyond = config.evaluation.interval is not None or config.evaluation.position_length is not None
-        if positions.scheme != "contiguous" or config.task.name:
-            yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
-        elif beyond and longest > model.max_sequence_length:
-            yield f"evaluation.position_length: {longest} is past the table of learned position embeddings; lower it"
+    learned = model.family == "olmo" and model.learns_positions
+    if learned and (positions.scheme != "contiguous" or config.task.name):
+        yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
     if not model.rope:
         for name in ("model.nope_layer_interval", "model.rope_window"):
             if field_value(config, name):
@@ -138,9 +130,10 @@ def _of_other_family(config: Config) -> Iterator[str]:
         value = getattr(model, item.name)
         if item.name not in _READ_BY[model.family] and value != getattr(default, item.name):
             yield f"model.{item.name}: {value} means nothing to model.family: {model.family}; leave it out"
-    not_read = ["positions.doc_mask", "data.generate_doc_lengths"]
     if model.family == "tuples":
-        not_read += ["positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"]
+        for name in ("positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"):
+            if is_set(config, name):
+                yield f"{name}: means nothing to model.family: tuples; leave it out"
         if config.task.name is None:
             yield "model.family: tuples is for synthetic tasks; name a task, or choose olmo"
         if config.positions.scheme in ("predicted", "random_float"):
@@ -149,9 +142,6 @@ def _of_other_family(config: Config) -> Iterator[str]:
         yield "model.rope: GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off"
     elif len({model.residual_dropout, model.attention_dropout, model.embedding_dropout}) > 1:
         yield "model.residual_dropout: GPT-NeoX has one probability of dropout; set the three to the same number"
-    for name in not_read:
-        if is_set(config, name):
-            yield f"{name}: means nothing to model.family: {model.family}; leave it out"
 
 
 def _of_positions(config: Config) -> Iterator[str]:
@@ -164,15 +154,12 @@ def _of_positions(config: Config) -> Iterator[str]:
         ("positions.coupled_share", ("predicted",)),
         ("positions.id_noise", tuple(COUPLED_SCHEMES)),
         ("positions.found.first_ids", tuple(COUPLED_SCHEMES)),
-        ("positions.restart_at_documents", ("contiguous",)),
     ):
         if is_set(config, name) and scheme not in read_with:
             yield f"{name}: is read with positions.scheme: {' or '.join(read_with)} alone, not with {scheme}"
     unlike = len(found.first_ids) != len(found.counted_from)
     if unlike or min(found.first_ids, default=0) < 0 or (found.marks and not found.first_ids):
         yield "positions.found.first_ids: give ids from 0 up, and all that results/synthetic/couple.py prints"
-    if positions.restart_at_documents and not config.masks_documents:
-        yield "positions.restart_at_documents: other documents would share ids; set positions.doc_mask: true"
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield "softmax_auxiliary_loss: is for models of one head, and predicted has two; set it to false"
     if positions.rotate != "ids" and not (config.model.rope and config.task.name):
@@ -180,19 +167,14 @@ def _of_positions(config: Config) -> Iterator[str]:
 
 
 def _of_text(config: Config) -> Iterator[str]:
-    data, evaluation, length = config.data, config.evaluation, config.model.max_sequence_length
-    needles, scheme = config.needles, config.positions.scheme
+    needles, scheme, length = config.needles, config.positions.scheme, config.model.max_sequence_length
     for name in ("task.parameters", "task.length_groups", "evaluation.until"):
         if is_set(config, name):
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
     if scheme in COUPLED_SCHEMES:
         yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
-    for first, second in combinations(("corpus.path", "data.datasets", "data.paths"), 2):
-        if field_value(config, first) and field_value(config, second):
-            yield f"{first}: excludes {second}; set one of them to null"
-    reads_bare = data.paths or data.datasets or (evaluation.interval and evaluation.paths)
-    if data.memmap_dtype == "uint16" and config.model.vocab_size > 1 << 16 and reads_bare:
-        yield "data.memmap_dtype: uint16 holds ids below 65,536, model.vocab_size is above; set it to uint32"
+    if config.corpus.path and config.data.paths:
+        yield "corpus.path: excludes data.paths; set one of them to null"
     if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
         yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
     if min(needles.value_tokens, default=0) < 1:

@@ -21,12 +21,10 @@ from olmo_sparsity.data.windows import (
     Batch,
     TrainingBatches,
     TrainingData,
-    bare_training_paths,
     identity_of,
 )
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import Segment, between, found_ids
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
@@ -123,10 +121,6 @@ class TaskPositions:
         epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
         coupled = self._without_start(batch)
         largest = coupled.max(axis=1, initial=0)
-        if (most := int(largest.max(initial=0))) >= self.table_size:
-            raise UserError(
-                f"positions.table_size: {self.table_size} is too small for ids up to {most}; raise it"
-            )
         of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [
             positions.draw_shift(last, last_of_prompt, self.table_size, generator, skip_probability=skips)
@@ -231,18 +225,17 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
 def verify_checksums(config: Config) -> None:
     """Verify all token files that a run reads; for one process of a run, before its first step.
 
-    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. Of others the
-    ids must be of the type that they are read as, and in the vocabulary. Raises `UserError` for the first one that is
-    not right.
+    Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and
+    in the vocabulary. Raises `UserError` for the first one that is not right.
     """
     corpus, evaluates = config.corpus, config.evaluation.interval is not None
     evaluation_paths = (config.evaluation.paths or []) if evaluates else []
     splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
     if corpus.path is not None:
-        splits.append((corpus.path, corpus.train_split))
+        splits.append((corpus.path, "train"))
         if evaluates and not evaluation_paths:
-            splits.append((corpus.path, corpus.heldout_split))
-    for folder, split in splits if corpus.verify_checksums else []:
+            splits.append((corpus.path, "heldout"))
+    for folder, split in splits:
         open_verified(folder, split)
-    for path in [*bare_training_paths(config), *evaluation_paths]:  # token files without a manifest
+    for path in [*(config.data.paths or ()), *evaluation_paths]:  # token files without a manifest
         check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

@@ -54,7 +54,6 @@ from olmo_sparsity.data.tokens import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.util.arguments import Shard
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
@@ -64,6 +63,7 @@ PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"
+OTHER_FOLDER = "choose another --out, or remove it"
 OUTPUT_PATTERNS = (
     *(MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME, f"heldout-*{NEAR_COPIES_SUFFIX}"),
     *(f"{split}-*{suffix}" for split in ("train", "heldout") for suffix in (".npy", GROUPS_SUFFIX)),
@@ -87,16 +87,13 @@ def prepare(
     out: str | Path,
     *,
     workers: int | None = None,
-    overwrite: bool = False,
-    merge: bool = False,
-    shard: Shard | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
-    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With a
-    ``shard`` only its share of the training files is made, at the same time as others if need be; with ``merge`` all of
-    them must be there. Raises `UserError` for bad input, and for a folder that holds another corpus, leaving that alone
-    unless ``overwrite``.
+    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With ``shard``
+    (i, n) only the i-th of n shares of the training files is made, at the same time as others if need be. Raises
+    `UserError` for bad input, and for a folder that holds another corpus.
     """
     settings.check()
     if shard is not None:
@@ -104,17 +101,18 @@ def prepare(
     # as a manifest gives it back
     request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
     out = Path(out)
-    if not overwrite and (finished := _finished(out, request)):
+    if finished := _finished(out, request):
         return finished
-    with folder_lock(out, part=None if shard is None else f"{shard.number}-of-{shard.count}"):
-        if not overwrite and (finished := _finished(out, request)):
+    with folder_lock(out, part=None if shard is None else f"{shard[0]}-of-{shard[1]}"):
+        if finished := _finished(out, request):
             return finished  # another process made it in the meantime
-        _claim(out, request, settings, overwrite)
+        _claim(out, request)
         try:
-            prepared = _Work(settings, out, request, workers or available_cores()).run(shard, merge)
+            prepared = _Work(settings, out, request, workers or available_cores()).run(shard)
         except BaseException:
             if shard is None and not any(out.glob("train-*.npy")):  # nothing that is worth keeping
-                _remove_outputs(out)
+                for path in _outputs(out):
+                    remove(path)
             raise
         finally:
             if shard is None:  # else other shards may be at work
@@ -150,27 +148,14 @@ def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
     return Prepared(manifest, manifest.splits.get("train", []), 0)
 
 
-def _claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
-    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
+def _claim(out: Path, request: dict[str, Any]) -> None:
+    """Make ``out`` ready for work: new, or to be gone on with. Raises `UserError` for another's."""
     path = out / WORK_NAME / REQUEST_NAME
-    if overwrite:
-        name = settings.tokenizer_name
-        if name != "bpe" and tokenizer_file(name).resolve().parent == out.resolve():
-            raise UserError(
-                f"--tokenizer names a file that --overwrite would remove; copy it from {out} first"
-            )
-        _remove_outputs(out)
     if path.is_file():
-        _refuse_other(
-            out, read_json(path, "choose another --out, or pass --overwrite to start anew"), request
-        )
+        _refuse_other(out, read_json(path, OTHER_FOLDER), request)
         return
-    foreign = [file.name for pattern in OUTPUT_PATTERNS for file in out.glob(pattern) if file.is_file()]
-    if foreign:
-        raise UserError(
-            f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
-            "--overwrite to replace it"
-        )
+    if foreign := [file.name for file in _outputs(out) if file.is_file()]:
+        raise UserError(f"{out} has {foreign[0]} but no record of how it was made; {OTHER_FOLDER}")
     write_json(path, request)
 
 
@@ -179,15 +164,13 @@ def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -
     differing = [name for name in names if earlier.get(name) != request.get(name)]
     if differing:
         raise UserError(
-            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); choose "
-            "another --out, or pass --overwrite to replace it"
+            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); "
+            + OTHER_FOLDER
         )
 
 
-def _remove_outputs(out: Path) -> None:
-    for pattern in OUTPUT_PATTERNS:
-        for path in out.glob(pattern):
-            remove(path)
+def _outputs(out: Path) -> list[Path]:
+    return [path for pattern in OUTPUT_PATTERNS for path in out.glob(pattern)]
 
 
 # --- the stages ---
@@ -204,10 +187,10 @@ class _Work:
         if request.get("group_field") and not self.corpus.heldout:
             self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
-    def run(self, shard: Shard | None, merge: bool) -> Prepared:
+    def run(self, shard: tuple[int, int] | None) -> Prepared:
         """Run all stages and save the manifest; of a shard, those up to its training files."""
         heldout, encoding = self.hold_out(), self.encoding()
-        train, written = self.encode_training(heldout, encoding, shard, merge)
+        train, written = self.encode_training(heldout, encoding, shard)
         if shard is not None:
             return Prepared(None, train, written)
         train = [file for file in train if file.tokens]
@@ -262,24 +245,15 @@ class _Work:
         return Encoding(str(path), sha256_file(path), eos_token_id, dtype_name(id_range(tokenizer)))
 
     def encode_training(
-        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: Shard | None, merge: bool
+        self, heldout: Sequence[TextFiles], encoding: Encoding, shard: tuple[int, int] | None
     ) -> tuple[list[TokenFile], int]:
-        """Token files of the training split in the order of the units, and how many tokens this run wrote.
-
-        Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
-        """
-        indices = [i for i in range(len(self.corpus.train)) if shard is None or shard.has(i)]
+        """Token files of training, or of ``shard``, in the order of the units, and how many tokens are new."""
+        number, count = shard or (1, 1)
+        indices = range(number - 1, len(self.corpus.train), count)  # dealt out as cards are
         records = {i: self.work / f"train-{i:05d}.json" for i in indices}
         missing = [i for i, record in records.items() if not self._is_encoded(record, encoding)]
-        if merge and missing:
-            raise UserError(
-                f"{len(missing)} of {len(indices)} units are not finished in {self.out}: number "
-                f"{', '.join(str(i + 1) for i in missing[:20])}{', …' * (len(missing) > 20)}. Of n shards, unit u is "
-                "that of shard u, or u - n, u - 2n and so on; run these again, then --merge: what is finished is kept"
-            )
-        least = self.settings.decontaminate_min_characters
         documents = _all(heldout) if self.settings.decontaminate and missing else ()
-        hashes = {digest for document in documents for digest in paragraph_hashes(document.text, least)}
+        hashes = {digest for document in documents for digest in paragraph_hashes(document.text)}
         of_heldout = np.array(list(hashes), dtype=np.uint64)  # which goes to other processes quickly
         encode = partial(_encode_unit, self.rule, encoding, of_heldout, self.corpus.limit_tokens)
         self._run("tokenizing", encode, [(self.corpus.train[i], records[i]) for i in missing])

@@ -23,14 +23,7 @@ from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.text import Document
 from olmo_sparsity.data.tokens import find_eos, load_tokenizer, tokenizer_file
-from olmo_sparsity.util.arguments import (
-    argument,
-    positive_number,
-    seed_number,
-    share_of_one,
-    whole_number,
-    whole_number_or_zero,
-)
+from olmo_sparsity.util.arguments import argument, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
 
@@ -91,14 +84,14 @@ class PrepareSettings:
         "share of the documents to hold out, in whole groups, by a hash of seed and group (without groups: text)",
         "docs",
         "text",
-        parse=share_of_one,
+        parse=float,
     )
     group_field: str | None = _option(
         None,
         "field that names the book, site or package that a document is a part of; none: no groups (default: url, "
         "of documents that have one: its site, or the work that its #fragment numbers parts of; of docs the package)",
     )
-    seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
+    seed: int = _option(0, "another seed holds out other documents", parse=whole_number_or_zero)
     tokenizer: str | None = _option(
         None,
         "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), the path "
@@ -106,13 +99,10 @@ class PrepareSettings:
     )
     vocab_size: int = _option(4096, "bpe: number of ids", parse=whole_number)
     tokenizer_sample_mb: float = _option(
-        20.0, "bpe: text to train it on, in millions of characters", parse=positive_number
+        20.0, "bpe: text to train it on, in millions of characters", parse=float
     )
     eos_token: str | None = _option(None, "token that ends a document (default: the usual names are tried)")
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
-    decontaminate_min_characters: int = _option(
-        0, "keep shorter ones: headings and one-word answers", parse=whole_number_or_zero
-    )
     near_copy_tokens: int = _option(
         32,
         "mark held-out tokens in runs of so many that also stand in the training text, which is read once more for it; "
@@ -157,7 +147,7 @@ class PrepareSettings:
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
         else:
             request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
-        names = ("eos_token", "decontaminate", "near_copy_tokens", "decontaminate_min_characters")
+        names = ("eos_token", "decontaminate", "near_copy_tokens")
         request |= {name: getattr(self, name) for name in names}
         return {name: value for name, value in request.items() if value or name not in LEFT_OUT_WHERE_OFF}
 

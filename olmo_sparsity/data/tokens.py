@@ -92,7 +92,7 @@ class CorpusManifest:
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
         """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
-        path, remedy = Path(folder) / MANIFEST_NAME, "prepare the corpus again, with --overwrite"
+        path, remedy = Path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
         if not path.is_file():
             raise UserError(
                 f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"

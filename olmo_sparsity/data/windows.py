@@ -59,14 +59,11 @@ class Batch:
     """(B, T) bool, the places whose loss counts."""
     id_labels: Tensor | None = None
     """(B, T) int64, the position id of the token to be predicted, likewise; None: ids are not predicted."""
-    document_ids: Tensor | None = None
-    """(B, T) int64, equal for the tokens of one document, which then see each other only; None: no such mask."""
 
     @property
     def model_inputs(self) -> dict[str, Tensor]:
-        """What the model's forward pass is given, by name; ``document_ids`` only where there are any."""
-        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
-        return inputs if self.document_ids is None else {**inputs, "document_ids": self.document_ids}
+        """What the model's forward pass is given, by name."""
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids}
 
     @property
     def targets(self) -> dict[str, Tensor]:
@@ -203,7 +200,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Window ``index`` of this epoch: ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids`
-        has them, ``counts``, False where the instance filter drops it, and ``document_ids`` (T,) where asked for."""
+        has them, and ``counts``, False where the instance filter drops it."""
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
         start = (index - int(self.first_windows[file])) * self.length
         stretch = self.tokens.read(file, start, start + self.reach)
@@ -215,16 +212,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         goes_on = self.skips and len(stretch) == self.reach and not (stretch == eos).any()
         window = (stretch[ids] if goes_on else stretch[: self.length]).astype(np.int64)
         window = self.weaver.weave(window, epoch=self.epoch, index=index)
-        item: dict[str, Any] = {
-            "input_ids": window,
-            "position_ids": ids,
-            "counts": self._passes_filter(window),
-        }
-        if config.masks_documents:
-            item["document_ids"] = document_ids(window, eos)
-        if config.positions.restart_at_documents:
-            item["position_ids"] = restarted_ids(item["document_ids"])
-        return item
+        return {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
 
     def _passes_filter(self, window: np.ndarray) -> bool:
         """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
@@ -237,19 +225,6 @@ class WindowDataset(Dataset[dict[str, Any]]):
         return all(match.times < limits.repetition_max_count for match in repeated)
 
 
-def document_ids(window: np.ndarray, eos_token_id: int) -> np.ndarray:
-    """The number of each token's document within its window, (T,) int64; an EOS is the last token of its document."""
-    ends = window == eos_token_id
-    return np.cumsum(ends) - ends
-
-
-def restarted_ids(documents: np.ndarray) -> np.ndarray:
-    """Position ids that count from 0 in every document, (T,) int64, given `document_ids`."""
-    index = np.arange(len(documents))
-    starts = np.flatnonzero(np.diff(documents, prepend=-1))
-    return index - starts[documents]
-
-
 def collate(items: list[dict[str, Any]]) -> Batch:
     """Stack windows to a batch; labels are the next tokens, and a window's last predicts nothing (as in OLMo)."""
     input_ids = torch.from_numpy(np.stack([item["input_ids"] for item in items]))
@@ -258,14 +233,7 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     loss_mask = counts[:, None].expand(input_ids.shape).clone()
     loss_mask[:, -1] = False
     position_ids = torch.from_numpy(np.stack([item["position_ids"] for item in items]))
-    documents = [item["document_ids"] for item in items if "document_ids" in item]
-    return Batch(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        labels=labels,
-        loss_mask=loss_mask,
-        document_ids=torch.from_numpy(np.stack(documents)) if documents else None,
-    )
+    return Batch(input_ids, position_ids, labels, loss_mask)
 
 
 class TrainingData(TrainingBatches):
@@ -381,19 +349,12 @@ def open_training_tokens(config: Config) -> TokenFiles:
     Raises `UserError` for a missing or truncated file, a tokenizer that does not match, or no corpus at all.
     """
     if config.corpus.path is not None:
-        tokens = TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
+        tokens = TokenFiles.of_split(config.corpus.path, "train")
         check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
         return tokens
-    paths = bare_training_paths(config)
     if (path := run_tokenizer(config)) is not None:
         fitting_tokenizer(config, path)
-    return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
-
-
-def bare_training_paths(config: Config) -> list[str]:
-    """The token files without a manifest that ``config`` trains on: those of `data.paths` or `data.datasets`."""
-    groups = sorted((config.data.datasets or {}).items())
-    return config.data.paths or [path for _, group in groups for path in group]
+    return TokenFiles(config.data.paths or (), config.data.memmap_dtype, config.model.eos_token_id)
 
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:

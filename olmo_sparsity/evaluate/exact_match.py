@@ -23,7 +23,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
-from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, compare, decode
+from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
@@ -145,14 +145,15 @@ def grid(
     cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
-    size, second_size = positions.table_size or 1, positions.settings.second_table_size or 1
-    tables = PredictiveOptions(table_size=size, second_table_size=second_size)
     for length, k in cells:
         largest_ids = positions.largest_ids(task.at_length(length, k), length)
-        try:
-            tables.check_ids(*largest_ids)
-        except UserError as error:
-            raise UserError(f"{task.name} at length {length}: {error}") from None
+        for name, largest in zip(("table_size", "second_table_size"), largest_ids, strict=True):
+            size = getattr(positions.settings, name) or 1
+            if largest >= size:
+                raise UserError(
+                    f"{task.name} at length {length}: positions.{name}: {size} is too small for ids up to {largest}; "
+                    "leave this length out"
+                )
     return cells
 
 

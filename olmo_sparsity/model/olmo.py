@@ -24,7 +24,6 @@ from olmo_sparsity.model.rope import (
     PositionedRotaryEmbedding,
     Unrotated,
     alibi_causal_bias,
-    document_bias,
     rotary_sin_cos,
 )
 from olmo_sparsity.model.rope_scaling import RopeScaling
@@ -153,7 +152,7 @@ class PositionedOLMo(OLMo):
     """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, to the last bit of its weights' names.
 
     RoPE rotates by the ids, ALiBi counts distance in ids, learned embeddings are looked up by id, NoPE ignores them.
-    No mask is made for RoPE and NoPE, so attention stays fused and causal, unless ``document_ids`` ask for one.
+    No mask is made for RoPE and NoPE, so attention stays fused and causal.
     """
 
     config: ModelConfig
@@ -164,7 +163,6 @@ class PositionedOLMo(OLMo):
         super().__init__(config, init_params)
         self.current_positions = CurrentPositions()
         self.rope_scaling = None
-        self.encoding = config.encoding
         self._logits_to_keep = 0
         self._hidden: Tensor | None = None  # what the head reads, while a loss is asked for
         self._asks_loss = self._can_make_loss = False
@@ -185,14 +183,14 @@ class PositionedOLMo(OLMo):
                 block.mixer = ATTENTIONS[config.attention](shape)
                 if init_params:
                     block.mixer.reset_parameters()
-        if self.encoding.rotates:
+        if config.rope:
             for number, block in enumerate(self.blocks(), start=1):
                 if config.nope_layer_interval and number % config.nope_layer_interval == 0:
                     block.rotary_emb = Unrotated()
                 else:
                     block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
                     block.window = config.rope_window
-        elif self.encoding.has_table:
+        elif config.learns_positions:
             parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
             parts["wpe"].current = self.current_positions
         elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
@@ -266,19 +264,10 @@ class PositionedOLMo(OLMo):
 
         return self._olmo_checkpoint(run, *args, **kwargs)
 
-    def _attention_bias(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
-        """What OLMo adds to attention scores, (B, 1 or H, T, T); None where fused causal attention is all there is."""
-        hidden = None if document_ids is None else document_bias(document_ids)
-        if not self.encoding.biases:
-            return hidden
-        bias = alibi_causal_bias(self.config, ids)
-        return bias if hidden is None else torch.minimum(bias, hidden)
-
     def forward(  # type: ignore[override]
         self,
         input_ids: Tensor,
         position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
@@ -291,25 +280,21 @@ class PositionedOLMo(OLMo):
         tokens then never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
-        rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
-        before it that have its own document id, instead of to all before it. ``options`` are those of `OLMo.forward`
-        (attention_mask, attention_bias, past_key_values, use_cache, output_hidden_states).
+        rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
+        past_key_values, use_cache, output_hidden_states).
         """
         if labels is not None:
-            options |= {"position_ids": position_ids, "document_ids": document_ids}
-            return losses(self.final_hidden(input_ids, **options), self.head(), labels, z_weight, per_token)
+            hidden = self.final_hidden(input_ids, position_ids=position_ids, **options)
+            return losses(hidden, self.head(), labels, z_weight, per_token)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)
             ids = torch.arange(length, device=input_ids.device)[None]
         else:
             ids = position_ids
-        if position_ids is not None or document_ids is not None:
-            assert document_ids is None or options.get("attention_bias") is None, "the mask is made here"
-            if options.get("attention_bias") is None:
-                options["attention_bias"] = self._attention_bias(ids, document_ids)
-        rotates = self.encoding.rotates
-        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
+            if self.config.alibi and options.get("attention_bias") is None:
+                options["attention_bias"] = alibi_causal_bias(self.config, ids)
+        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if self.config.rope else None
         factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None
         self.current_positions.of_queries = None if factor is None else factor[:, None, :, None]
         last = self.blocks()[-1]

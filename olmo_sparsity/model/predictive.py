@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from olmo_sparsity.data.windows import IGNORED
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.util.errors import UserError
 
 ERROR_SORTS = ("token", "id", "stop")
 _EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
@@ -72,18 +71,6 @@ class PredictiveOptions:
             return ids, torch.zeros_like(ids)
         known = ids != IGNORED
         return torch.where(known, ids % self.table_size, ids), torch.where(known, ids // self.table_size, ids)
-
-    def check_ids(self, largest_id: int, largest_second_id: int = 0) -> None:
-        """Raises `UserError` where a table is too small for these; call it before anything runs."""
-        for name, size, largest in (
-            ("table_size", self.table_size, largest_id),
-            ("second_table_size", self.second_table_size, largest_second_id),
-        ):
-            if self.embeds_ids and largest >= size:
-                raise UserError(
-                    f"positions.{name}: {size} is too small for ids up to {largest}; set it to at least "
-                    f"{largest + 1}, or shorten the longest samples"
-                )
 
 
 class PredictorOutput(NamedTuple):
@@ -214,7 +201,7 @@ class PositionPredictor(nn.Module):
         """The mask as the decoder wants it."""
         if attention_mask is None:
             return {}
-        if length > 1 or not isinstance(self.decoder, PositionedOLMo) or self.decoder.encoding.biases:
+        if length > 1 or not isinstance(self.decoder, PositionedOLMo) or self.decoder.config.alibi:
             return {"attention_mask": attention_mask}
         # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
         # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.
@@ -263,12 +250,12 @@ def decode(
 
     ``prompt_tokens``, ``prompt_ids``: (B, P) integers. ``prompt_mask``: (B, P), 0 at padding, wherever it stands; a row
     decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed back
-    instead of predicted ones. ``plain`` without them goes on from the prompt's last id by steps of one. Raises
-    `UserError` for ids beyond the table, and for ``oracle`` without ids. The model must be in evaluation mode.
+    instead of predicted ones. ``plain`` without them goes on from the prompt's last id by steps of one. The model must
+    be in evaluation mode, and its tables have all ids.
     """
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
-    _check_given_ids(model.options, prompt_ids, response_ids)
+    assert model.options.mode != "oracle" or response_ids is not None, "coupled reads the ids of the response"
     tokens, ids, mask = _padding_last(prompt_tokens, prompt_ids, prompt_mask)
     last = mask.sum(dim=1, keepdim=True) - 1
     assert bool((last >= 0).all()), "a prompt without tokens"
@@ -292,16 +279,6 @@ def decode(
         last = torch.zeros_like(last)  # the only column there is
     all_tokens, all_ids, running = (torch.stack(columns, dim=1) for columns in zip(*steps, strict=True))
     return Decoded(all_tokens, all_ids, running.sum(dim=1))
-
-
-def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_ids: Tensor | None) -> None:
-    if options.mode == "oracle" and response_ids is None:
-        raise UserError(
-            "positions.scheme: coupled reads the ids of the response; give response_ids, or train with predicted"
-        )
-    for ids in (prompt_ids, response_ids):
-        if ids is not None:
-            options.check_ids(*(int(level.max()) for level in options.levels(ids)))
 
 
 def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -141,13 +141,6 @@ def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
     return torch.minimum(bias, causal_attention_bias(ids.shape[-1], ids.device))
 
 
-def document_bias(document_ids: Tensor) -> Tensor:
-    """0 where a token sees another, itself or before it in its document, else the lowest number: (B, 1, T, T)."""
-    same = document_ids[:, :, None] == document_ids[:, None, :]
-    bias = torch.zeros(same.shape, device=same.device)
-    return bias.masked_fill(~same.tril(), torch.finfo(bias.dtype).min)[:, None]
-
-
 class PositionedEmbedding(nn.Embedding):
     """Learned absolute position embedding that looks up the current ids instead of the index it is given."""
 

@@ -1,4 +1,4 @@
-"""What a run shows and writes while it trains: a progress bar, `metrics.jsonl`, Weights & Biases, TensorBoard."""
+"""What a run shows and writes while it trains: a progress bar, `metrics.jsonl`, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from olmo_sparsity.util.signals import StoppedBySignal
 
 METRICS_NAME = "metrics.jsonl"
 RUN_ID_NAME = "wandb_run_id.txt"
-TENSORBOARD_FOLDER = "tensorboard"
 _CPU = torch.device("cpu")
 
 
@@ -58,18 +57,13 @@ class Monitor:
         self.trackers: list[Tracker] = []
 
     def __enter__(self) -> Monitor:
-        # metrics.jsonl last: where another fails, it is still as it was
-        asked_for: dict[type[Tracker], bool] = {
-            WeightsAndBiases: self.config.wandb is not None,
-            TensorBoard: self.config.tensorboard,
-            MetricsFile: True,
-        }
         total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
-            for kind, is_asked_for in asked_for.items():
-                if self.enabled and is_asked_for:
-                    self.trackers.append(kind(self.config, self.first_step))
+            if self.enabled and self.config.wandb:  # first: where it fails, metrics.jsonl is still as it was
+                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
+            if self.enabled:
+                self.trackers.append(MetricsFile(self.config, self.first_step))
             bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
             self.advance = stack.enter_context(bar)
             self.opened = stack.pop_all()
@@ -138,13 +132,13 @@ def peak_memory_gb(device: torch.device) -> float:
 class MetricsFile:
     """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
 
-    Raises `UserError` as `rows_of_done_steps` does.
+    Raises `UserError` as `read_metrics` does.
     """
 
     def __init__(self, config: Config, done_steps: int):
         self.interval = config.console_log_interval
-        kept = rows_of_done_steps(config.save_folder, done_steps)
         path = Path(config.save_folder) / METRICS_NAME
+        kept = [row for row in read_metrics(path) if row["step"] <= done_steps] if done_steps else []
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self.file = open(path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
@@ -192,40 +186,12 @@ class WeightsAndBiases:
         self.run.finish(exit_code=int(failed))
 
 
-class TensorBoard:
-    """Event files in the folder `tensorboard` of the run."""
-
-    def __init__(self, config: Config, done_steps: int):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.interval = config.console_log_interval
-        folder = str(Path(config.save_folder) / TENSORBOARD_FOLDER)
-        # purge_step hides what an interrupted run wrote beyond its last checkpoint
-        self.writer: Any = SummaryWriter(folder, purge_step=done_steps + 1)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Write one row and hand it to the operating system."""
-        for name, value in _scalars(row).items():
-            self.writer.add_scalar(name, value, row["step"])
-        self.writer.flush()
-
-    def close(self, failed: bool) -> None:
-        """Close the event file."""
-        self.writer.close()
-
-
-Tracker = MetricsFile | WeightsAndBiases | TensorBoard
+Tracker = MetricsFile | WeightsAndBiases
 
 
 def _scalars(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row; the loss by position becomes one number a bin, named so that bins sort by position."""
-    values = {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
-    bins = row.get("heldout_loss_by_position", [])
-    width = len(str(bins[-1]["to"])) if bins else 0
-    for of_bin in bins:
-        place = f"{of_bin['from']:0{width}d}-{of_bin['to']:0{width}d}"
-        values[f"heldout_loss_nats_by_position/{place}"] = of_bin["loss_nats"]
-    return values
+    """The numbers of a row."""
+    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 
 # --- metrics.jsonl, read again ---
@@ -248,27 +214,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
                 raise UserError(
                     f"{path}: line {number} is damaged; remove that line to go on without its step"
                 ) from None
-    return rows
-
-
-def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
-    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
-
-    Raises `UserError` where rows of them are lost: the file is missing, or cut off in the row of a step that is done,
-    or before that of the last step of a ``finished`` run. An empty file is taken: who made it wants no metrics.
-    """
-    path = Path(run) / METRICS_NAME
-    if not done_steps:
-        return []
-    remedy = "restore it, or make an empty file of that name to go on without the metrics"
-    if not path.exists():
-        raise UserError(f"{path} is missing, though {done_steps} steps are done; {remedy}")
-    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
-    content = path.read_bytes()
-    begun = re.match(rb'{"step": (\d+),(?!.*}$)', content.rpartition(b"\n")[2])  # a line without its end
-    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
-    if lacks_last or (begun and int(begun[1]) <= done_steps):
-        raise UserError(f"{path} is cut off, with rows of the {done_steps} steps that are done; {remedy}")
     return rows
 
 

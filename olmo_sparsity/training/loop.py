@@ -22,7 +22,6 @@ from olmo_sparsity.checkpoint import (
     OPTIMIZER,
     TrainState,
     checkpoints,
-    incompleteness,
     load_state,
     load_tensors,
     load_weights,
@@ -37,7 +36,7 @@ from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.log import Monitor, rows_of_done_steps
+from olmo_sparsity.training.log import Monitor
 from olmo_sparsity.training.resume import (
     PROVENANCE_NAME,
     initial_checkpoint,
@@ -58,7 +57,7 @@ log = logging.getLogger(__name__)
 def train(config: Config, *, resume: bool = False) -> Path:
     """Train to the end of `max_duration`; returns the last checkpoint's folder.
 
-    With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
+    With ``resume`` a run goes on from its last checkpoint, and its losses equal those of a run that was never
     interrupted; another number of processes or ZeRO stage changes rounding, and what dropout draws. Raises `UserError`
     for a folder that holds another run or is in use, bad data, and a loss or a gradient that is not finite (before the
     weights are changed; the gradient under ZeRO before they are saved), and `StoppedBySignal` after saving on SIGUSR1,
@@ -68,7 +67,6 @@ def train(config: Config, *, resume: bool = False) -> Path:
     # One process looks at the folder: another may be shown an older state of it.
     last = engine.on_main(lambda: starting_checkpoint(config, resume))
     if last is not None and engine.on_main(lambda: is_finished(config, last)):
-        engine.on_main(lambda: rows_of_done_steps(config.save_folder, step_of(last), finished=True))
         log.info("%s is finished already", last)
         return last
     weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
@@ -104,7 +102,6 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     schedule = Schedule(config, data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
-    save_intervals = config.save_interval, config.save_interval_unsharded
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     # Read at the start: the corpus may be gone when a checkpoint is saved.
@@ -140,8 +137,8 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
                     measures = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, measures)
                     has_learned = until is not None and exact_share(measures) >= until
-                is_due = any(every and step % every == 0 for every in save_intervals)
-                if has_learned or (not stops and (step == last_step or is_due)):
+                is_due = step == last_step or (config.save_interval and step % config.save_interval == 0)
+                if has_learned or (is_due and not stops):
                     is_last = has_learned or step >= schedule.max_steps
                     folder = save(config, engine, step, data.identity, tokenizer, is_last)
             if has_learned:
@@ -252,29 +249,19 @@ def save(
     state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
-        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
-        for old in no_longer_kept(config, saved):
+        save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
+        for old in no_longer_kept(config):
             remove(old)
 
     engine.on_main(write)
     return step_folder(config.save_folder, step)
 
 
-def no_longer_kept(config: Config, saved: Path) -> list[Path]:
-    """Checkpoints of the run that are not among the last m; every p-th, and those of OLMo's second interval, stay.
-
-    A count below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has
-    beyond ``saved``, which is the last.
-    """
-    lasting = [every for every in (config.checkpoints.keep_every, config.save_interval_unsharded) if every]
-    whole = [
-        folder
-        for folder in checkpoints(config.save_folder)
-        if step_of(folder) <= step_of(saved) and incompleteness(folder) is None
-    ]
-    keep = config.save_num_checkpoints_to_keep
-    old = whole[:-keep] if keep > 0 else []
-    return [folder for folder in old if all(step_of(folder) % every for every in lasting)]
+def no_longer_kept(config: Config) -> list[Path]:
+    """Checkpoints of the run that are not among the last m; every p-th stays. A count below 1 keeps all."""
+    keep, every = config.save_num_checkpoints_to_keep, config.checkpoints.keep_every
+    old = checkpoints(config.save_folder)[:-keep] if keep > 0 else []
+    return [folder for folder in old if every is None or step_of(folder) % every]
 
 
 def append_provenance(config: Config, *, is_new: bool) -> None:

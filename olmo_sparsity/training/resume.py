@@ -11,7 +11,6 @@ from olmo_sparsity.checkpoint import (
     CONFIG,
     TOKENIZER,
     checkpoints,
-    last_whole_checkpoint,
     load_state,
     resolve_checkpoint,
 )
@@ -31,8 +30,8 @@ PROVENANCE_NAME = "provenance.json"
 def starting_checkpoint(config: Config, resume: bool) -> Path | None:
     """The checkpoint to go on from; None for a fresh start. Changes nothing.
 
-    Raises `UserError` for a folder that holds a run which is neither to be resumed nor overwritten, one of other
-    settings, or one whose checkpoints are all damaged.
+    Raises `UserError` for a folder that holds a run which is neither to be resumed nor overwritten, or one of other
+    settings.
     """
     existing = checkpoints(config.save_folder)
     if not existing or (config.save_overwrite and not resume):
@@ -42,10 +41,8 @@ def starting_checkpoint(config: Config, resume: bool) -> Path | None:
             f"{config.save_folder} already holds {existing[-1].name}; go on with --resume, start over with "
             "--save_overwrite, or choose another --save_folder"
         )
-    last = last_whole_checkpoint(config.save_folder)
-    assert last is not None, "there are checkpoints, so it raises where none is whole"
-    _refuse_another_run(config, last)
-    return last
+    _refuse_another_run(config, existing[-1])
+    return existing[-1]
 
 
 def initial_checkpoint(config: Config) -> Path | None:

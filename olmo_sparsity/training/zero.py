@@ -50,10 +50,6 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     for name in (*derived, "optimizer", "scheduler", "bf16", "fp16"):
         if values.pop(name, AUTO) != AUTO:
             raise UserError(f"{path}: {name} is decided by the YAML; remove it there")
-    if config.deepspeed.offload_optimizer:
-        values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        # OLMo's own AdamW, so that offloading changes no result.
-        values["zero_force_ds_cpu_optimizer"] = False
     return values | derived
 
 

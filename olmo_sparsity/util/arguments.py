@@ -1,7 +1,7 @@
 """Arguments of the commands: a parser, the types of what it reads, and arguments that are made from the fields of a
 settings dataclass.
 
-A type takes the text of an argument and returns its value; argparse names the option in front of what it refuses.
+A type takes the text of an argument and returns its value, or raises; argparse names the option and the text.
 Settings say once what an argument is:
 
     @dataclass(frozen=True)
@@ -16,10 +16,9 @@ Settings say once what an argument is:
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,30 +38,17 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1e-3 and -0.5,1 are values too
 
 
-def _number(
-    kind: Callable[[str], _Value], name: str, is_allowed: Callable[[_Value], bool]
-) -> Callable[[str], _Value]:
-    """The type of a number of this ``name``, for which ``is_allowed``."""
-
-    def parse(text: str) -> _Value:
-        try:
-            value = kind(text)
-        except ValueError:  # also what has more than 4,300 digits
-            value = None
-        if value is None or not is_allowed(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}")
-        return value
-
-    return parse
+def whole_number(text: str, least: int = 1) -> int:
+    """From 1 to 10^12: no array has more elements, and sums of such numbers stay within 64 bits."""
+    value = int(text)
+    if not least <= value <= 10**12:
+        raise ValueError(text)
+    return value
 
 
-# No array has more than 10^12 elements, and sums of such numbers stay within 64 bits.
-whole_number = _number(int, "whole number from 1 to 10^12", lambda value: 1 <= value <= 10**12)
-whole_number_or_zero = _number(int, "whole number from 0 to 10^12", lambda value: 0 <= value <= 10**12)
-seed_number = _number(int, "whole number from 0 to 2^63 - 1", lambda value: 0 <= value < 2**63)
-finite_number = _number(float, "finite number", math.isfinite)
-positive_number = _number(float, "finite number above 0", lambda value: 0 < value < math.inf)
-share_of_one = _number(float, "number between 0 and 1", lambda value: 0 < value < 1)
+def whole_number_or_zero(text: str) -> int:
+    """From 0 to 10^12, such as a seed."""
+    return whole_number(text, least=0)
 
 
 def several(type_of_each: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
@@ -87,33 +73,21 @@ def out_folder(text: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Share ``number`` (from 1) of ``count`` of the units of a job, dealt out as cards are."""
-
-    number: int
-    count: int
-
-    def has(self, index: int) -> bool:
-        """Whether unit ``index`` (from 0) is in this share."""
-        return index % self.count == self.number - 1
-
-
-def shard(text: str) -> Shard:
-    """One of n parts of a long job, such as "3/8"."""
+def shard(text: str) -> tuple[int, int]:
+    """i and n of the i-th of n shares of a long job, such as "3/8"."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not i/n with i from 1 to n, such as 3/8")
-    return Shard(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
     "int": whole_number,
-    "float": finite_number,
+    "float": float,
     "str": str,
     "Path": Path,
     "tuple[int, ...]": whole_numbers,
-    "tuple[float, ...]": several(finite_number),
+    "tuple[float, ...]": several(float),
     "tuple[str, ...]": texts,
 }
 """How an argument is read, by the annotation of its field, where the field's metadata do not say."""

@@ -12,7 +12,6 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +94,7 @@ def last_line(path: str | Path) -> str:
 
 
 def sha256_file(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; constant memory.
-
-    Computed once for a file that does not change: asked again, the same size and times of change answer.
-    """
-    stat = os.stat(path)
-    return _sha256(os.path.abspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-@lru_cache(maxsize=1024)
-def _sha256(path: str, inode: int, size: int, modified_ns: int, changed_ns: int) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; constant memory."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

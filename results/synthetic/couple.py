@@ -30,7 +30,7 @@ from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.data.batches import task_of
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
-from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument(
         "--samples", type=whole_number, default=64, help="of each length (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the samples (default: 0)")
+    parser.add_argument("--seed", type=whole_number_or_zero, default=0, help="of the samples (default: 0)")
     options = vars(parser.parse_args())
     path = options.pop("out") / NAME
     coupling = measure_coupling(options.pop("checkpoint"), **options)

@@ -43,8 +43,8 @@ from olmo_sparsity.util.arguments import (
     add_arguments,
     argument,
     out_folder,
-    seed_number,
     settings_from,
+    whole_number_or_zero,
 )
 from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json
@@ -78,7 +78,9 @@ class RecallSettings:
     selectors: tuple[str, ...] = field(default=SELECTORS, metadata=argument("comma-separated"))
     seed: int = field(
         default=0,
-        metadata=argument("of samples, placebos, selectors that draw, and the bootstrap", type=seed_number),
+        metadata=argument(
+            "of samples, placebos, selectors that draw, and the bootstrap", type=whole_number_or_zero
+        ),
     )
 
     @property

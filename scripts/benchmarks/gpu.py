@@ -97,8 +97,6 @@ def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
     }.items():
         config = load_config("configs/demo.yaml", changes + TINY.split() * tiny, warn=False)
         yield name, build_model(config), _text_batch(config, jumps=name != "learned")
-        if name != "learned":
-            yield f"{name}, document mask", build_model(config), _text_batch(config, documents=True)
     for family, scheme in product(("gpt_neox", "olmo"), ("predicted", "coupled", "pose")):
         changes = [f"--model.family={family}", f"--positions.scheme={scheme}", "--data.num_workers=0"]
         task = "configs/synthetic/scratchpad_parity-small.yaml"
@@ -106,8 +104,8 @@ def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
         yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
 
 
-def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
-    """Random tokens whose ids jump once, as in PoSE; with ``documents``, each row has two."""
+def _text_batch(config: Config, *, jumps: bool = True) -> Batch:
+    """Random tokens whose ids jump once, as in PoSE."""
     rows, length = 4, config.model.max_sequence_length
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)
@@ -117,7 +115,6 @@ def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) 
         position_ids=index + length // 2 * (index > length // 3) if jumps else index.clone(),
         labels=tokens.roll(-1, dims=1),
         loss_mask=index < length - 1,
-        document_ids=(index > length // 2).long() if documents else None,
     )
 
 

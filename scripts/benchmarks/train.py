@@ -24,7 +24,7 @@ from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.data.tokens import dtype_name
 from olmo_sparsity.data.windows import TrainingData
-from olmo_sparsity.export import quiet_transformers, to_transformers
+from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.log import flops_per_token, peak_flops
@@ -176,8 +176,7 @@ def trainer_steps(
     trainer.remove_callback(PrinterCallback)
 
     def run() -> float:
-        with quiet_transformers():
-            trainer.train()
+        trainer.train()
         return clock.seconds
 
     return run

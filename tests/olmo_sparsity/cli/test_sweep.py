@@ -120,7 +120,6 @@ def test_several_configs_are_the_slowest_axis(cells_of, tmp_path):
         ("--grid optimizer.betas=[0.9,0.95],'[0.9, 0.95]'", "two cells would share a folder"),
         ("--save-folder=x", "save_folder is x, not out/seed=1; leave it to the sweep"),
         ("--out 'a #1'", "save_folder is a, not a #1/seed=1"),
-        ("-- --dry_run=true", "dry_run: such a run trains nothing"),
     ],
 )
 def test_bad_arguments_are_named_and_nothing_starts(cells_of, tmp_path, arguments, message):

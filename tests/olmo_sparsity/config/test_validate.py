@@ -48,15 +48,10 @@ INVALID = {
     "positions.coupled_share=0": "positions.coupled_share",
     "positions.rotate=none": "positions.rotate",
     "positions.scheme=coupled": "positions.scheme",
-    "positions.scheme=contiguous positions.restart_at_documents=true": "positions.restart_at_documents",
-    "positions.restart_at_documents=true positions.doc_mask=true": "positions.restart_at_documents",
-    "model.rope=false positions.scheme=contiguous evaluation.position_length=1025": "evaluation.position_length",
-    "model.rope=false positions.scheme=contiguous evaluation.interval=100": "evaluation.position_length",
     "model.family=gpt_neox model.attention=fox": "model.attention",
     "needles.share=0.5 needles.per_window=30 needles.value_tokens=[12]": "needles.per_window",
-    "corpus.path=null data.paths=[a] data.datasets.b=[c]": "data.datasets",
+    "corpus.path=null data.datasets.b=[c]": "data.datasets",
     "data.paths=[a]": "corpus.path",
-    "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a]": "data.memmap_dtype",
     "task.parameters.k=2": "task.parameters",
     "evaluation.until=0.9 evaluation.interval=9": "evaluation.until",
     "deepspeed.config=a.json scheduler.grad_clip_warmup_steps=10": "scheduler.grad_clip_warmup_steps",
@@ -64,11 +59,9 @@ INVALID = {
     "scheduler.name=inverse_sqrt_with_warmup scheduler.t_warmup=0": "scheduler.t_warmup",
 }
 ACCEPTED = [
-    "model.rope=false positions.scheme=contiguous evaluation.interval=100 evaluation.position_length=1024",
     "positions.scheme=random_start positions.target_length=null positions.chunks=1",
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "scheduler.t_warmup=10001 max_duration=2ep",
-    "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a] data.memmap_dtype=uint32",
 ]
 
 

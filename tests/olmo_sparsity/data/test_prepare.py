@@ -23,7 +23,6 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import train_bpe
 from olmo_sparsity.data.tokens import EOS_TOKEN, CorpusManifest, TokenFiles, open_verified
-from olmo_sparsity.util.arguments import Shard
 from tests.support.corpora import (
     ENVIRONMENT,
     SCRIPT,
@@ -32,7 +31,6 @@ from tests.support.corpora import (
     bpe_command,
     c4_folder,
     c4_texts,
-    contents,
     cut,
     errors,
     needs_c4_sample,
@@ -130,14 +128,6 @@ def test_decontamination_equals_a_brute_force_comparison(tmp_path):
         "dropped_documents": sum(not new for new in after),
     }
     assert not all(after) and any(after)
-
-
-def test_short_paragraphs_can_be_left_alone(tmp_path):
-    shared = "Notes\n\na long paragraph that is in both"
-    files = two_files(tmp_path, [shared], [f"{shared}\n\nmine"])
-    for limit, expected in ((0, "mine"), (10, "Notes\n\nmine")):
-        prepare(text_settings(*files, decontaminate_min_characters=limit), tmp_path / f"out{limit}")
-        assert decoded(tmp_path / f"out{limit}", "heldout") == [expected]
 
 
 def test_the_tokenizer_is_trained_on_the_training_split_only(tmp_path):
@@ -258,11 +248,9 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     assert (again.manifest, again.tokens_written) == (first.manifest, 0)
     monkeypatch.undo()
     for changed in ({"vocab_size": 280}, {"near_copy_tokens": 0}):
-        with refused(rf"other settings \({next(iter(changed))}\).*--overwrite"):
+        with refused(rf"other settings \({next(iter(changed))}\).*remove it"):
             prepare(text_settings(settings.files, **changed), out)
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    prepare(text_settings(settings.files[:2], vocab_size=280), out, overwrite=True)
-    assert sorted(contents(out, "*.npy")) == ["heldout-00000.npy", "train-00000.npy", "train-00001.npy"]
     (out / "manifest.json").unlink()
     with refused("no record of how it was made"):
         prepare(settings, out)
@@ -338,13 +326,13 @@ def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
 @pytest.mark.parametrize("count", slow_but([1, 3, 7], 3))
 def test_merged_shards_have_the_bytes_of_one_go(tmp_path, count):
     settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
-    done = [prepare(settings, out, workers=1, shard=Shard(i, count)) for i in range(count, 0, -1)]
-    merged = prepare(settings, out, workers=1, merge=True)
+    done = [prepare(settings, out, workers=1, shard=(i, count)) for i in range(count, 0, -1)]
+    merged = prepare(settings, out, workers=1)
     assert_same_as_one_go(settings, out)
     files = sorted((file for shard in done for file in shard.train), key=lambda file: file.name)
     assert files == merged.manifest.splits["train"] and len(files) == 5
     assert merged.manifest.settings["decontamination"]["changed_documents"] == 5
-    assert prepare(settings, out, shard=Shard(1, count)).tokens_written == 0
+    assert prepare(settings, out, shard=(1, count)).tokens_written == 0
 
 
 def test_shards_at_the_same_time(tmp_path):
@@ -354,25 +342,23 @@ def test_shards_at_the_same_time(tmp_path):
     shards = [[*command, "--shard", f"{i}/3"] for i in (1, 2, 3)]
     tasks = [subprocess.Popen(each, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for each in shards]
     assert [task.wait(timeout=120) for task in tasks] == [0, 0, 0]
-    subprocess.run([*command, "--merge"], check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True)
     assert_same_as_one_go(settings, tmp_path / "out")
 
 
-def test_a_shard_that_failed_goes_on_and_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_a_shard_that_failed_goes_on(tmp_path, monkeypatch):
     settings, out = sharded_settings(tmp_path, files=5), tmp_path / "out"
     stop_before_third_file(monkeypatch, out)
     with pytest.raises(KeyboardInterrupt):
-        prepare(settings, out, workers=1, shard=Shard(1, 2))
+        prepare(settings, out, workers=1, shard=(1, 2))
     monkeypatch.undo()
     first = (out / "train-00000.npy").stat().st_mtime_ns
-    with refused("4 of 5 units are not finished in .*: number 2, 3, 4, 5. Of n shards"):
-        prepare(settings, out, workers=1, merge=True)
     with refused(r"other settings \(seed\)"):
-        prepare(replace(settings, seed=1), out, workers=1, shard=Shard(2, 2))
-    again = prepare(settings, out, workers=1, shard=Shard(1, 2))
+        prepare(replace(settings, seed=1), out, workers=1, shard=(2, 2))
+    again = prepare(settings, out, workers=1, shard=(1, 2))
     assert (out / "train-00000.npy").stat().st_mtime_ns == first
     assert 0 < again.tokens_written < sum(file.tokens for file in again.train)
-    prepare(settings, out, workers=1)  # without --merge it does what is missing itself
+    prepare(settings, out, workers=1)  # what is missing, too
     assert_same_as_one_go(settings, out)
 
 
@@ -382,7 +368,6 @@ def test_what_shards_cannot_do_is_refused_with_the_remedy(tmp_path, capsys):
     cases = {
         "name --heldout-files": [*files, "--tokenizer", "olmo", "--shard", "1/2"],
         "pass --tokenizer olmo": [*files, "--heldout-files", *settings.heldout_files, "--shard", "1/2"],
-        "--overwrite would remove": arguments(settings, out, "--overwrite", "--shard", "1/2"),
     }
     for message, command in cases.items():
         assert run_main(*command) in (1, 2)

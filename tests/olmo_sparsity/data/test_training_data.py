@@ -36,7 +36,6 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     change_one_byte(path)
     with refused(f"mismatch in {path}: its manifest says sha256 {before}.* the file has {sha256_file(path)}"):
         verify_checksums(config)
-    verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
     verify_checksums(bare(config, [path]))
     with refused("checksum mismatch"):
         open_verified(tmp_path / "corpus", "train")
@@ -58,10 +57,6 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
     assert [data.dataset[i]["input_ids"].tolist() for i in range(len(data.dataset))] == expected
     batch = next(data.batches(0))
     assert batch.input_ids.dtype == torch.int64
-    by_group = bare(config, [])
-    groups = {"b": [str(paths[2])], "a": [str(paths[0]), str(paths[1])]}
-    by_group = replace(by_group, data=replace(by_group.data, paths=None, memmap_dtype=dtype, datasets=groups))
-    assert torch.equal(next(open_training_data(by_group).batches(0)).input_ids, batch.input_ids)
     with pytest.raises(IndexError):
         data.dataset[len(expected)]
 
@@ -153,10 +148,8 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
     ids[-1000] = 50
     ids.tofile(tmp_path / "late.npy")
     late = tmp_path / "late.npy"
-    in_groups = bare(config, [])
-    in_groups = replace(in_groups, data=replace(in_groups.data, paths=None, datasets={"a": [str(late)]}))
     evaluated = replace(config, evaluation=replace(config.evaluation, interval=5, paths=[str(late)]))
-    for changed in (bare(config, [late]), in_groups, evaluated):
+    for changed in (bare(config, [late]), evaluated):
         with refused(r"late\.npy holds id 50, beyond the vocabulary of 50 \(model\.vocab_size\)"):
             verify_checksums(changed)
 

@@ -14,13 +14,13 @@ from tests.support import tiny
 
 @pytest.fixture
 def documents():
-    """Held-out documents of many lengths; three of them have 64 tokens (T') or more."""
+    """Held-out documents of many lengths."""
     return [doc for n in (5, 64, 30, 150, 63, 90) for doc in tiny.random_documents(1, n, seed=n)]
 
 
 @pytest.fixture
 def make(tmp_path, documents):
-    """A config over these held-out documents: window 32, measured by position up to 64."""
+    """A config over these held-out documents, with windows of 32."""
     splits = {"train": tiny.random_documents(12, 90), "heldout": documents}
     corpus = tiny.write_corpus(tmp_path / "corpus", splits)
 
@@ -74,24 +74,9 @@ def test_loss_in_windows_of_the_training_length(make, documents):
     assert row["heldout_loss_nats"] > 5  # hence not that of a uniform prediction
 
 
-def test_loss_by_position_in_long_documents(make, documents):
-    config = make("--evaluation.position_bins=5")
-    forward = forward_of(config)
-    bins = HeldoutEvaluation(config).run(forward, identity)["heldout_loss_by_position"]
-    windows = [doc[i : i + 64] for doc in documents for i in range(0, len(doc) - 63, 64)]
-    assert len(windows) == 4
-    losses = np.stack([losses_of(forward, window) for window in windows])
-    assert [(each["from"], each["to"]) for each in bins] == [(0, 13), (13, 26), (26, 38), (38, 51), (51, 64)]
-    for each in bins:
-        part = losses[:, each["from"] : each["to"]]
-        assert each["tokens"] == part.size
-        assert each["loss_nats"] == pytest.approx(part.mean(), abs=1e-5)
-
-
-@pytest.mark.parametrize("doc_mask", ["false", "true"])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_any_number_of_processes_gives_the_same(make, processes, doc_mask):
-    config = make("--evaluation.batch_size=3", f"--positions.doc_mask={doc_mask}")
+def test_any_number_of_processes_gives_the_same(make, processes):
+    config = make("--evaluation.batch_size=3")
     forward = forward_of(config)
     alone = HeldoutEvaluation(config).run(forward, identity)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
@@ -106,24 +91,6 @@ def test_any_number_of_processes_gives_the_same(make, processes, doc_mask):
     together = shares[0].run(forward, lambda tensor: next(sums))
     assert together["heldout_tokens"] == alone["heldout_tokens"]
     assert together["heldout_loss_nats"] == pytest.approx(alone["heldout_loss_nats"], abs=1e-6)
-    bins = (row["heldout_loss_by_position"] for row in (together, alone))
-    for ours, expected in zip(*bins, strict=True):
-        assert ours == {**expected, "loss_nats": pytest.approx(expected["loss_nats"], abs=1e-6)}
-
-
-def test_with_documents_masked_it_is_the_loss_of_documents_alone(make, documents):
-    config = make("--positions.doc_mask=true")
-    forward = forward_of(config)
-    row = HeldoutEvaluation(config).run(forward, identity)
-    stream = stream_of(documents)
-    total = []
-    for start in range(0, len(stream) - 31, 32):
-        window = np.array(stream[start : start + 32])
-        starts = [0, *(i + 1 for i in np.flatnonzero(window == tiny.EOS) if i < 31)]
-        for first, next_first in zip(starts, [*starts[1:], 31], strict=True):
-            # an EOS has its own document as context, and predicts the first token of the next
-            total.append(losses_of(forward, window[first : next_first + 1]))
-    assert row["heldout_loss_nats"] == pytest.approx(np.concatenate(total).mean(), abs=1e-5)
 
 
 def test_windows_are_a_function_of_the_seed_alone(make):
@@ -145,20 +112,12 @@ def test_token_files_in_place_of_a_corpus(make, tmp_path):
     assert HeldoutEvaluation(files).run(forward_of(files), identity) == expected
 
 
-def test_no_document_is_long_enough(make, caplog):
-    config = make("--evaluation.position_length=151")
-    row = HeldoutEvaluation(config).run(forward_of(config), identity)
-    assert set(row) == {"heldout_loss_nats", "heldout_tokens", "heldout_window_tokens"}
-    assert "no held-out document has 151 tokens; lower evaluation.position_length" in caplog.text
-
-
-@pytest.mark.parametrize("doc_mask", ["false", "true"])
-def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path, doc_mask):
+def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path):
     """Bit for bit, dropout included; measured at the interval and at the last step."""
     rows = {}
     for interval in ("null", "3"):
-        options = f"--evaluation.interval={interval}", f"--positions.doc_mask={doc_mask}"
-        config = make(*options, f"--save_folder={tmp_path / interval}", model={"residual_dropout": 0.1})
+        options = f"--evaluation.interval={interval}", f"--save_folder={tmp_path / interval}"
+        config = make(*options, model={"residual_dropout": 0.1})
         train(config)
         rows[interval] = read_metrics(tmp_path / interval / "metrics.jsonl")
     losses = [[row["loss_nats"] for row in each if "loss_nats" in row] for each in rows.values()]

@@ -5,7 +5,6 @@ import torch
 
 from olmo_sparsity.model.predictive import Decoded, PositionPredictor, PredictiveOptions, compare, decode
 from tests.support import tiny
-from tests.support.refusals import refused
 
 TABLE = 40
 DECODERS = ["neox", "olmo", "olmo with groups", "alibi", "two levels"]
@@ -208,14 +207,3 @@ def test_a_seed_decides_the_new_weights():
     assert torch.equal(torch.get_rng_state(), before)
     weights = [torch.cat([m.id_embedding.weight, m.id_head.weight]) for m in models]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-
-
-def test_ids_beyond_a_table_and_an_oracle_without_ids_are_refused():
-    (tokens,), (ids,) = prompts([4])
-    beyond, how = ids.clamp_max(0) + TABLE, {"end_token": 0, "max_tokens": 2}
-    with refused("table_size: 40 is too small for ids up to 40; set it to at least 41"):
-        decode(predictor(), tokens, beyond, **how)
-    with refused(r"positions.second_table_size: 5 is too small for ids up to 5"):
-        decode(predictor("two levels"), tokens, beyond, **how)
-    with refused("coupled reads the ids of the response; give response_ids"):
-        decode(predictor(mode="oracle"), tokens, ids, **how)

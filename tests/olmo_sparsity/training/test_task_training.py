@@ -112,12 +112,12 @@ def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
     ends = torch.tensor([30, 3, 17, 9, 0, 10])
     mask = torch.arange(40) == ends[:, None] - 1
     tokens = torch.arange(6 * 40).reshape(6, 40)
-    parts = Batch(tokens, tokens + 1, tokens + 2, mask, document_ids=tokens + 3).micro_batches(2)
+    parts = Batch(tokens, tokens + 1, tokens + 2, mask, id_labels=tokens + 3).micro_batches(2)
     assert [part.input_ids.shape for part in parts] == [(2, 10), (2, 10), (2, 30)]
     assert [part.input_ids[:, 0].tolist() for part in parts] == [[160, 40], [120, 200], [80, 0]]
     for part in parts:
         rows, width = part.input_ids[:, 0] // 40, part.input_ids.shape[1]
-        for first, values in enumerate((part.input_ids, part.position_ids, part.labels, part.document_ids)):
+        for first, values in enumerate((part.input_ids, part.position_ids, part.labels, part.id_labels)):
             assert torch.equal(values, tokens[rows, :width] + first)
         assert torch.equal(part.loss_mask, mask[rows, :width])
         assert part.num_loss_tokens == int(mask[rows].sum())

@@ -14,23 +14,17 @@ from olmo_sparsity.util.arguments import (
     add_arguments,
     argument,
     out_folder,
-    seed_number,
     settings_from,
     several,
+    whole_number_or_zero,
     whole_numbers,
 )
 
 NO_WHOLE = ("0", "-1", "nan", "inf", "1.5", "1e3", "", "many", str(10**30), "9" * 5000)
 BELOW_0 = tuple(text for text in NO_WHOLE if text != "0")
-NO_NUMBER = ("nan", "inf", "-inf", "1e400", "", "many", "1,2")
-NO_POSITIVE = (*NO_NUMBER, "0", "-1", "-1e-3")
 REFUSED = {
     types.whole_number: NO_WHOLE,
     types.whole_number_or_zero: BELOW_0,
-    types.seed_number: (*BELOW_0, str(2**63)),
-    types.finite_number: NO_NUMBER,
-    types.positive_number: NO_POSITIVE,
-    types.share_of_one: (*NO_POSITIVE, "1", "2"),
     types.whole_numbers: ("1,,2", "0", "nan", "-4", "1e400", "", "1,", "1;2", "1,-4", f"1,{10**30}"),
     types.out_folder: ("file", "file/deeper", ""),
     types.shard: ("3/2", "0/2", "1", "1/0", "-1/2", "1/2/3", ""),
@@ -42,20 +36,20 @@ def test_what_makes_no_sense_is_refused(kind, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
     for text in REFUSED[kind]:
-        with pytest.raises(argparse.ArgumentTypeError):
+        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
             kind(text)
     assert Path("file").read_text() == "mine"
 
 
 def test_good_values_are_read(tmp_path):
     parser = Parser()
-    parser.add_argument("--tau", type=types.finite_number)
+    parser.add_argument("--tau", type=float)
     parser.add_argument("--ks", type=whole_numbers, default="4,1,2,4")
     parser.add_argument("--depths", type=several(float))
     read = parser.parse_args(["--tau", "-1e-3", "--depths", "-0.5,1"])
     assert (read.tau, read.ks, read.depths) == (-1e-3, (1, 2, 4), (-0.5, 1.0))
     assert types.whole_number("10000000000") == 10**10
-    assert [index for index in range(7) if types.shard("2/3").has(index)] == [1, 4]
+    assert types.shard("2/3") == (2, 3)
     assert out_folder(str(tmp_path / "new" / "deeper")) == tmp_path / "new" / "deeper"
     # it may be a field of a config
     assert parser.parse_known_args(["--dep", "1"])[1] == ["--dep", "1"]
@@ -70,7 +64,7 @@ class Settings:
     device: str | None = field(default=None, metadata=argument("default: a GPU", choices=["cpu", "cuda"]))
     limit: int | None = field(default=None, metadata=argument("at most 100 %% of them", metavar="n"))
     bf16: bool = field(default=False, metadata=argument("coarser"))
-    seed: int = field(default=0, metadata=argument("of the draws", type=seed_number))
+    seed: int = field(default=0, metadata=argument("of the draws", type=whole_number_or_zero))
     title: bool = field(default=True, metadata=argument("a line above"))
     not_an_argument: int = 7
 

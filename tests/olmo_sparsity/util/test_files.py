@@ -12,7 +12,6 @@ from olmo_sparsity.util.files import (
     atomic_path,
     read_exact_match,
     read_json,
-    sha256_file,
     write_json,
 )
 from tests.support.refusals import refused
@@ -62,15 +61,6 @@ def test_what_is_no_record_of_exact_match_is_refused(content, tmp_path):
     path.write_text(content)
     with refused(re.escape(str(path))):
         read_exact_match(path)
-
-
-def test_a_checksum_follows_the_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("one")
-    first = sha256_file(path)
-    assert sha256_file(path) == first
-    path.write_text("two")
-    assert sha256_file(path) != first
 
 
 def fails_with(error):
