@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.text import (
     MAX_RUN_CHARACTERS,
     Document,
     Encoding,
+    WordEncoder,
     _trainable,
+    cuts_at_words,
     encode_documents,
     train_bpe,
 )
@@ -20,6 +24,13 @@ from olmo_sparsity.data.tokens import EOS_TOKEN, find_eos, id_range, load_tokeni
 from tests.support.corpora import PROSE, ROOT, some_texts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
+
+PARTS = [
+    *("a", "the", "Word", "x1", "42", "½", "²", "_", "'s", "don't", "...", "|||", "<|endoftext|>", "|||IP_ADDRESS|||"),
+    *(" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\x0b", "\x1c", "\x1f", "\x85", "\xa0", "\u1680", "\u200b"),
+    *("é", "e\u0301", "\u0301", "\u0338", "=\u0338", "한", "\u1112\u1161", "中文", "\U0001f600", "\u202e", "\x00"),
+    *("\u2028", "\ufeff"),
+]  # fmt: skip
 
 
 def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
@@ -90,3 +101,44 @@ def test_documents_in_batches_have_the_ids_of_the_tokenizer(tmp_path, monkeypatc
     texts += ["x" * 500, ""]
     tokenizer = train_bpe(texts, 400)
     assert ids_of(texts, tokenizer, tmp_path) == [tokenizer.encode(text).ids for text in texts]
+
+
+# --- words that are remembered ---
+
+
+def trained() -> Tokenizer:
+    return train_bpe([PROSE, *some_texts(20, seed=1)], 400)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [load_tokenizer(tokenizer_file("olmo")), trained()], ids=["olmo", "bpe"]
+)
+def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
+    monkeypatch.setattr(text_module, "MAX_KNOWN_CHARACTERS", 20_000)
+    assert cuts_at_words(tokenizer)
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(PARTS, k=draw.randrange(60))) for _ in range(4000)]
+    for _ in range(2000):
+        texts.append("".join(chr(draw.choice((draw.randrange(32, 0x3000), 32))) for _ in range(40)))
+    texts += [PROSE, "", " ", "\n x  \n", *some_texts(20, seed=2)]
+    encoder = WordEncoder(tokenizer, np.dtype(np.uint16))
+    for start in range(0, len(texts), 500):
+        batch = texts[start : start + 500]
+        for text, ids in zip(batch, encoder.encode(batch), strict=True):
+            assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
+        assert sum(map(len, encoder.known)) == encoder.known_characters <= 20_000
+
+
+def test_tokenizers_that_look_beyond_a_word_are_left_to_themselves():
+    tokenizer = trained()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    assert not cuts_at_words(tokenizer)
+    with_prefix = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for cutter in (pre_tokenizers.Metaspace(), with_prefix, pre_tokenizers.Whitespace()):
+        tokenizer = trained()
+        tokenizer.pre_tokenizer = cutter
+        assert not cuts_at_words(tokenizer)
+    tokenizer = trained()
+    tokenizer.add_tokens(["two words"])
+    assert not cuts_at_words(tokenizer)
+    assert not cuts_at_words(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
