@@ -17,12 +17,13 @@ from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
-from analysis.stats.summary import every_number, findings
+from analysis.stats.summary import findings
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
 
 KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
+FURTHER = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
 OF_CHOICES = (
     "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness"
 )  # fmt: skip
@@ -177,9 +178,10 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_levels(result: Result) -> dict[str, Result]:
-    """The same choices given back as text and as cache, whose losses are 0.5 higher; each alone, and both."""
-    cache = result.choices.assign(level="cache", unit="span", sinks=4)
+def of_levels(with_further: Result) -> dict[str, Result]:
+    """Choices given back as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
+    result = with_further
+    cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
     both = pd.concat([result.choices, cache], ignore_index=True)
     return {
@@ -196,18 +198,6 @@ def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Resu
     )
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
-
-
-def test_levels_by_hand(of_levels: dict[str, Result]) -> None:
-    result, both = of_levels["text"], of_levels["both"]
-    short, long = losses(result)
-    saved = short - result.loss_nats("greedy")[:, 2] - 0.5
-    row = {"selector": "greedy", "far_context": "true", "k": 4, "level": "cache"}
-    expected = saved.sum() / (short - long).sum()
-    assert value(numbers.recovery(both, resamples=50), **row) == pytest.approx(expected)
-    every = every_number({"": both}, resamples=50)
-    assert value(every[every["frame"] == "recovery"], **row) == pytest.approx(expected)
-    assert set(every["sinks"][every["frame"] == "kinds"]) == {0, 4}
 
 
 def test_bins_split_the_targets_by_gain(result: Result) -> None:
@@ -609,25 +599,6 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
     )
 
 
-def test_intervals_of_faithfulness_equal_a_bootstrap_of_whole_documents(with_further: Result) -> None:
-    result, frame = with_further, numbers.faithfulness(with_further, resamples=200)
-    drops = result.of_choices("comprehensiveness_nats", "random", "placebo")
-    influence, subset_losses = (
-        result.of_choices(f"subset_{name}", "random") for name in ("influence", "loss_nats")
-    )
-    lds = np.array(
-        [
-            np.nan if row == 3 else spearmanr(a, -b).statistic
-            for row, (a, b) in enumerate(zip(influence, subset_losses, strict=True))
-        ]
-    )
-    drawn = [rows for rows, _ in resampled_rows(result, 200)]
-    aopc = bounds(frame, name="comprehensiveness_aopc_nats", selector="random", far_context="placebo")
-    assert aopc == pytest.approx(middle([drops[rows].mean() for rows in drawn]))
-    found = bounds(frame, name="lds", selector="random", far_context="true")
-    assert found == pytest.approx(middle([np.nanmean(lds[rows]) for rows in drawn]))
-
-
 def test_without_further_columns_there_is_what_losses_and_choices_say(
     result: Result, with_further: Result
 ) -> None:
@@ -637,17 +608,6 @@ def test_without_further_columns_there_is_what_losses_and_choices_say(
     pd.testing.assert_frame_equal(bare, kept)
     assert value(bare, selector="chance", k=4) == pytest.approx(4 / 112)
     assert numbers.contexts(result).empty
-
-
-def test_a_level_without_further_columns_has_the_other_measures(with_further: Result) -> None:
-    further = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
-    cache = with_further.choices.drop(columns=further).assign(level="cache")
-    choices = pd.concat([with_further.choices, cache], ignore_index=True)
-    both = replace(with_further, choices=choices, trainings=[])
-    frame, alone = (numbers.faithfulness(each, resamples=50) for each in (both, with_further))
-    pd.testing.assert_frame_equal(frame[frame["level"] == "text"], alone)
-    names = set(frame["name"][frame["level"] == "cache"])
-    assert names == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
 
 
 def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
@@ -702,11 +662,3 @@ def test_intervals_are_over_trainings_and_documents(trainings: list[Result]) -> 
         assert rows[name]["high"] - rows[name]["value"] == pytest.approx(half)
     alone = only(numbers.shares(trainings[0]), name="share_over_tau")
     assert rows["share"]["high"] - rows["share"]["low"] > alone["high"] - alone["low"]
-
-
-def test_trainings_are_counted(trainings: list[Result]) -> None:
-    joined = Result.join(trainings)
-    size = numbers.counts(joined)
-    assert (size["targets"], size["trainings"]) == (1200, 3)
-    assert size["documents"] == trainings[0].targets["text"].nunique()
-    assert "3 trainings together" in findings(joined) and "by training and document" in findings(joined)

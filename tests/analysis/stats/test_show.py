@@ -8,7 +8,7 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show
-from analysis.stats.summary import findings, summary
+from analysis.stats.summary import every_number, findings, summary
 from tests.support.results import made_result
 
 
@@ -62,6 +62,9 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
             (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
         ].iloc[0]
         assert interval_text(row, percent=True) in text
+    every = every_number({"mine": result}, resamples=200)
+    every = every[(every["frame"] == "recovery") & (every["result"] == "mine")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(every[[*frame]], frame, check_dtype=False)
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
     assert interval_text(never, percent=True) in text
