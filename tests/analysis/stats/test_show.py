@@ -62,9 +62,10 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
             (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
         ].iloc[0]
         assert interval_text(row, percent=True) in text
-    every = every_number({"mine": result}, resamples=200)
-    every = every[(every["frame"] == "recovery") & (every["result"] == "mine")].reset_index(drop=True)
-    pd.testing.assert_frame_equal(every[[*frame]], frame, check_dtype=False)
+    every = every_number({"mine": result}, k=2, resamples=200)
+    every = every[(every["frame"] == "kinds") & (every["result"] == "mine")].reset_index(drop=True)
+    of_kinds = numbers.kinds(result, 2, resamples=200)
+    pd.testing.assert_frame_equal(every[[*of_kinds]], of_kinds, check_dtype=False)
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
     assert interval_text(never, percent=True) in text
