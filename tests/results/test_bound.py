@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
@@ -16,7 +15,6 @@ from analysis.synthetic.exact_match import NAME, save
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
-from tests.support.drawn import curve
 
 BOUND = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "results" / "theory" / "bound.py")))
 
@@ -135,31 +133,6 @@ def test_it_is_refused_where_there_is_nothing_to_start_from_or_to_try():
     for own in ([row(20, 3, 6)], [row(100, 3, 4)], [row(50, 3, 4), row(60, 3, 4)]):
         with pytest.raises(UserError, match="at two or more above 50"):
             start_of(*own)
-
-
-def test_errors_limits_and_bounds_are_multiples():
-    frames = []
-    for longest, wrong in ((50, 8), (100, 2)):
-        own = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
-        own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
-        task = {"train_length": [20, longest], "test_length": [20, 500]}
-        frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
-    figure = BOUND.bound_figure(points_of(*frames))
-    (axes,) = figure.axes
-    for longest in (50, 100):
-        line = curve(axes, f"L = {longest}")
-        np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
-        np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
-        assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
-    improved = [line for line in axes.lines if line.get_label().startswith("improved")]
-    for line in improved:  # c = 1/2: twice delta at twice L
-        np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
-    far, near = (
-        line.get_ydata()[-1] / line.get_xdata()[-1] ** 2
-        for line in axes.lines[::-1]
-        if line.get_label().startswith("Theorem 4.3")
-    )
-    assert far == pytest.approx(8 * near), "it grows with L³"
 
 
 def test_the_command_puts_the_bounds_beside_what_figure1_wrote(tmp_path, monkeypatch):

@@ -1,9 +1,7 @@
 """The coupling of a task, found in a model by `results/synthetic/couple.py`: against models that answer by hand."""
 
-import json
 import runpy
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +14,6 @@ from olmo_sparsity.data.batches import TaskPositions
 from olmo_sparsity.evaluate.records import further_options
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import Segment, found_ids
-from olmo_sparsity.training.loop import train
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -143,18 +140,6 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
     with refused("need ids up to"):
         ids(*found, "--positions.found.first_ids=[22]")
-
-
-def test_an_untrained_model_couples_nothing(tmp_path, capsys, monkeypatch):
-    run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
-    out = tmp_path / "found"
-    # of five lengths chance may explain half
-    monkeypatch.setitem(COUPLE.main.__globals__, "LEAST_AGREEMENT", 1.1)
-    monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
-    COUPLE.main()
-    printed = capsys.readouterr().out
-    assert "no coupling was found" in printed and "train with" not in printed
-    assert json.loads((out / COUPLE.NAME).read_text())["marks"] == [1, 3]
 
 
 def test_train_takes_what_the_command_prints(tmp_path):
