@@ -97,7 +97,7 @@ def loaded_by(modules, names):
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        (("analysis",), HEAVY | {"pandas"}),
+        (("analysis",), HEAVY | {"pandas", "numpy"}),
         (("analysis.engine",), ENGINES | {"matplotlib", "boto3", "google.cloud"}),
         (
             ("analysis.result", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),

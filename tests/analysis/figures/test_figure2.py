@@ -98,11 +98,6 @@ def test_what_is_missing():
     assert "cross-fit" in describe({"": made_result(crossfit=True)})
 
 
-def test_a_result_draws_itself(result, tmp_path):
-    result.figure2(tmp_path / "figure2.png")
-    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_ways_of_giving_back_stand_side_by_side(result):
     """A panel for each, of its own rows; Figure 2 shows the first that was measured where none is plain text."""
     cache = result.choices.assign(level="cache", sinks=4)
