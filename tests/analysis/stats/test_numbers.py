@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import pearsonr, spearmanr, t
+from scipy.stats import pearsonr, spearmanr
 
 from analysis.kinds import KINDS
 from analysis.result import SELECTION, Result
@@ -269,17 +269,30 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
     assert f"unfinished: {len(half)} measured" in findings(unfinished)
 
 
-def test_groups_are_the_unit_where_texts_have_them() -> None:
+def test_groups_and_trainings_are_units_where_there_are_any() -> None:
+    trainings = Result.join([made_result(training=number) for number in (1, 2, 3)])
+    number = np.repeat(np.arange(3), 400)
     grouped = made_result(groups=7)
-    targets = grouped.targets
-    short, one = targets["loss_short_nats"].to_numpy(), np.ones(len(targets))
-    for result, groups in ((grouped, targets["group"].to_numpy()), (made_result(), None)):
-        bootstrap = ClusterBootstrap(targets["text"].to_numpy(), groups=groups, resamples=1000)
-        expected = bootstrap.interval(bootstrap.ratio(short, one))
+    for result, units in (
+        (made_result(), {}),
+        (grouped, {"groups": grouped.targets["group"].to_numpy()}),
+        (trainings, {"trainings": number}),
+    ):
+        targets = result.targets
+        bootstrap = ClusterBootstrap(targets["text"].to_numpy(), resamples=1000, **units)
+        short = targets["loss_short_nats"].to_numpy()
+        expected = bootstrap.interval(bootstrap.ratio(short, np.ones(len(targets))))
         found = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
+        assert found == pytest.approx((expected.low, expected.high))
+        saved, gain = np.zeros(len(targets)), np.zeros(len(targets))
+        saved[result.over] = short[result.over] - result.loss_nats("greedy")[:, 2]
+        gain[result.over] = result.gain_nats[result.over]
+        expected = bootstrap.interval(bootstrap.ratio(saved, gain))
+        found = bounds(numbers.recovery(result, resamples=1000), selector="greedy", k=4, far_context="true")
         assert found == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
+    assert numbers.counts(trainings)["trainings"] == 3 and "3 trainings together" in findings(trainings)
 
 
 def test_recovery_without_gain_is_refused() -> None:
@@ -618,47 +631,3 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     assert frame["length"].dropna().tolist() == [32, 96]
     enough = [row.loss_of_96_nats - row.loss_long_nats <= 0.1 for row in targets.itertuples()]
     assert value(frame, length=96) == pytest.approx(np.mean(enough))
-
-
-# --- several trainings ---
-
-
-@pytest.fixture(scope="module")
-def trainings() -> list[Result]:
-    return [made_result(training=number) for number in (1, 2, 3)]
-
-
-def sums_by_document(result: Result) -> np.ndarray:
-    """Of each document: targets, targets over tau, what greedy saves at k = 4 in both far contexts, and the gain."""
-    rows = np.zeros((len(result.targets), 5))
-    rows[:, 0] = 1
-    short, long = losses(result)
-    saved = [short - result.loss_nats("greedy", far_context)[:, 2] for far_context in ("true", "placebo")]
-    rows[result.over, 1:] = np.stack([np.ones(len(short)), *saved, short - long], axis=1)
-    return pd.DataFrame(rows).groupby(result.targets["text"].to_numpy()).sum().to_numpy()
-
-
-def test_intervals_are_over_trainings_and_documents(trainings: list[Result]) -> None:
-    """Without each document, and without each training, in turn."""
-    joined = Result.join(trainings)
-    of_trainings = np.array([sums_by_document(training) for training in trainings])
-    whole = of_trainings.sum(axis=(0, 1))
-    rows = {
-        "share": only(numbers.shares(joined), name="share_over_tau"),
-        "net": only(numbers.recovery(joined), selector="greedy", k=4, far_context="net"),
-    }
-    for name, statistic in (
-        ("share", lambda total: total[1] / total[0]),
-        ("net", lambda total: (total[2] - max(0.0, total[3])) / total[4]),
-    ):
-        parts = []
-        for axis in (1, 0):
-            units = of_trainings.sum(axis=axis)
-            squares = np.array([(statistic(whole - unit) - statistic(whole)) ** 2 for unit in units])
-            freedom = min(squares.sum() ** 2 / (squares**2).sum(), len(units) - 1)
-            parts.append(((len(units) - 1) / len(units) * squares.sum(), t.ppf(0.975, freedom)))
-        half = sum(variance * quantile for variance, quantile in parts) / np.sqrt(sum(v for v, _ in parts))
-        assert rows[name]["value"] == pytest.approx(statistic(whole))
-        assert rows[name]["high"] - rows[name]["value"] == pytest.approx(half)
-    alone = only(numbers.shares(trainings[0]), name="share_over_tau")
-    assert rows["share"]["high"] - rows["share"]["low"] > alone["high"] - alone["low"]
