@@ -116,14 +116,6 @@ def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):
 # --- targets ---
 
 
-def test_every_target_has_its_long_context_in_its_own_text(texts):
-    sampled = sample(texts)
-    assert len(sampled.text) == 40
-    assert (sampled.position >= N).all()
-    assert (sampled.position < np.array(LENGTHS)[sampled.text]).all()
-    assert len(sampled[["text", "position"]].drop_duplicates()) == 40
-
-
 @pytest.mark.parametrize("block", [1, 4])
 def test_blocks_do_not_overlap_and_share_their_placebo(texts, block):
     sampled = sample(texts, 39, targets_per_block=block)

@@ -34,18 +34,6 @@ def unigram():
     return tokenizer
 
 
-def suffixed():
-    """BPE whose words end in </w>, as GPT-1 and CLIP have it."""
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.BPEDecoder()
-    trainer = trainers.BpeTrainer(
-        vocab_size=80, end_of_word_suffix="</w>", special_tokens=["[UNK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator([ENGLISH], trainer)
-    return tokenizer
-
-
 def byte_fallback():
     """Llama 2's way: characters, and bytes for those that the vocabulary lacks."""
     characters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *sorted(set(ENGLISH) - {" "})]
@@ -67,7 +55,7 @@ def word_level():
     return tokenizer
 
 
-TOKENIZERS = [byte_level, word_piece, unigram, suffixed, byte_fallback, word_level]
+TOKENIZERS = [byte_level, word_piece, unigram, byte_fallback, word_level]
 
 
 def decoder_of(tokenizer):
@@ -119,7 +107,6 @@ def test_byte_fallback_by_hand():
     ("make", "text", "expected"),
     [
         (word_level, "the fox met", ["the", " fox", " met"]),
-        (suffixed, "fox fox the", ["fox", " fox", " the"]),
         (word_piece, "the fox the", ["the", " fox", " the"]),
     ],
 )

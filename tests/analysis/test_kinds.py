@@ -15,6 +15,7 @@ CASES = [
     ("By the old millstone.", " They met by the old", " mill", ".", "content word"),  # another word
     ("He sat by the Old Mill.", " They met by the old", " mill", " again", "content word"),  # another case
     ("He sat by the old mi", "ll. Go to the old", " mill", ".", "content word"),  # far holds only half of it
+    ("He sat by the old mi", "ll. Go to the old", " mi", ".", "content word"),  # which is no word by itself
     ('"No."\n\n"Yes."\n\n', '"Why?" he said. "So."\n\n', '"', "Because", "punctuation"),  # marks alone
     ("It cost 1,250 francs.", " She paid: cost 1,250", " francs", ".", "repeat"),
     ("我喜欢猫。", "他也喜欢", "猫", "。", "repeat"),  # each ideograph is a unit

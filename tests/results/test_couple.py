@@ -89,25 +89,6 @@ def test_what_a_model_reads_is_coupled(name, by):
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
 
 
-def test_influence_is_the_kl_that_leaving_a_token_out_makes():
-    task = small("copy")
-    batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
-    model, columns = ByHand(task), np.array([1, 2, 3])
-    found = COUPLE.influence_on_response(
-        Scorer(model, share_prefixes=False), batch, columns, "leave-one-out-kl"
-    )
-    tokens, ids = torch.from_numpy(batch.tokens[:, :-1]), torch.arange(7 + 1).expand(5, -1)
-    whole = model(tokens, ids, logits_to_keep=4).logits
-    kept = [0, 1, 3, 4, 5, 6, 7]
-    without = model(tokens[:, kept], ids[:, kept], logits_to_keep=4).logits
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=whole.double()),
-        torch.distributions.Categorical(logits=without.double()),
-    )
-    np.testing.assert_allclose(found[:, 1], expected.mean(dim=0), rtol=1e-6, atol=1e-12)
-    assert found[1, 1] > 0.1 and np.abs(found[[0, 2, 3], 1]).max() < 1e-12
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_a_coupling_gives_the_ids_of_the_task_at_any_length(name):
     task, (marks, segments) = small(name), TASKS[name]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
+from analysis.figures.figure2 import describe, figure2, levels_figure
 from analysis.stats import numbers
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
@@ -81,13 +81,6 @@ def test_several_results_have_one_selector_in_all_panels():
     figure = figure2({"base": made_result(selectors=SELECTORS), "tuned": signed}, **FEW)
     assert legend(figure)[:2] == ["base", "tuned"]
     assert figure.axes[2].get_title("left").endswith("k = 4\nleave-one-out")
-
-
-def test_selectors_of_others(result):
-    others = selectors_figure(result, **FEW)
-    assert others is not None
-    assert legend(others)[:2] == ["leave-one-out-kl", "greedy"] and "best" in legend(others)[2]
-    assert selectors_figure(made_result(selectors=("leave-one-out", "random")), **FEW) is None
 
 
 def test_what_is_missing():
