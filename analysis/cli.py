@@ -250,7 +250,7 @@ def verify() -> None:
     result = load(given.result)
     model = given.model or result.settings["model"]
     read = given.text or given.corpus or result.settings["texts"]
-    options = {name: getattr(given, name) for name in ("device", "tokens_per_batch", "memory_limit_gb")}
+    options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
     comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
     print(comparison)
     if not comparison.holds:

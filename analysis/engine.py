@@ -35,7 +35,7 @@ from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS, Faithfulness
 from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
-from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.parts import Run, stacked
 from analysis.result import Result, rounded
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
@@ -77,7 +77,6 @@ def measure(
     device: str | None = None,
     attn_implementation: str | None = None,
     tokens_per_batch: int | None = None,
-    memory_limit_gb: float | None = None,
     out: str | Path | None = None,
     shard: str | None = None,
     split: str = "heldout",
@@ -115,8 +114,8 @@ def measure(
         dtype: fp32, bf16, fp16 or auto (as stored).
         device: cpu, cuda, cuda:1, …; by default a GPU where there is one.
         attn_implementation: of transformers.
-        tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
-        memory_limit_gb: what a batch may take; by default half the memory, or 80 % of what is free on the GPU.
+        tokens_per_batch: tokens of one forward pass, by default 1,024 on a CPU and 65,536 on a GPU; halved where memory
+                runs out. Results depend on it by rounding only.
         out: folder to write to as batches are finished: the same call goes on after an interruption. None: all stays in
             memory.
         shard: "i/n", measure this share of the batches; ``out`` is the same for all, and whole once all are finished.
@@ -139,7 +138,6 @@ def measure(
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
-    limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
     with ExitStack() as stack:
 
         def opened(name: Any) -> LoadedModel:
@@ -147,7 +145,7 @@ def measure(
 
         def scorer_of(loaded: LoadedModel) -> Scorer:
             loaded.check_context(n_long, targets_per_block)  # a trial, which takes time
-            return build_scorer(loaded.model, loaded.device, n_long, targets_per_block, **limits)
+            return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
         loaded = opened(model)
         source = open_texts(texts, loaded.encode, split=split)
@@ -186,7 +184,7 @@ def measure(
             selecting=scorers.get("selected_by", scorer),
             proposing=scorers.get("proposed_by"),
         )
-        log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
+        log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
 

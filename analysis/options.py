@@ -7,14 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.util.arguments import positive_number, whole_number
+from olmo_sparsity.util.arguments import whole_number
 
 MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
 a .gguf file; maybe with @yarn:4 behind it (scales RoPE) or @untrained (freshly drawn weights)"""
 DTYPES = ("fp32", "bf16", "fp16", "auto")
 PREFIX = """tokens that stand before every context: auto (what the tokenizer puts before a text; the default), none,
 bos, eos, or ids such as 2"""
-MEMORY = "what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)"
+PASS = "of a pass (default: 1,024, on a GPU 65,536; halved where memory runs out)"
 TEXT = "one text and group each; of .json and .jsonl (.gz) every line has the fields text and url or group"
 
 
@@ -26,8 +26,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="fp32", choices=DTYPES, help="auto: as stored (default: fp32)")
     add("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     add("--attn-implementation", choices=("eager", "sdpa"), help="of transformers")
-    add("--tokens-per-batch", type=whole_number, metavar="N", help="of a pass (default: what fits)")
-    add("--memory-limit", dest="memory_limit_gb", type=positive_number, metavar="GB", help=MEMORY)
+    add("--tokens-per-batch", type=whole_number, metavar="N", help=PASS)
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:

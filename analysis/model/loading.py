@@ -30,6 +30,7 @@ from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, sha256_file
+from olmo_sparsity.util.memory import keep_freed_memory
 from olmo_sparsity.util.provenance import machine, pick_device
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ def open_model(
     """
     if isinstance(model, LoadedModel):
         return model
+    keep_freed_memory()
     if isinstance(model, str | Path):
         loaded = _open_path(str(model), dtype, attn_implementation)
         loaded.model.to(pick_device(device))

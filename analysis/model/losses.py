@@ -24,15 +24,7 @@ from torch import Tensor
 
 from analysis.contexts import NO_FAR, Contexts
 from analysis.model.adapter import Adapter, KeyValues
-from analysis.model.memory import (
-    GB,
-    LOGITS_PER_SLICE,
-    OnDevice,
-    chunks,
-    default_limit_bytes,
-    is_out_of_memory,
-    tokens_that_fit,
-)
+from analysis.model.memory import LOGITS_PER_SLICE, OnDevice, chunks, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -441,24 +433,3 @@ def long_and_short_losses(
     long = scorer.losses(contexts, contexts.all_far, targets)[:, 0]
     short = scorer.losses(contexts, NO_FAR, targets)[:, 0]
     return long, short
-
-
-def build_scorer(
-    model: Adapter,
-    device: torch.device,
-    n_long: int,
-    targets_per_block: int = 1,
-    *,
-    tokens_per_batch: int | None = None,
-    memory_limit_gb: float | None = None,
-) -> Scorer:
-    """A scorer whose batches of blocks, N and B, fit the memory limit; moves the model to the device.
-
-    A limit of None means half the memory, or 80 % of what is free on the GPU.
-    """
-    model = model.to(device)
-    if tokens_per_batch is None:
-        limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
-        length = n_long + targets_per_block - 1
-        tokens_per_batch = tokens_that_fit(model, device, length, limit, n_targets=targets_per_block)
-    return Scorer(model, device=device, tokens_per_batch=tokens_per_batch)

@@ -95,7 +95,6 @@ class Probe(ABC):
         split: str = "heldout",
         out: str | Path | None = None,
         tokens_per_batch: int | None = None,
-        memory_limit_gb: float | None = None,
         progress: bool = True,
         **opening: Any,
     ) -> Any:
@@ -107,7 +106,6 @@ class Probe(ABC):
             labels: a name for each, see `default_labels`.
             out: folder to save to; the same call, interrupted, goes on with the model that it was at.
             tokens_per_batch: tokens of one forward pass.
-            memory_limit_gb: what a forward pass may take, where ``tokens_per_batch`` is not given.
             progress: show it on standard error.
 
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
@@ -134,9 +132,8 @@ class Probe(ABC):
                 rows = pd.read_parquet(part)
             else:
                 bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
-                limits = (sample.tokens.shape[1], tokens_per_batch, memory_limit_gb)
                 with open_model(model, **opening) as loaded:
-                    rows = self.measure_model(_token_losses(loaded, *limits), sample, bar)
+                    rows = self.measure_model(_token_losses(loaded, tokens_per_batch), sample, bar)
                 if part is not None:
                     _write_rows(part, rows)
             of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
@@ -192,17 +189,10 @@ def _same_tokens(first: Texts, second: Texts) -> bool:
     return all(np.array_equal(first.tokens(n), second.tokens(n)) for n in range(len(first.lengths)))
 
 
-def _token_losses(
-    loaded: LoadedModel, length: int, tokens_per_batch: int | None, memory_limit_gb: float | None
-) -> TokenLosses:
-    """Of a model that reads as many rows of ``length`` tokens at once as the memory holds."""
-    from analysis.model.memory import GB, tokens_that_fit
+def _token_losses(loaded: LoadedModel, tokens_per_batch: int | None) -> TokenLosses:
     from analysis.model.token_losses import TokenLosses
 
-    model, device = loaded.model, loaded.device
-    if tokens_per_batch is None and memory_limit_gb is not None:
-        tokens_per_batch = tokens_that_fit(model, device, length, memory_limit_gb * GB, n_targets=length)
-    return TokenLosses(model, device=device, tokens_per_batch=tokens_per_batch)
+    return TokenLosses(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
 
 def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:

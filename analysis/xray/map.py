@@ -123,7 +123,6 @@ def influence_map(
     name: str | None = None,
     progress: bool = True,
     tokens_per_batch: int | None = None,
-    memory_limit_gb: float | None = None,
     **options: Any,
 ) -> InfluenceMap:
     """L_long, L_short and exact leave-one-out influence of all pairs of tokens of a text.
@@ -138,21 +137,20 @@ def influence_map(
         n_short: M; nearer tokens are not measured.
         tau_nats: tokens that gain more are marked.
         name: of the text, such as its file, for people to read.
-        tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
+        tokens_per_batch: tokens of one forward pass, see `analysis.measure`.
         options: ``tokenizer``, ``prefix``, ``dtype``, ``device`` and ``attn_implementation``, as in `analysis.measure`.
 
     Raises `UserError`, one line with the remedy, where the text is too short or the model cannot be measured so.
     """
     from analysis.model.loading import open_model
-    from analysis.model.losses import LOGITS_PER_BATCH, build_scorer
+    from analysis.model.losses import LOGITS_PER_BATCH, Scorer
     from olmo_sparsity.util.progress import progress as shown
 
     loaded = open_model(model, **options)
     tokens = np.asarray(loaded.encode(text), dtype=np.int64)
     n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
     loaded.check_context(n_long)
-    limits: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
-    scorer = build_scorer(loaded.model, loaded.device, n_long, **limits)
+    scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
     # a window has many targets: their logits must fit, too
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))

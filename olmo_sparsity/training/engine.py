@@ -28,6 +28,7 @@ from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.memory import keep_freed_memory
 from olmo_sparsity.util.provenance import processor_features
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Engine:
 
     def __init__(self, config: Config, model: Model | None = None):
         """Meets the other processes; ``model``, where it is given, is prepared at once."""
+        keep_freed_memory()
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]  # Accelerate would take them for ours: steps to accumulate, FSDP, a compiler
         self.config = config

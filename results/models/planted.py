@@ -19,6 +19,7 @@ import pandas as pd
 
 from analysis import load, load_study, measure
 from analysis.figures.figure2 import levels_figure
+from analysis.figures.style import save_figure
 from analysis.model.loading import open_model
 from analysis.result import save_study
 from analysis.stats import numbers
@@ -128,7 +129,7 @@ def main():
     """Print the tables of every number of parts, and draw the recovery where there are four."""
     places = json.loads((RECORDS / "places.json").read_text(encoding="utf8"))
     study = load_study(RECORDS)
-    levels_figure(study["parts-4"]).savefig(HERE / "planted.png", dpi=200)
+    save_figure(levels_figure(study["parts-4"]), HERE, "planted")
     for cell, result in study.items():
         print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
         for name, rows in recall(result, places[cell]).groupby("recall"):

@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from analysis.figures.style import save_figure
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
@@ -27,7 +28,7 @@ TAUS = (1, 2, 4)
 TEXTS = ("books", "code", "releases")
 MODELS = {"smollm2": "SmolLM2-135M-Instruct, Q4_1", "gemma": "Gemma 3 270M, Q4_K_M"}
 KEY_NATS = 2  # alpha and beta of LongPPL
-TOKENS_PER_BATCH = 4096
+TOKENS_PER_BATCH = 1024
 
 
 def lengths_of(n_long):
@@ -39,11 +40,11 @@ def measure(model, texts, n_long, targets, out):
     """Write the losses of sampled targets given each length of context: a row each, columns loss_16 … loss_N [nats]."""
     from analysis.contexts import NO_FAR, long_contexts, open_texts, sample_targets
     from analysis.model.loading import open_model
-    from analysis.model.losses import build_scorer
+    from analysis.model.losses import Scorer
 
     loaded = open_model(model)
     source = open_texts([Path(texts)], loaded.encode)
-    scorer = build_scorer(loaded.model, loaded.device, n_long, BLOCK, tokens_per_batch=TOKENS_PER_BATCH)
+    scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=TOKENS_PER_BATCH)
     shape = {"n_long": n_long, "n_short": SHORTEST}
     places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)
     columns = {length: [] for length in lengths_of(n_long)}
@@ -107,7 +108,7 @@ def main():
         if model in drawn:
             draw(panels[drawn.index(model)], tidy, model, text)
     panels[0, 0].legend(fontsize=7)
-    figure.savefig(HERE / "recent.png", dpi=200)
+    save_figure(figure, HERE, "recent")
 
 
 def name_of(path):

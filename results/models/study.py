@@ -15,6 +15,7 @@ import pandas as pd
 
 from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
+from analysis.figures.style import save_figure
 from analysis.parts import stacked
 from analysis.result import FRAMES, RESULT_NAME, save_study, setting_differences
 from analysis.stats import numbers
@@ -68,7 +69,11 @@ def main():
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-        levels_figure(result).savefig(HERE / f"{cell}.png", dpi=200)
+        for what in (numbers.kinds, numbers.tokens_needed, numbers.distances):
+            tidy = what(result)
+            of_context = tidy["far_context"] if "far_context" in tidy else pd.Series("true", index=tidy.index)
+            print("\n" + show(tidy[of_context.fillna("true") == "true"], title=f"{cell}, {what.__name__}"))
+        save_figure(levels_figure(result), HERE, cell)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from benchmarks.timing import Json, about_this_run, rates, time_in_turn
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}  # given: finding it out takes time
 _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
@@ -62,7 +61,7 @@ def compare_ways(
     """The rows of one selector, by way; ``sizes``: N and M."""
     results: dict[str, Result] = {}
     options: Any = {**sizes, "tau_nats": OVER_ALL, "ks": (1,), "selectors": (selector,), "placebos": ()}
-    options |= {"tokens_per_batch": TOKENS_PER_BATCH[loaded.device.type], "scores": True, "progress": False}
+    options |= {"scores": True, "progress": False}
 
     def engine(way: str, count: int, size: int) -> None:
         results[way] = measure(loaded, texts, targets=count, targets_per_block=size, **options)

@@ -14,7 +14,7 @@ from analysis import InfluenceMap
 from analysis.contexts import Contexts
 from analysis.given_back import GivenBack
 from analysis.model.loading import open_model
-from analysis.model.losses import build_scorer, long_and_short_losses
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ story = InfluenceMap.load(HERE)
 loaded = open_model(sys.argv[1])
 tokens = story.tokens["token"].to_numpy()
 contexts = Contexts(tokens[None, :TARGET], tokens[None, TARGET : TARGET + 1], np.zeros((1, 1), int), SHORT)
-scorer = build_scorer(loaded.model, loaded.device, TARGET, tokens_per_batch=4096)
+scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=1024)
 (long,), (short,) = long_and_short_losses(scorer, contexts)
 other = contexts.with_far(loaded.encode(PLACEBO.read_text(encoding="utf8"))[None, : contexts.n_far])
 (placebo,), _ = long_and_short_losses(scorer, other)

@@ -10,7 +10,6 @@ from scipy.special import roots_sh_legendre
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
-from analysis.model.memory import TOKENS_PER_BATCH, tokens_that_fit
 from analysis.model.token_losses import TokenLosses
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
@@ -247,23 +246,6 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch):
     model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("a wrong shape"))
     with pytest.raises(RuntimeError, match="a wrong shape"):
         scorer.losses(contexts, keep)
-
-
-@pytest.mark.parametrize(
-    ("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50), (199, 0)]
-)
-def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
-    """A made-up model whose forward pass takes 4 bytes a token; a single context that does not fit is refused."""
-    monkeypatch.setattr(
-        "analysis.model.memory._peak_bytes",
-        lambda model, device, rows, n_long, n_targets: 4.0 * rows * n_long,
-    )
-    monkeypatch.setitem(TOKENS_PER_BATCH, "cpu", 1000)
-    if tokens:
-        assert tokens_that_fit(None, torch.device("cpu"), 50, limit) == tokens
-        return
-    with refused("one context of N = 50 tokens takes 2e-07 GB, more than the limit of"):
-        tokens_that_fit(None, torch.device("cpu"), 50, limit)
 
 
 # --- the last tokens of rows ---

@@ -1,0 +1,84 @@
+"""Are the targets that gain from far context chosen by luck? Those chosen by one half of it, measured by the other.
+
+    python results/models/halves.py measure MODEL TEXTS.jsonl N M TARGETS results/models/halves-TEXTS.parquet
+    python results/models/halves.py                         prints the tables
+
+The loss of a target is measured given the last M tokens, all N, and the last M with every second far token: the odd or
+the even ones. Targets whose odd half gains them more than tau are chosen; their gain from the even half owes nothing to
+what the choice saw of the far context (the short loss is the same in both). Persistence is the second over the first.
+Shapes: T targets in blocks of 16.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.stats.show import show
+
+HERE = Path(__file__).parent
+BLOCK, TAUS = 16, (1, 2, 4)
+
+
+def measure(model, texts, n_long, n_short, targets, out):
+    """Write the losses of sampled targets: a row each, columns short, long, odd, even [nats]."""
+    from analysis.contexts import NO_FAR, long_contexts, open_texts, sample_targets
+    from analysis.model.loading import open_model
+    from analysis.model.losses import Scorer
+
+    loaded = open_model(model)
+    source = open_texts([Path(texts)], loaded.encode)
+    scorer = Scorer(loaded.model, device=loaded.device)
+    shape = {"n_long": n_long, "n_short": n_short}
+    places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)
+    far = np.arange(n_long - n_short)[None]
+    subsets = {"short": NO_FAR, "long": far, "odd": far[:, 1::2], "even": far[:, ::2]}
+    columns = {name: [] for name in subsets}
+    for start in range(0, len(places), BLOCK):
+        first = places.iloc[start : start + 1]
+        where = (first[name].to_numpy() for name in ("text", "position", "target_id"))
+        block = long_contexts(source, *where, targets_per_block=BLOCK, **shape)
+        for name, kept in subsets.items():
+            columns[name].append(scorer.losses(block, kept)[:, 0])
+        print(f"\r{start + BLOCK:,} of {len(places):,} targets", end="", file=sys.stderr, flush=True)
+    losses = {name: np.concatenate(parts).astype(np.float32) for name, parts in columns.items()}
+    places[["text", "group", "position"]].assign(**losses).to_parquet(out, compression="zstd", index=False)
+
+
+def numbers(frame):
+    """Tidy: name, tau_nats, value, low, high, with 95 % intervals by group and text; chosen by the odd half."""
+    bootstrap, ones = ClusterBootstrap.of(frame), np.ones(len(frame))
+    gain = {name: (frame["short"] - frame[name]).to_numpy(float) for name in ("odd", "even", "long")}
+    rows = []
+    for tau in TAUS:
+        over, below = gain["odd"] > tau, gain["odd"] < -tau
+        both = {
+            "share_over_tau": (over, ones),
+            "share_below_minus_tau": (below, ones),
+            "persistence": (over * gain["even"], over * gain["odd"]),
+            "persistence_below": (below * gain["even"], below * gain["odd"]),
+            "even_over_tau_too": (over * (gain["even"] > tau), over),
+            "long_over_tau_too": (over * (gain["long"] > tau), over),
+        }
+        for name, (part, whole) in both.items():
+            ratio = bootstrap.ratio(np.asarray(part, float), np.asarray(whole, float))
+            rows.append({"name": name, "tau_nats": tau, **vars(bootstrap.interval(ratio))})
+    return pd.DataFrame(rows)
+
+
+def main():
+    """Print a table for each file of losses."""
+    for path in sorted(HERE.glob("halves-*.parquet")):
+        frame = pd.read_parquet(path)
+        title = f"{path.stem}: {len(frame):,} targets of {frame['text'].nunique()} texts"
+        print("\n" + show(numbers(frame), across="tau_nats", title=title))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["measure"]:
+        model, texts, n_long, n_short, targets, out = sys.argv[2:]
+        measure(model, texts, int(n_long), int(n_short), int(targets), out)
+    else:
+        main()
