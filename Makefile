@@ -67,7 +67,7 @@ test-slow: $(INSTALLED)
 	$(PY) -m pytest -m slow
 
 browser:
-	@command -v chromedriver > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver; }
+	@command -v chromium > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; }
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

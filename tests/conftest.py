@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 # Files of 20 seconds of processor time or more. One that came last would keep one process busy and the others waiting.
 LONGEST_FIRST = (
     "distributed", "resume", "devices", "losses", "crossfit", "engine", "structure", "figure2", "faults",
-    "corpus_damage", "adapter", "ours", "length_probe", "needle_probe", "compiling",
+    "adapter", "ours", "length_probe", "needle_probe", "compiling",
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from olmo_sparsity.data.windows import Batch, collate
-from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
 from olmo_sparsity.training.engine import Engine
@@ -68,27 +67,6 @@ def test_gradients_of_the_loss_stay_on_the_device(dtype):
         found = _loss_and_gradients(hidden, weight, labels, 0.5, 1e-4, dtype, True)
         assert [(each.device.type, each.dtype) for each in found] == 4 * [("cuda", torch.float32)]
     assert reads.seen == []
-
-
-@pytest.mark.parametrize("encoding", tiny.ENCODINGS)
-def test_held_out_losses_are_read_once(tmp_path, encoding):
-    positions = {"scheme": "contiguous", "target_length": None}
-    evaluation = {"windows": 8}
-    config = tiny.train_config(
-        tmp_path, model=tiny.ENCODINGS[encoding], positions=positions, evaluation=evaluation
-    )
-    evaluation, model = HeldoutEvaluation(config), build_model(config).eval()
-    with fake_cuda(), HostReads() as reads:
-        on_fake_cuda(model)
-        sums, counts = evaluation._measure(
-            lambda batch: model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
-                "loss_nats"
-            ],
-            lambda value: value,
-            DEVICE,
-        )
-        assert sums.shape == counts.shape == (evaluation.length,)
-    assert reads.seen == ["_to_copy"]  # all windows at once, behind the last
 
 
 def test_a_tensor_left_on_the_cpu_is_found():

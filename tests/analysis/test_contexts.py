@@ -116,14 +116,6 @@ def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):
 # --- targets ---
 
 
-def test_every_target_has_its_long_context_in_its_own_text(texts):
-    sampled = sample(texts)
-    assert len(sampled.text) == 40
-    assert (sampled.position >= N).all()
-    assert (sampled.position < np.array(LENGTHS)[sampled.text]).all()
-    assert len(sampled[["text", "position"]].drop_duplicates()) == 40
-
-
 @pytest.mark.parametrize("block", [1, 4])
 def test_blocks_do_not_overlap_and_share_their_placebo(texts, block):
     sampled = sample(texts, 39, targets_per_block=block)
@@ -185,26 +177,14 @@ def test_placebos_come_from_other_texts_that_are_long_enough(texts):
     assert (sampled.placebo_start + N - M <= np.array(LENGTHS)[sampled.placebo_text]).all()
 
 
-def of_other_texts(text, lengths, n_far, seed):
-    """Placebos as they were drawn before there were groups: among the texts but the target's own."""
-    long_enough = np.flatnonzero(lengths >= n_far)
-    generator = np.random.default_rng([2, seed])
-    place = {number: at for at, number in enumerate(long_enough.tolist())}
-    skipped = [place.get(number) for number in text.tolist()]
-    drawn = generator.integers(0, [len(long_enough) - (at is not None) for at in skipped]).tolist()
-    drawn = [number + (at is not None and number >= at) for number, at in zip(drawn, skipped, strict=True)]
-    chosen = long_enough[drawn]
-    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
-
-
-def test_without_groups_the_placebos_are_those_of_before(texts):
-    alone = texts_in([f"text {number} by itself" for number in range(len(LENGTHS))])
-    for these in (texts, alone):
-        sampled = sample(these, 221, seed=3)
-        text, start = of_other_texts(sampled.text, np.array(LENGTHS), N - M, 3)
-        assert np.array_equal(sampled.placebo_text, text)
-        assert np.array_equal(sampled.placebo_start, start)
-    assert "group" not in sample(texts) and "placebo_group" not in sample(texts)
+def test_draws_never_change():
+    """Else a recorded result could not be verified. Without groups they are as if each text were its own."""
+    alone = [f"text {number} by itself" for number in range(len(LENGTHS))]
+    for texts in (texts_in(), texts_in(alone)):
+        drawn = sample(texts, 6, seed=3)[["text", "position", "placebo_text", "placebo_start"]]
+        assert drawn.to_numpy().tolist() == [
+            [0, 20, 4, 9], [0, 24, 3, 1], [2, 21, 0, 8], [3, 20, 2, 2], [4, 58, 2, 31], [4, 164, 2, 21],
+        ]  # fmt: skip
 
 
 def test_placebos_come_from_other_groups(texts):

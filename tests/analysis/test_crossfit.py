@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.support.families import random_model
 from tests.support.refusals import refused
 from tests.support.small_measurement import assert_losses_are_plain, assert_same, model, small, small_tokens
 
@@ -69,23 +70,17 @@ def test_a_smaller_model_proposes(first):
         assert not np.array_equal(chosen, np.sort(first.selected("gradient", far_context)[ours]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["run", "hf"])
-def test_untrained_weights_choose_for_the_targets_of_the_trained_model(trained, folder):
+def test_untrained_weights_choose_for_the_targets_of_the_trained_model(first, tmp_path):
     """Adebayo et al. 2018: what they choose is measured on the trained model, and differs from what that chooses."""
-    from analysis.engine import measure
-    from tests.support.small_measurement import SMALL
-
-    corpus, path = str(trained / "corpus"), str(trained / folder)
-    settings = {**SMALL, "targets": 80, "n_long": 20, "tau_nats": 1.3}
-    result = measure(path, corpus, **settings, select_with=f"{path}@untrained")
-    trained_one = measure(path, corpus, **settings)
+    random_model("gpt_neox").save_pretrained(tmp_path)
+    model()[1].save(str(tmp_path / "tokenizer.json"))
+    result = small(selectors=SELECTORS, select_with=f"{tmp_path}@untrained")
     assert result.settings["selected_by"]["untrained"]
     assert "selecting_gain_nats" not in result.targets
-    assert np.array_equal(result.over, trained_one.over)
+    assert np.array_equal(result.over, first.over)
     for far_context in ("true", "placebo"):
-        same, other = (
-            result.selected(name, far_context) == trained_one.selected(name, far_context)
+        same, differ = (
+            result.selected(name, far_context) == first.selected(name, far_context)
             for name in ("random", "leave-one-out")
         )
-        assert same.all() and other[:, 0].mean() < 0.7
+        assert same.all() and differ[:, 0].mean() < 0.7

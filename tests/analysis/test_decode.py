@@ -7,7 +7,6 @@ from transformers import PreTrainedTokenizerFast
 from analysis.contexts import TextDecoder
 from analysis.model.loading import TextTokenizer
 from olmo_sparsity.data.text import train_bpe
-from tests.support import tokenizers as trained_tokenizers
 
 ENGLISH = "The fox met the other fox, and the foxes didn't talk to “those” others."
 FOREIGN = "Zoë saw 日本語 and हिन्दी 🦊🦊!\n\n  Ångström: ok"
@@ -18,22 +17,20 @@ def byte_level():
 
 
 def word_piece():
-    return trained_tokenizers.word_piece([ENGLISH], 80, pre_tokenizers.BertPreTokenizer())
+    """BERT's way; spaces before marks are taken away where text is decoded."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    special = {"special_tokens": ["[UNK]"], "show_progress": False}
+    tokenizer.train_from_iterator([ENGLISH], trainers.WordPieceTrainer(vocab_size=80, **special))
+    return tokenizer
 
 
 def unigram():
-    return trained_tokenizers.unigram([ENGLISH], 60)
-
-
-def suffixed():
-    """BPE whose words end in </w>, as GPT-1 and CLIP have it."""
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.BPEDecoder()
-    trainer = trainers.BpeTrainer(
-        vocab_size=80, end_of_word_suffix="</w>", special_tokens=["[UNK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator([ENGLISH], trainer)
+    """SentencePiece's way, with a visible space before each word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = {"unk_token": "<unk>", "special_tokens": ["<unk>"], "show_progress": False}
+    tokenizer.train_from_iterator([ENGLISH], trainers.UnigramTrainer(vocab_size=60, **special))
     return tokenizer
 
 
@@ -58,7 +55,7 @@ def word_level():
     return tokenizer
 
 
-TOKENIZERS = [byte_level, word_piece, unigram, suffixed, byte_fallback, word_level]
+TOKENIZERS = [byte_level, word_piece, unigram, byte_fallback, word_level]
 
 
 def decoder_of(tokenizer):
@@ -110,7 +107,6 @@ def test_byte_fallback_by_hand():
     ("make", "text", "expected"),
     [
         (word_level, "the fox met", ["the", " fox", " met"]),
-        (suffixed, "fox fox the", ["fox", " fox", " the"]),
         (word_piece, "the fox the", ["the", " fox", " the"]),
     ],
 )

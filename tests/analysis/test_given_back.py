@@ -127,15 +127,18 @@ def plain_attention(inner, contexts, block, place, prefix):
 
 @pytest.mark.parametrize("prefix", [(), (3, 1)])
 def test_policies_score_each_head_as_their_authors_do(prefix):
-    """H2O: the sum over all queries. SnapKV: over the last ones, mean over five neighbours, ends padded by zeros."""
+    """H2O: the sum over all queries. SnapKV: over the last ones, mean over five neighbours, ends padded by zeros.
+
+    The selector by attention: that of the last query, mean over heads and layers.
+    """
     inner, contexts = random_model("llama"), make_blocks()
     adapter = TransformersAdapter(inner).requires_grad_(False)
-    scorer = Scorer(with_prefix(adapter, prefix))
-    h2o, snapkv = (
-        find_selector(name)(SelectorInput(scorer, contexts, 0, 5)).by_head for name in ("h2o", "snapkv")
-    )
+    given = SelectorInput(Scorer(with_prefix(adapter, prefix)), contexts, 0, 5)
+    h2o, snapkv = (find_selector(name)(given).by_head for name in ("h2o", "snapkv"))
+    last = find_selector("attention")(given).scores
     for row, (block, place) in enumerate(contexts.all_targets):
         attention = plain_attention(inner, contexts, block, place, prefix)
+        np.testing.assert_allclose(last[row], attention[:, :, -1, :FAR].mean(axis=(0, 1)), atol=1e-5)
         of_keys = (attention[:, 0::2] + attention[:, 1::2]) / 2  # two heads of queries share one of keys
         far = of_keys[..., :FAR]
         np.testing.assert_allclose(h2o[row], far.sum(axis=2), atol=1e-5)

@@ -1,12 +1,8 @@
 """Kinds of dependency against a corpus whose kinds were written down by hand, however its words are cut."""
 
 import pytest
-from tokenizers import pre_tokenizers
 
-from analysis.contexts import TextDecoder
 from analysis.kinds import KINDS, classify
-from olmo_sparsity.data.text import train_bpe
-from tests.support import tokenizers
 
 # far context, short context, the target's word (a space before it is part of its token), what follows, its kind
 CASES = [
@@ -19,6 +15,7 @@ CASES = [
     ("By the old millstone.", " They met by the old", " mill", ".", "content word"),  # another word
     ("He sat by the Old Mill.", " They met by the old", " mill", " again", "content word"),  # another case
     ("He sat by the old mi", "ll. Go to the old", " mill", ".", "content word"),  # far holds only half of it
+    ("He sat by the old mi", "ll. Go to the old", " mi", ".", "content word"),  # which is no word by itself
     ('"No."\n\n"Yes."\n\n', '"Why?" he said. "So."\n\n', '"', "Because", "punctuation"),  # marks alone
     ("It cost 1,250 francs.", " She paid: cost 1,250", " francs", ".", "repeat"),
     ("我喜欢猫。", "他也喜欢", "猫", "。", "repeat"),  # each ideograph is a unit
@@ -128,59 +125,3 @@ def test_kinds_by_hand_however_the_word_is_cut(far, short, word, after, kind):
 )
 def test_kinds_of_pieces_by_hand(far, short, piece, after, kind):
     assert classify(far, short, piece, after) == kind
-
-
-FAR = (
-    "In May old Gabriel Oak and Mr. Boldwood sold 1,250 sheep (and nine lambs) at the market of Casterbridge. "
-    "Gabriel's dog slept beneath the old oak tree, and Étienne's cat slept too. Nobody spoke."
-)
-NEAR = (
-    "Cats ate, then Gabriel and Étienne brought 3.5 or four lambs beneath the old oak table. Boldwood's sheep don't "
-    "follow (Nobody knew) Casterbridge's 17,000 “Gabriel” pounds."
-)
-UNITS_OF_NEAR = {
-    "content word": "Cats ate brought lambs table sheep follow knew pounds",
-    "function word": "then and or the don't Nobody beneath",
-    "name": "Gabriel Étienne Boldwood's Casterbridge's",
-    "number": "3.5 four 17,000",
-    "punctuation": ", . ( ) “ ”",
-    "repeat": "old oak",
-}
-
-
-def visible(text):
-    return "".join(text.split())
-
-
-def kind_of_every_character():
-    """The kind of each character of NEAR that is no space, found by taking its units off the front, longest first."""
-    kinds = {unit: kind for kind, units in UNITS_OF_NEAR.items() for unit in units.split()}
-    rest, kinds_of = visible(NEAR), []
-    while rest:
-        unit = max(filter(rest.startswith, kinds), key=len)
-        kinds_of += [kinds[unit]] * len(unit)
-        rest = rest[len(unit) :]
-    return kinds_of
-
-
-def unigram(texts):
-    return tokenizers.unigram(texts, 90)
-
-
-def word_piece(texts):
-    return tokenizers.word_piece(texts, 130, pre_tokenizers.WhitespaceSplit(), cleanup=False)
-
-
-@pytest.mark.parametrize("train", [lambda texts: train_bpe(texts, 300), unigram, word_piece])
-def test_tokenizers_agree_with_the_kinds_by_hand(train):
-    tokenizer = train([FAR, NEAR])
-    pieces = TextDecoder(tokenizer.decode).pieces(tokenizer.encode(f"{FAR} {NEAR}").ids)
-    expected = kind_of_every_character()
-    assert visible("".join(pieces)) == visible(FAR + NEAR)
-    n_far = next(i for i in range(len(pieces)) if visible("".join(pieces[:i])) == visible(FAR))
-    assert len(pieces) - n_far > 50  # words are cut
-    for i in range(n_far, len(pieces)):
-        far, short, after = ("".join(part) for part in (pieces[:n_far], pieces[n_far:i], pieces[i + 1 :]))
-        # A part of a character is a content word, whatever the character is.
-        kind = expected[len(visible(short))] if pieces[i] else "content word"
-        assert classify(far, short, pieces[i], after) == kind, (short, pieces[i])

@@ -214,6 +214,3 @@ def test_the_corpus_of_a_run_is_the_one_it_was_trained_on(tmp_path):
     for model in (directory(tmp_path / "hf", "llama"), "someone/model", tmp_path / "x.gguf"):
         with refused("does not say on which prepared corpus it was trained"):
             corpus_of(str(model))
-
-
-# --- without the packages of training ---

@@ -90,28 +90,16 @@ def test_what_would_not_be_one_average_is_not_joined(other, said):
         Result.join([made_result(), other()])
 
 
-def test_a_flipped_byte_in_a_page_is_found(tmp_path):
+@pytest.mark.parametrize("name", ["targets", "choices"])
+def test_a_flipped_byte_in_a_page_is_found(tmp_path, name):
+    """Else a disk that fails would change a number."""
     made_result(groups=7).save(tmp_path)
-    refused = 0
-    for name in ("targets.parquet", "choices.parquet"):
-        path = tmp_path / name
-        whole = path.read_bytes()
-        pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # before the footer
-        for place in np.random.default_rng(0).integers(4, pages, 12):
-            damaged = bytearray(whole)
-            damaged[place] ^= 0x10
-            path.write_bytes(damaged)
-            try:
-                again = load(tmp_path)
-            except UserError:
-                refused += 1
-            else:
-                assert_same(
-                    again, made_result(groups=7)
-                )  # it was in the header of a page, which decides nothing
-        path.write_bytes(whole)
-    load(tmp_path)
-    assert refused >= 20
+    path = tmp_path / f"{name}.parquet"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(UserError):
+        load(tmp_path)
 
 
 def test_a_save_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):

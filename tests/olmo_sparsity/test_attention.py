@@ -10,7 +10,7 @@ from olmo.optim import build_optimizer
 from scipy.optimize import minimize
 
 from olmo_sparsity import attention
-from olmo_sparsity.attention import ATTENTIONS, LONGEST_IN_FLOAT32, Places, attend
+from olmo_sparsity.attention import ATTENTIONS, Places, attend
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -231,25 +231,3 @@ def test_gradients_are_those_of_float32(masked):
     torch.testing.assert_close(attended.double(), expected, rtol=1e-5, atol=1e-5)
     for one, other in zip(found, torch.autograd.grad(expected.sum(), own), strict=True):
         torch.testing.assert_close(one, other.bfloat16(), rtol=1e-2, atol=1e-6)  # one rounding to bf16
-
-
-@pytest.mark.parametrize("family", [tiny.model, tiny.neox])
-@pytest.mark.parametrize(
-    ("tokens", "learns", "expected"),
-    [(16, True, torch.float32), (LONGEST_IN_FLOAT32 + 1, True, torch.bfloat16), (16, False, torch.bfloat16)],
-)
-def test_every_decoder_attends_so(monkeypatch, family, tokens, learns, expected):
-    found = []
-    original = F.scaled_dot_product_attention
-
-    def record(q, *inputs, **options):
-        used = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else q.dtype
-        found.append(used)
-        return original(q, *inputs, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
-    model = family(max_sequence_length=2 * LONGEST_IN_FLOAT32)
-    ids = torch.arange(tokens)[None] % model.config.vocab_size
-    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(learns):
-        model(ids, position_ids=torch.arange(tokens)[None])
-    assert found == [expected] * model.config.n_layers

@@ -6,19 +6,17 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
 
-from analysis.stats.bootstrap import wilson
-from analysis.synthetic.exact_match import NAME, save
+from analysis.synthetic.exact_match import NAME
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
-from tests.support.drawn import curve
 
-BOUND = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "results" / "theory" / "bound.py")))
+THEORY = Path(__file__).parents[2] / "results" / "theory"
+BOUND = SimpleNamespace(**runpy.run_path(str(THEORY / "bound.py")))
 
 
 def points_of(*frames):
@@ -78,14 +76,6 @@ def test_without_an_error_delta_is_the_upper_limit():
     assert improved.constant == pytest.approx(start.delta / (4 * start.delta)), "the upper limits"
 
 
-def test_the_expected_error_comes_first_where_rows_have_it():
-    own = [row(50, 200, 4, p=0.99), row(100, 200, 4, p=0.9), row(200, 200, 4, p=0.8)]
-    start = start_of(*own)
-    assert start.delta == pytest.approx(0.01) and not start.delta_is_upper_limit
-    far, half = BOUND.errors_frame(points_of(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
-    assert (far["error"], far["error_low"]) == pytest.approx((0.1, 0.1 - half), abs=1e-5)
-
-
 def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_ones():
     theorem, improved = fits_of(starts())
     assert improved.model == "RoPE + PoSE"
@@ -104,79 +94,18 @@ def test_an_error_that_grows_faster_breaks_a_bound():
     assert (improved.tested, improved.held) == (4, 0)
 
 
-def test_a_bound_is_broken_only_where_the_whole_interval_is_above_it():
-    _, improved = fits_of(starts(error=lambda times: 0.3 * times**2 * (1.03 if times > 3 else 1)))
-    assert improved.slack < 1 and (improved.tested, improved.held) == (4, 4)
-
-
-def test_a_bound_above_the_error_of_guessing_says_nothing():
-    for fit in fits_of(starts(error=lambda times: 1e6)):  # a model that guesses at every length beyond L
-        assert fit.tested < 2 and fit.empty > 2
-    _, improved = fits_of(starts(error=lambda times: 5.2 * times**2))
-    assert (improved.tested, improved.empty) == (3, 1)  # one is 0.52
-
-
-def test_only_models_that_differ_in_length_and_locality_share_a_constant():
-    own = [row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)]
-    others = [rows(own, scheme="contiguous"), rows(own, task_changes={"tokens": 9})]
-    errors = BOUND.errors_frame(points_of(*starts(), *others))
-    together = errors.groupby("model")["longest"].nunique()
-    assert {*together.items()} == {("RoPE", 1), ("RoPE + PoSE", 2), ("RoPE + PoSE, tokens 9", 1)}
-    tuples = []
-    for longest, weights in ((50, 1000), (100, 2000)):  # their tables grow with the length
-        own = [row(longest * times, 900, 4, (100, 0, 0)) for times in (1, 2, 3)]
-        task = {"train_length": [20, longest], "locality": longest // 4}
-        made = {"family": "tuples", "options": {"model.tuples.locality": longest // 4}, "parameters": weights}
-        tuples.append(rows(own, task="planted", task_changes=task, **made))
-    assert [fit.fitted + fit.tested + fit.empty for fit in fits_of(tuples)] == [4, 4]
-
-
-def test_it_is_refused_where_there_is_nothing_to_start_from_or_to_try():
-    for own in ([row(20, 3, 6)], [row(100, 3, 4)], [row(50, 3, 4), row(60, 3, 4)]):
-        with pytest.raises(UserError, match="at two or more above 50"):
-            start_of(*own)
-
-
-def test_errors_limits_and_bounds_are_multiples():
-    frames = []
-    for longest, wrong in ((50, 8), (100, 2)):
-        own = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
-        own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
-        task = {"train_length": [20, longest], "test_length": [20, 500]}
-        frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
-    figure = BOUND.bound_figure(points_of(*frames))
-    (axes,) = figure.axes
-    for longest in (50, 100):
-        line = curve(axes, f"L = {longest}")
-        np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
-        np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
-        assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
-    improved = [line for line in axes.lines if line.get_label().startswith("improved")]
-    for line in improved:  # c = 1/2: twice delta at twice L
-        np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
-    far, near = (
-        line.get_ydata()[-1] / line.get_xdata()[-1] ** 2
-        for line in axes.lines[::-1]
-        if line.get_label().startswith("Theorem 4.3")
-    )
-    assert far == pytest.approx(8 * near), "it grows with L³"
-
-
-def test_the_command_puts_the_bounds_beside_what_figure1_wrote(tmp_path, monkeypatch):
-    planted = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0)), row(200, 120, 4, (80, 0, 0))]
-    save(tmp_path / "in" / NAME, rows(planted))
+def test_the_recorded_bounds_are_those_of_the_recorded_rows(tmp_path, monkeypatch):
+    """Of expected errors, of models that share a constant, some of whose bounds are above the error of guessing."""
     (tmp_path / "figure1.json").write_text('{"points": [1], "bounds": []}')
-    monkeypatch.setattr(sys, "argv", ["bound", str(tmp_path / "in"), str(tmp_path)])
+    rows_of = [str(THEORY / NAME), str(tmp_path), "records/bound/tuples"]
+    monkeypatch.setattr(sys, "argv", ["bound", *rows_of])
     BOUND.main()
-    written = json.loads((tmp_path / "figure1.json").read_text())
-    assert written["points"] == [1] and (tmp_path / "figure1-sparse_parity-bound.png").is_file()
-    assert [each["tested"] for each in written["bounds"]] == [0, 0]  # worse than guessing at 200
-    _, improved = written["bounds"]
-    assert improved["constant"] == pytest.approx(0.25 / 0.08) and improved["slack"] is None
-    assert written["trained"][0]["delta"] == pytest.approx(0.02)
-
-
-# --- the expected error ---
+    written, recorded = (json.loads((path / "figure1.json").read_text()) for path in (tmp_path, THEORY))
+    assert written["points"] == [1] and (tmp_path / "figure1-planted-bound.png").is_file()
+    now_called = {"name": "model", "trained_length": "longest"}
+    for name in ("bounds", "trained"):
+        expected = pd.DataFrame(recorded[name]).rename(columns=now_called)
+        pd.testing.assert_frame_equal(pd.DataFrame(written[name]), expected, check_like=True)
 
 
 def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval():
@@ -188,9 +117,3 @@ def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval()
     one = BOUND.expected_error(frame[:1])
     assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
     assert BOUND.expected_error(rows([row(20, 50), row(20, 50, p=0.5)])) is None
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_an_expected_error_of_zero_has_the_bound_of_no_wrong_sample(seeds):
-    certain = {**row(20, 200, p=1.0), "std_probability": 0.0}
-    assert BOUND.expected_error(rows([certain] * seeds)) == wilson(0, 200 * seeds)

@@ -1,9 +1,7 @@
 """The coupling of a task, found in a model by `results/synthetic/couple.py`: against models that answer by hand."""
 
-import json
 import runpy
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +14,6 @@ from olmo_sparsity.data.batches import TaskPositions
 from olmo_sparsity.evaluate.records import further_options
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import Segment, found_ids
-from olmo_sparsity.training.loop import train
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -92,25 +89,6 @@ def test_what_a_model_reads_is_coupled(name, by):
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
 
 
-def test_influence_is_the_kl_that_leaving_a_token_out_makes():
-    task = small("copy")
-    batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
-    model, columns = ByHand(task), np.array([1, 2, 3])
-    found = COUPLE.influence_on_response(
-        Scorer(model, share_prefixes=False), batch, columns, "leave-one-out-kl"
-    )
-    tokens, ids = torch.from_numpy(batch.tokens[:, :-1]), torch.arange(7 + 1).expand(5, -1)
-    whole = model(tokens, ids, logits_to_keep=4).logits
-    kept = [0, 1, 3, 4, 5, 6, 7]
-    without = model(tokens[:, kept], ids[:, kept], logits_to_keep=4).logits
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=whole.double()),
-        torch.distributions.Categorical(logits=without.double()),
-    )
-    np.testing.assert_allclose(found[:, 1], expected.mean(dim=0), rtol=1e-6, atol=1e-12)
-    assert found[1, 1] > 0.1 and np.abs(found[[0, 2, 3], 1]).max() < 1e-12
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_a_coupling_gives_the_ids_of_the_task_at_any_length(name):
     task, (marks, segments) = small(name), TASKS[name]
@@ -143,18 +121,6 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
     with refused("need ids up to"):
         ids(*found, "--positions.found.first_ids=[22]")
-
-
-def test_an_untrained_model_couples_nothing(tmp_path, capsys, monkeypatch):
-    run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
-    out = tmp_path / "found"
-    # of five lengths chance may explain half
-    monkeypatch.setitem(COUPLE.main.__globals__, "LEAST_AGREEMENT", 1.1)
-    monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
-    COUPLE.main()
-    printed = capsys.readouterr().out
-    assert "no coupling was found" in printed and "train with" not in printed
-    assert json.loads((out / COUPLE.NAME).read_text())["marks"] == [1, 3]
 
 
 def test_train_takes_what_the_command_prints(tmp_path):

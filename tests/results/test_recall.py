@@ -1,22 +1,16 @@
 """Recall of planted tokens (`results/synthetic/recall.py`), against sets built one sample at a time."""
 
 import itertools
-import json
 import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from analysis.model.losses import Scorer
-from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
-from tests.support import tiny_task
 
 RECALL = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[2] / "results" / "synthetic" / "recall.py"))
@@ -155,51 +149,6 @@ def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
         assert parity(placebo) == ZERO + ONE - label  # its planted tokens say the opposite
         on = [column + 1 for column, token in placebo.items() if column % 2 == 0 and token == ON]
         assert on == samples.planted[samples.donors][row].tolist()
-
-
-def checkpoint(folder, **changes):
-    """A checkpoint of random weights of a tiny model on sparse parity."""
-    task = {"name": "sparse_parity", "parameters": {"train_length": [8, 12], "k_train": 3}}
-    model = {"vocab_size": 5, "max_sequence_length": 13, **changes.pop("model", {})}
-    positions = {"scheme": "pose", **changes.pop("positions", {})}
-    config = tiny_task.config(folder, **{"task": task, "model": model, "positions": positions, **changes})
-    model = build_model(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight *= 3 if weight.ndim > 1 else 1  # so that every token matters
-    save_checkpoint(folder / "run", config, TrainState(7, 70), model.state_dict(), {}, None)
-    return folder / "run"
-
-
-def logits_of_run(run):
-    """A function of the tokens that are seen, {column: token}: logits of a full pass of the trained model."""
-    model, _ = load_model(run)
-
-    @torch.no_grad()
-    def logits(seen):
-        ids = torch.tensor([list(seen)])
-        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double().numpy()
-
-    return logits
-
-
-@pytest.mark.parametrize("model", [{}, tiny_task.OLMO])
-def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, monkeypatch, capsys, model):
-    run, out = checkpoint(tmp_path, model=model), tmp_path / "out"
-    options = ["--length", "10", "--ks", "2,1", "--samples", "4", "--device", "cpu", "--out", str(out)]
-    names = ["--selectors", "leave-one-out,attention"]
-    monkeypatch.setattr(sys, "argv", ["recall", "--checkpoint", str(run), *options, *names])
-    RECALL.main()
-    result = json.loads((out / "recall.json").read_text())
-    task = make_task("sparse_parity", {"train_length": [8, 12], "k_train": 3})
-    settings = settings_for(task, length=10, planted=(1, 2), samples=4)
-    accuracy, recalls = pd.DataFrame(result["accuracy"]), pd.DataFrame(result["recalls"])
-    for planted in (1, 2):
-        assert_recalls(accuracy, recalls, planted, logits_of_run(run), task, settings)
-    assert (result["run"], result["step"], result["training_seed"]) == ("run", 7, 3)
-    assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
-    assert (out / "recall.png").stat().st_size > 10_000
-    assert "p = 2, places (accuracy " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("unit", [1, 2])

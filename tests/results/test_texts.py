@@ -1,12 +1,9 @@
-"""The books of the studies, built from a server (`results/texts.py`), against documents cut by hand."""
+"""The books of the studies, built by `results/texts.py`, against documents cut by hand."""
 
 import gzip
 import hashlib
-import http.server
 import json
 import runpy
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,20 +35,11 @@ def sha256(documents):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """Serves a folder; returns the folder and its address."""
-    root = tmp_path / "server"
-    root.mkdir()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=root)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as one:
-        threading.Thread(target=one.serve_forever, daemon=True).start()
-        yield root, f"http://127.0.0.1:{one.server_port}"
-        one.shutdown()
-
-
-def put(root, path, text):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text, encoding="utf8")
+def books(monkeypatch):
+    """What is at each address; it may be added to."""
+    there = {}
+    monkeypatch.setitem(TEXTS["fetch"].__globals__, "download", there.get)
+    return there
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -62,24 +50,21 @@ def test_documents_are_those_cut_by_hand(merged):
     assert TEXTS["lines"]("М_а_ша\r\n-----\r\n  и\tдом ".encode()) == ["Маша", "и дом"]
 
 
-def test_a_set_is_built_and_a_book_that_differs_is_named(server, tmp_path, capsys):
-    root, address = server
-    put(root, "someone/book/abc/7-0.txt", "other edition, long enough to stay")
-    put(root, "someone/book/abc/7.txt", GUTENBERG)
-    put(root, "someone/other/HEAD/8.txt", "changed since")
+def test_a_set_is_built_and_a_book_that_differs_is_named(books, tmp_path, capsys):
+    books["root/someone/book/abc/7-0.txt"] = b"other edition, long enough to stay"
+    books["root/someone/book/abc/7.txt"] = GUTENBERG.encode()
+    books["root/someone/other/HEAD/8.txt"] = b"changed since"
     rows = [
         row(id="7", sha256=sha256(["\n\n".join(OF_GUTENBERG)])),
         row(id="8", sha256=sha256(["as it was"]), source="someone/other@gone"),
     ]
-    assert TEXTS["build"](rows, tmp_path, address) == 0
+    assert TEXTS["build"](rows, tmp_path, "root") == 0
     content = gzip.decompress((tmp_path / "s.json.gz").read_bytes()).decode()
     written = [json.loads(line) for line in content.splitlines()]
     assert [one["text"] for one in written] == ["\n\n".join(OF_GUTENBERG), "changed since"]
     assert [one["url"] for one in written] == ["https://example.org/x-0"] * 2
     said = capsys.readouterr().out
     assert "1 differ from ours: 8" in said and "1 of 2 books are the same" in said
-
-
-def test_a_set_with_a_missing_book_is_not_written(server, tmp_path, capsys):
-    assert TEXTS["build"]([row(id="9", sha256="")], tmp_path, server[1]) == 1
+    (tmp_path / "s.json.gz").unlink()
+    assert TEXTS["build"]([*rows, row(id="9", sha256="")], tmp_path, "root") == 1
     assert not (tmp_path / "s.json.gz").exists() and "were not found" in capsys.readouterr().out

@@ -1,14 +1,8 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
-import json
-import statistics
 import sys
 from pathlib import Path
 
-import pytest
-
-from olmo_sparsity.config.load import load_config
-from olmo_sparsity.training.log import flops_per_token
 from tests.support.refusals import refused
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
@@ -35,43 +29,6 @@ def test_rounds_are_timed_in_turn_and_paired():
     assert sorted(calls[:2]) == sorted(calls[2:4]) == ["engine", "plain"]
     rows = rates(seconds, 16, ["plain"])
     assert rows == {"plain": {"rate": 2, "to plain": [1, 1, 1]}, "engine": {"rate": 8, "to plain": [4, 2, 6]}}
-
-
-def benchmark(run_here, *arguments):
-    done = run_here("scripts/benchmark.py", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_the_rate_of_training_is_a_share_of_what_the_processor_can(run_here, monkeypatch):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    shape = "d_model=32 n_layers=2 n_heads=2 max_sequence_length=32 vocab_size=128 embedding_size=128"
-    options = [
-        *(f"--model.{each}" for each in shape.split()),
-        "--global_train_batch_size=4",
-        "--precision=fp32",
-    ]
-    options += ["--device_train_microbatch_size=2", "--positions.target_length=64", "--compile.backend=eager"]
-    found = benchmark(run_here, "train", "--rounds", 2, "--steps", 1, *options)
-    rows, seconds = found["results"], found["seconds"]
-    assert {*rows} == {*seconds} - {"matrix product"}
-    assert rows["loop"]["rate"] == pytest.approx(4 * 32 / statistics.median(seconds["loop"]))
-    per_token = flops_per_token(load_config("configs/demo.yaml", options))
-    share = rows["loop"]["rate"] * per_token / (found["matrix_product_tflops"] * 1e12)
-    assert rows["loop"]["share_of_matrix_product"] == pytest.approx(share)
-
-
-@pytest.mark.slow
-def test_the_engine_is_timed_beside_a_plain_loop_and_has_its_influences(run_here):
-    sizes = ["--n-long", 24, "--n-short", 6, "--targets-per-block", 4, "--blocks", 1, "--alone", 2]
-    found = benchmark(run_here, "influence", "--device", "cpu", "--rounds", 1, *sizes)
-    assert len(found["results"]) == 6
-    for name, row in found["results"].items():
-        if "plain" in name:
-            assert row["to plain loop"] == [1, 1, 1]
-        else:
-            assert row["same_set"] == 1 and row["largest_difference_nats"] < 1e-4
 
 
 PARTS = {

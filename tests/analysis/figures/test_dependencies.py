@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from analysis.figures.dependencies import (
-    all_figures,
     distances_figure,
     kinds_figure,
     placebos_figure,
@@ -44,12 +43,6 @@ class TestKinds:
             whole = np.isfinite(rows["low"]).to_numpy()
             np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
 
-    def test_kinds_of_few_documents_are_called_rough(self):
-        rare = kinds_figure(made_result(texts=8, kinds=KINDS[:3]), **FEW)
-        assert all(label.get_text().endswith(": rough") for label in rare.axes[0].get_yticklabels())
-        many = kinds_figure(made_result(n=1000, kinds=KINDS[:1]), **FEW)
-        assert "rough" not in many.axes[0].get_yticklabels()[0].get_text()
-
 
 def test_distances_are_shares_over_the_uniform_share(result):
     figure = distances_figure(result, **FEW)
@@ -75,14 +68,6 @@ def test_tokens_needed_are_steps_and_the_rest_is_said(result):
             )
         [never] = rows_of(frame, name="never", selector=selector)["value"]
         assert axes.texts[0].get_text().startswith(f"more than 8: {100 * never:.1f} [")
-
-
-def test_all_figures_of_a_result(result):
-    figures = all_figures({"": result}, k=2, width=3.25, **FEW)
-    assert list(figures) == ["figure2", "figure2-selectors", "kinds", "distances", "tokens_needed"]
-    assert "k = 2" in figures["figure2"].axes[2].get_title("left")
-    assert figures["kinds"].axes[2].get_title("left") == "(c) Recovery, k = 2"
-    assert figures["distances"].axes[0].get_ylabel().startswith("share of the first 2")
 
 
 def test_parts_of_a_recovery():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
+from analysis.figures.figure2 import describe, figure2, levels_figure
 from analysis.stats import numbers
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
@@ -83,24 +83,12 @@ def test_several_results_have_one_selector_in_all_panels():
     assert figure.axes[2].get_title("left").endswith("k = 4\nleave-one-out")
 
 
-def test_selectors_of_others(result):
-    others = selectors_figure(result, **FEW)
-    assert others is not None
-    assert legend(others)[:2] == ["leave-one-out-kl", "greedy"] and "best" in legend(others)[2]
-    assert selectors_figure(made_result(selectors=("leave-one-out", "random")), **FEW) is None
-
-
 def test_what_is_missing():
     figure = figure2({"": made_result(far_contexts=("true",))}, **FEW)
     assert figure.axes[1].get_title("left") == "(b) Recovery" and "placebo" not in " ".join(legend(figure))
     with pytest.raises(UserError, match="mine was not measured; choose from leave-one-out"):
         figure2({"": made_result()}, selectors=["mine"], **FEW)
     assert "cross-fit" in describe({"": made_result(crossfit=True)})
-
-
-def test_a_result_draws_itself(result, tmp_path):
-    result.figure2(tmp_path / "figure2.png")
-    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_ways_of_giving_back_stand_side_by_side(result):

@@ -3,11 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from analysis.figures.figure2 import figure2
 from analysis.figures.length import length_figure, lengths_figure
 from analysis.figures.needle import needle_figure, needle_lengths_figure
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
-from tests.support.results import made_result
 
 BINS = [(1, 16), (16, 64), (64, 128)]
 LENGTHS, DEPTHS = (64, 128), (0.0, 0.5, 1.0)
@@ -66,10 +64,6 @@ class TestLength:
         for place, axes in enumerate(figure.axes):
             for number, model in enumerate("ab"):
                 assert points(axes, model)[0].get_xdata().tolist() == [1 + place + number]
-
-    def test_panel_d(self):
-        figure = figure2({"": made_result()}, length=length_frame(["a", "b"]), resamples=50)
-        assert line(figure.axes[3], "b")[1].tolist() == [5.1, 4.1, 3.1]
 
 
 class TestNeedle:

@@ -120,16 +120,6 @@ def test_models_that_do_not_read_their_position_ids_are_refused():
         check(adapter("falcon", **falcon, alibi=True), 20)
 
 
-def test_a_rotary_model_is_measured_beyond_its_length_with_a_warning(caplog):
-    model = adapter()
-    check(model, 64)
-    check(model, 128, reach_factor=2)
-    assert not caplog.records
-    check(model, 61, targets_per_block=5)
-    check(model, 129, reach_factor=2)
-    assert len(caplog.records) == 2
-
-
 def test_a_trial_that_memory_does_not_allow_is_left_out(monkeypatch, caplog):
     model = adapter()
     model.model.forward = lambda **_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))

@@ -9,7 +9,7 @@ from scipy.special import roots_sh_legendre
 
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
-from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.model.losses import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
@@ -102,26 +102,6 @@ def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_pe
             assert together[row, number, 2] == (log_p.argmax() == token)
 
 
-def test_subsets_of_single_targets_are_those_of_the_block():
-    model, contexts = tiny_adapter("rope"), make_blocks(3)
-    targets = np.array([[2, 5], [0, 1], [0, 4], [2, 0]])
-    far = np.sort(np.random.default_rng(1).permuted(np.tile(np.arange(FAR), (4, 3, 1)), axis=2)[:, :, :4])
-    losses = Scorer(model, tokens_per_batch=40).losses(contexts, far, targets)
-    for row, (block, place) in enumerate(targets):
-        for number in range(3):
-            log_p = plain_log_p(model, contexts, block, place, far[row, number])
-            assert losses[row, number] == pytest.approx(-log_p[contexts.targets[block, place]], abs=5e-5)
-
-
-def test_long_and_short_losses_of_a_block_are_those_of_plain_passes():
-    model, contexts = tiny_adapter("llama"), make_blocks()
-    both = long_and_short_losses(Scorer(model), contexts)
-    for row, (block, place) in enumerate(contexts.all_targets):
-        for losses, far in zip(both, (range(FAR), ()), strict=True):
-            expected = -plain_log_p(model, contexts, block, place, far)[contexts.targets[block, place]]
-            assert losses[row] == pytest.approx(expected, abs=5e-5)
-
-
 # --- attention ---
 
 
@@ -153,7 +133,7 @@ def test_an_attention_that_takes_no_bias_is_refused_a_gradient():
 def test_gradient_of_every_family_is_a_finite_difference(name):
     """The slope of the loss as a token fades from attention, and the bias at its end against dropping the token."""
     model, contexts = tiny_adapter(name), make_contexts()
-    slopes = Scorer(model).presence_gradient(contexts, contexts.all_targets)
+    slopes = find_selector("gradient")(SelectorInput(Scorer(model), contexts, 0, FAR)).scores
     tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
 
     @torch.no_grad()
@@ -235,35 +215,6 @@ def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
             plain_gradient(model, contexts, row, lambda x, by=by: x + by)[0] for by in (step, -step)
         )
         assert selections["saliency"].influence[row, 0] == pytest.approx((more - less) / 2e-2, rel=0.05)
-
-
-@pytest.mark.parametrize("name", ["rope", "gpt_neox"])
-def test_attributions_are_those_of_captum(name):
-    attr = pytest.importorskip("captum.attr")
-    model, contexts = tiny_adapter(name), make_contexts(2)
-    ids = torch.arange(N)
-
-    def log_p(embeddings, targets):
-        logits = model.embedded_logits(embeddings, ids.expand(len(embeddings), -1), 1)[:, 0]
-        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-
-    def p(embeddings, targets):
-        return log_p(embeddings, targets).exp()
-
-    tokens = torch.from_numpy(contexts.tokens)
-    embeddings, targets = model.embed(tokens).requires_grad_(), torch.from_numpy(contexts.targets[:, 0])
-    ends = {"baselines": model.embed(torch.zeros_like(tokens))}  # as inseq's
-    selections = attributions(model, contexts)
-    for selector, method, options in (
-        ("saliency", attr.Saliency(log_p), {}),
-        ("input-x-gradient", attr.InputXGradient(log_p), {}),
-        ("integrated-gradients", attr.IntegratedGradients(p), ends),
-    ):
-        theirs = method.attribute(embeddings, additional_forward_args=targets, **options)
-        norms = theirs.detach().norm(dim=-1)[:, :FAR].double().numpy()  # as inseq aggregates
-        ours = selections[selector]
-        expected = np.take_along_axis(norms, ours.columns, axis=1)
-        np.testing.assert_allclose(ours.influence, expected, rtol=1e-3, atol=1e-5)
 
 
 # --- memory and precision ---

@@ -12,7 +12,7 @@ from analysis.contexts import open_texts
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import longppl
-from analysis.probes.longppl import LongPPL, LongPPLProbe, target_losses
+from analysis.probes.longppl import LongPPLProbe, target_losses
 from analysis.segments import Segments, sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
@@ -59,14 +59,6 @@ def test_losses_equal_a_plain_loop_over_tokens(segments, family, window):
     model = model_of(family)[0].eval()
     expected = np.array([plain_rows(model, text, window) for text in tokens])
     np.testing.assert_allclose(np.stack(losses, axis=-1), expected, atol=1e-4)
-
-
-def test_batch_size_changes_nothing(segments):
-    one, other = (
-        target_losses(token_losses("llama", tokens_per_batch=size), segments.tokens, n_short=M, window=S)
-        for size in (1, 131)
-    )
-    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def by_name(frame):
@@ -118,14 +110,6 @@ def test_the_measurement_equals_a_plain_computation(segments):
     assert numbers["longppl"][0] == pytest.approx(np.exp(long[key].mean()), rel=1e-4)
 
 
-def test_values_are_the_same_and_intervals_go_by_group():
-    ungrouped = [text for texts in TEXTS.values() for text in texts]
-    grouped, plain = (PROBE.measure(model_of("llama"), texts, **HOW) for texts in (TEXTS, ungrouped))
-    with_groups, without = (by_name(one.numbers)["ppl"] for one in (grouped, plain))
-    assert with_groups[0] == without[0] and with_groups[1] != without[1]
-    assert "groups" not in plain.settings and plain.settings["documents"] == grouped.settings["documents"]
-
-
 def test_what_cannot_be_measured_is_refused():
     with refused("N = 10 leaves no target"):
         replace(PROBE, n_long=M + S)
@@ -142,20 +126,3 @@ def test_without_key_tokens_longppl_is_undefined(tmp_path):
     saved = json.loads(measured.save(tmp_path).read_text())
     undefined = {"model": "model 1", "name": "longppl", "value": None, "low": None, "high": None}
     assert undefined in saved["numbers"] and saved["settings"] == measured.settings
-
-
-def test_the_command_measures_files(tmp_path, monkeypatch):
-    file = tmp_path / "text.jsonl"
-    rows = [{"text": text, "group": group} for group, texts in TEXTS.items() for text in texts]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model, tokenizer = model_of("llama")
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    options = ["--n-long", N, "--n-short", M, "--sliding-window", S, "--alpha", ALPHA, "--beta", BETA]
-    options += ["--segments", 6, "--device", "cpu"]
-    command = ["longppl", tmp_path / "model", "--text", file, "--out", tmp_path / "out", *options]
-    monkeypatch.setattr("sys.argv", list(map(str, command)))
-    longppl.main()
-    expected = PROBE.measure(model_of("llama"), TEXTS, **HOW)
-    again = LongPPL.load(tmp_path / "out")
-    assert again.numbers["value"].tolist() == pytest.approx(expected.numbers["value"].tolist())

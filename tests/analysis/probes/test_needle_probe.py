@@ -17,7 +17,7 @@ from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
 from olmo_sparsity.data.windows import is_held_out
 from olmo_sparsity.model.build import build_model
 from tests.support import small_measurement, tiny
-from tests.support.families import directory, random_model
+from tests.support.families import random_model
 from tests.support.plain import plain_loss
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
@@ -173,19 +173,3 @@ def test_a_table_of_positions_that_ends_is_refused():
     replace(few, ks=(1, 2)).measure(gpt2, TEXTS, **HOW)  # the last value token is not read
     with refused("65 tokens are beyond the 64 learned positions .* lower --lengths to at most 62"):
         few.measure(gpt2, TEXTS, **HOW)
-
-
-def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
-    folder = directory(tmp_path / "llama", "llama")
-    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(6, 30)})
-    out = tmp_path / "out"
-    command = ["scripts/needle.py", folder, f"{folder}@yarn:2", "--labels", "plain,YaRN", "--corpus", corpus]
-    command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--ks", "1,3", "--device", "cpu"]
-    command += ["--out", out]
-    done = run_here(*command)
-    assert done.returncode == 0, done.stderr
-    drawn = {"needle.png", "needle_lengths.png"}
-    assert {path.name for path in out.iterdir()} == drawn | {"needle.json", "needle.parquet"}
-    again = ["scripts/needle.py", "--out", out, "--labels", "YaRN", "--figures", tmp_path / "some"]
-    assert run_here(*again).returncode == 0
-    assert (tmp_path / "some" / "needle.png").is_file()

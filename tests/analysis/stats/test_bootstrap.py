@@ -73,31 +73,6 @@ def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(ClusterBootstrap(clusters, resamples=100, seed=1).sums(columns), whole)
 
 
-def simulate(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """60 documents of 5 targets whose values share half of their variance; the truth is 0."""
-    clusters = np.repeat(np.arange(60), 5)
-    values = rng.normal(size=60)[clusters] + rng.normal(size=300)
-    return np.stack([values, np.ones(300)], axis=1), clusters
-
-
-def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
-    rng = np.random.default_rng(0)
-    covered = iid_covered = 0
-    widths, iid_widths = [], []
-    for _ in range(300):
-        columns, clusters = simulate(rng)
-        by_document = interval_of(columns, clusters, resamples=500)
-        by_target = interval_of(columns, np.arange(300), resamples=500)
-        covered += by_document.low <= 0 <= by_document.high
-        iid_covered += by_target.low <= 0 <= by_target.high
-        widths.append(by_document.high - by_document.low)
-        iid_widths.append(by_target.high - by_target.low)
-    assert 0.90 <= covered / 300 <= 0.99
-    assert iid_covered / 300 < 0.85
-    # the standard error of a clustered mean: sqrt(1 + (5 - 1) * 0.5) times that of independent targets
-    assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
-
-
 def test_two_levels_equal_a_plain_loop(many: None) -> None:
     """Groups one by one, then how often each of their documents comes, with every row copied out."""
     columns, clusters = clustered(np.random.default_rng(1), documents=9)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import pearsonr, spearmanr, t
+from scipy.stats import pearsonr, spearmanr
 
 from analysis.kinds import KINDS
 from analysis.result import SELECTION, Result
@@ -17,12 +17,13 @@ from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
-from analysis.stats.summary import every_number, findings
+from analysis.stats.summary import findings
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
 
 KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
+FURTHER = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
 OF_CHOICES = (
     "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness"
 )  # fmt: skip
@@ -177,9 +178,10 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_levels(result: Result) -> dict[str, Result]:
-    """The same choices given back as text and as cache, whose losses are 0.5 higher; each alone, and both."""
-    cache = result.choices.assign(level="cache", unit="span", sinks=4)
+def of_levels(with_further: Result) -> dict[str, Result]:
+    """Choices given back as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
+    result = with_further
+    cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
     both = pd.concat([result.choices, cache], ignore_index=True)
     return {
@@ -196,18 +198,6 @@ def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Resu
     )
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
-
-
-def test_levels_by_hand(of_levels: dict[str, Result]) -> None:
-    result, both = of_levels["text"], of_levels["both"]
-    short, long = losses(result)
-    saved = short - result.loss_nats("greedy")[:, 2] - 0.5
-    row = {"selector": "greedy", "far_context": "true", "k": 4, "level": "cache"}
-    expected = saved.sum() / (short - long).sum()
-    assert value(numbers.recovery(both, resamples=50), **row) == pytest.approx(expected)
-    every = every_number({"": both}, resamples=50)
-    assert value(every[every["frame"] == "recovery"], **row) == pytest.approx(expected)
-    assert set(every["sinks"][every["frame"] == "kinds"]) == {0, 4}
 
 
 def test_bins_split_the_targets_by_gain(result: Result) -> None:
@@ -279,17 +269,30 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
     assert f"unfinished: {len(half)} measured" in findings(unfinished)
 
 
-def test_groups_are_the_unit_where_texts_have_them() -> None:
+def test_groups_and_trainings_are_units_where_there_are_any() -> None:
+    trainings = Result.join([made_result(training=number) for number in (1, 2, 3)])
+    number = np.repeat(np.arange(3), 400)
     grouped = made_result(groups=7)
-    targets = grouped.targets
-    short, one = targets["loss_short_nats"].to_numpy(), np.ones(len(targets))
-    for result, groups in ((grouped, targets["group"].to_numpy()), (made_result(), None)):
-        bootstrap = ClusterBootstrap(targets["text"].to_numpy(), groups=groups, resamples=1000)
-        expected = bootstrap.interval(bootstrap.ratio(short, one))
+    for result, units in (
+        (made_result(), {}),
+        (grouped, {"groups": grouped.targets["group"].to_numpy()}),
+        (trainings, {"trainings": number}),
+    ):
+        targets = result.targets
+        bootstrap = ClusterBootstrap(targets["text"].to_numpy(), resamples=1000, **units)
+        short = targets["loss_short_nats"].to_numpy()
+        expected = bootstrap.interval(bootstrap.ratio(short, np.ones(len(targets))))
         found = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
+        assert found == pytest.approx((expected.low, expected.high))
+        saved, gain = np.zeros(len(targets)), np.zeros(len(targets))
+        saved[result.over] = short[result.over] - result.loss_nats("greedy")[:, 2]
+        gain[result.over] = result.gain_nats[result.over]
+        expected = bootstrap.interval(bootstrap.ratio(saved, gain))
+        found = bounds(numbers.recovery(result, resamples=1000), selector="greedy", k=4, far_context="true")
         assert found == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
+    assert numbers.counts(trainings)["trainings"] == 3 and "3 trainings together" in findings(trainings)
 
 
 def test_recovery_without_gain_is_refused() -> None:
@@ -609,25 +612,6 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
     )
 
 
-def test_intervals_of_faithfulness_equal_a_bootstrap_of_whole_documents(with_further: Result) -> None:
-    result, frame = with_further, numbers.faithfulness(with_further, resamples=200)
-    drops = result.of_choices("comprehensiveness_nats", "random", "placebo")
-    influence, subset_losses = (
-        result.of_choices(f"subset_{name}", "random") for name in ("influence", "loss_nats")
-    )
-    lds = np.array(
-        [
-            np.nan if row == 3 else spearmanr(a, -b).statistic
-            for row, (a, b) in enumerate(zip(influence, subset_losses, strict=True))
-        ]
-    )
-    drawn = [rows for rows, _ in resampled_rows(result, 200)]
-    aopc = bounds(frame, name="comprehensiveness_aopc_nats", selector="random", far_context="placebo")
-    assert aopc == pytest.approx(middle([drops[rows].mean() for rows in drawn]))
-    found = bounds(frame, name="lds", selector="random", far_context="true")
-    assert found == pytest.approx(middle([np.nanmean(lds[rows]) for rows in drawn]))
-
-
 def test_without_further_columns_there_is_what_losses_and_choices_say(
     result: Result, with_further: Result
 ) -> None:
@@ -639,17 +623,6 @@ def test_without_further_columns_there_is_what_losses_and_choices_say(
     assert numbers.contexts(result).empty
 
 
-def test_a_level_without_further_columns_has_the_other_measures(with_further: Result) -> None:
-    further = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
-    cache = with_further.choices.drop(columns=further).assign(level="cache")
-    choices = pd.concat([with_further.choices, cache], ignore_index=True)
-    both = replace(with_further, choices=choices, trainings=[])
-    frame, alone = (numbers.faithfulness(each, resamples=50) for each in (both, with_further))
-    pd.testing.assert_frame_equal(frame[frame["level"] == "text"], alone)
-    names = set(frame["name"][frame["level"] == "cache"])
-    assert names == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
-
-
 def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     targets, frame = with_further.targets, numbers.contexts(with_further, resamples=50)
     cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
@@ -658,55 +631,3 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     assert frame["length"].dropna().tolist() == [32, 96]
     enough = [row.loss_of_96_nats - row.loss_long_nats <= 0.1 for row in targets.itertuples()]
     assert value(frame, length=96) == pytest.approx(np.mean(enough))
-
-
-# --- several trainings ---
-
-
-@pytest.fixture(scope="module")
-def trainings() -> list[Result]:
-    return [made_result(training=number) for number in (1, 2, 3)]
-
-
-def sums_by_document(result: Result) -> np.ndarray:
-    """Of each document: targets, targets over tau, what greedy saves at k = 4 in both far contexts, and the gain."""
-    rows = np.zeros((len(result.targets), 5))
-    rows[:, 0] = 1
-    short, long = losses(result)
-    saved = [short - result.loss_nats("greedy", far_context)[:, 2] for far_context in ("true", "placebo")]
-    rows[result.over, 1:] = np.stack([np.ones(len(short)), *saved, short - long], axis=1)
-    return pd.DataFrame(rows).groupby(result.targets["text"].to_numpy()).sum().to_numpy()
-
-
-def test_intervals_are_over_trainings_and_documents(trainings: list[Result]) -> None:
-    """Without each document, and without each training, in turn."""
-    joined = Result.join(trainings)
-    of_trainings = np.array([sums_by_document(training) for training in trainings])
-    whole = of_trainings.sum(axis=(0, 1))
-    rows = {
-        "share": only(numbers.shares(joined), name="share_over_tau"),
-        "net": only(numbers.recovery(joined), selector="greedy", k=4, far_context="net"),
-    }
-    for name, statistic in (
-        ("share", lambda total: total[1] / total[0]),
-        ("net", lambda total: (total[2] - max(0.0, total[3])) / total[4]),
-    ):
-        parts = []
-        for axis in (1, 0):
-            units = of_trainings.sum(axis=axis)
-            squares = np.array([(statistic(whole - unit) - statistic(whole)) ** 2 for unit in units])
-            freedom = min(squares.sum() ** 2 / (squares**2).sum(), len(units) - 1)
-            parts.append(((len(units) - 1) / len(units) * squares.sum(), t.ppf(0.975, freedom)))
-        half = sum(variance * quantile for variance, quantile in parts) / np.sqrt(sum(v for v, _ in parts))
-        assert rows[name]["value"] == pytest.approx(statistic(whole))
-        assert rows[name]["high"] - rows[name]["value"] == pytest.approx(half)
-    alone = only(numbers.shares(trainings[0]), name="share_over_tau")
-    assert rows["share"]["high"] - rows["share"]["low"] > alone["high"] - alone["low"]
-
-
-def test_trainings_are_counted(trainings: list[Result]) -> None:
-    joined = Result.join(trainings)
-    size = numbers.counts(joined)
-    assert (size["targets"], size["trainings"]) == (1200, 3)
-    assert size["documents"] == trainings[0].targets["text"].nunique()
-    assert "3 trainings together" in findings(joined) and "by training and document" in findings(joined)

@@ -8,7 +8,7 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show
-from analysis.stats.summary import findings, summary
+from analysis.stats.summary import every_number, findings, summary
 from tests.support.results import made_result
 
 
@@ -62,6 +62,10 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
             (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
         ].iloc[0]
         assert interval_text(row, percent=True) in text
+    every = every_number({"mine": result}, k=2, resamples=200)
+    every = every[(every["frame"] == "kinds") & (every["result"] == "mine")].reset_index(drop=True)
+    of_kinds = numbers.kinds(result, 2, resamples=200)
+    pd.testing.assert_frame_equal(every[[*of_kinds]], of_kinds, check_dtype=False)
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
     assert interval_text(never, percent=True) in text

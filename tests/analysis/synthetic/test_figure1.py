@@ -1,42 +1,66 @@
 """Figure 1: what is drawn and written is what the rows say."""
 
 import json
-import runpy
 import sys
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 from matplotlib.collections import PolyCollection
 
 from analysis.synthetic import figure1
 from analysis.synthetic.exact_match import NAME, describe, load, save
-from analysis.synthetic.figure1 import SPAN, accuracy_by_length_figure, scheme_comparison_figure
-from tests.analysis.synthetic.made_up import pooled, row, rows, schemes, sparse
-from tests.support.drawn import curve
+from analysis.synthetic.figure1 import accuracy_by_length_figure, scheme_comparison_figure
+from tests.analysis.figures.drawn import line
+from tests.analysis.synthetic.made_up import pooled, row, rows
 
-RESULTS = Path(__file__).parents[3] / "results"
-ERRORS = runpy.run_path(str(RESULTS / "synthetic" / "errors_figure.py"))
-SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
+LENGTHS = (20, 50, 100, 200)
+
+
+def right(length, worse, seed):
+    """Of 200 samples; fewer at longer lengths, the faster the ``worse``."""
+    return 200 - round(worse * length / 4) - seed
 
 
 def test_accuracy_by_length_draws_the_points_of_every_k():
-    points = sparse()
+    frames = []
+    for k_train, seed in product((4, 8), (1, 2)):
+        own = [row(n, right(n, k / k_train, seed), k, (200 - right(n, k / k_train, seed), 0, 0))
+               for k in (4, 8) for n in LENGTHS]  # fmt: skip
+        frames.append(rows(own, seed=seed, task_changes={"k_train": k_train}))
+    points = pooled(*frames)
     figure = accuracy_by_length_figure(points)
-    assert [axes.get_title("left") for axes in figure.axes] == [f"$K_{{train}}$ = {k}" for k in (4, 8, 12)]
-    for axes, (k_train, group) in zip(figure.axes, points.groupby("k_train"), strict=True):
+    assert [axes.get_title("left") for axes in figure.axes] == [f"$K_{{train}}$ = {k}" for k in (4, 8)]
+    for axes, (_, group) in zip(figure.axes, points.groupby("k_train"), strict=True):
         bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
-        assert len(bands) == 7
         for band, (k, of_k) in zip(bands, group.groupby("k"), strict=True):
-            line = curve(axes, f"k = {k}")
-            assert [*line.get_xdata()] == [*of_k["length"]] and line.is_dashed() == (k > k_train)
-            np.testing.assert_allclose(line.get_ydata(), 100 * of_k["value"])
+            x, y = line(axes, f"k = {k}")
+            assert x.tolist() == [*of_k["length"]] == [*LENGTHS]
+            np.testing.assert_allclose(y, 100 * of_k["value"])
             drawn = np.asarray(band.get_paths()[0].vertices)[:, 1]
             for bound in (*of_k["low"], *of_k["high"]):
                 assert np.isclose(drawn, 100 * bound).any()
-        (chance,) = [line for line in axes.lines if [*line.get_ydata()] == [50, 50]]
-        assert chance.get_linestyle() == ":"
+        assert line(axes, "chance")[1].tolist() == [50, 50]
         assert sorted({x for x, _ in axes.patches[0].get_corners()}) == [20, 50]
-    assert describe(points).startswith("RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; ")
+    assert describe(points).startswith("RoPE + PoSE; 2 training seeds; 3,000 steps; 400 samples a point; ")
+
+
+def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
+    places = {"scratchpad_parity": (5, 10, 20, 40, 200), "variable_assignment": (1, 4, 12)}
+    frames = []
+    for (task, lengths), (worse, scheme) in product(places.items(), enumerate(("contiguous", "pose"))):
+        own = [row(n, right(n, worse + 1, 0), None, (200 - right(n, worse + 1, 0), 0, 0)) for n in lengths]
+        frames.append(rows(own, task, scheme=scheme))
+    points = pooled(*frames)
+    figure = scheme_comparison_figure(points)
+    parity, assignment = figure.axes
+    assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×", "10×"]
+    assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
+    for axes, task in zip(figure.axes, places, strict=True):
+        for name in ("RoPE", "RoPE + PoSE"):
+            of_curve = points[(points["task"] == task) & (points["model"] == name)]
+            x, y = line(axes, name)
+            assert x.tolist() == [*places[task]]
+            np.testing.assert_allclose(y, 100 * of_curve["value"])
 
 
 def test_chance_of_planted_labels_and_what_else_differs():
@@ -50,36 +74,7 @@ def test_chance_of_planted_labels_and_what_else_differs():
     figure = accuracy_by_length_figure(pooled(first, largest))
     for axes, label, chance in zip(figure.axes, ("max", "sum"), (np.nan, 20), strict=True):
         assert axes.get_title("left") == f"$K_{{train}}$ = 4\nRoPE + PoSE, label_function {label}"
-        np.testing.assert_allclose(curve(axes, "chance").get_ydata(), chance)
-
-
-def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
-    points = schemes()
-    figure = scheme_comparison_figure(points)
-    parity, assignment = figure.axes
-    assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×", "10×"]
-    assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
-    marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
-    assert marked == [20, 60, 100, 200]
-    for axes, task in zip(figure.axes, ("scratchpad_parity", "variable_assignment"), strict=True):
-        for name in SCHEMES:
-            of_curve = points[(points["task"] == task) & (points["model"] == name)]
-            np.testing.assert_allclose(curve(axes, name).get_ydata(), 100 * of_curve["value"])
-
-
-def test_bars_of_first_errors_reach_what_is_not_exact():
-    points = schemes()
-    figure = ERRORS["errors_figure"](points)
-    curves = points.groupby(["task", "model"], sort=False)
-    for axes, ((_, name), of_curve) in zip(figure.axes, curves, strict=True):
-        assert axes.get_title("left").replace("\n", " ") == name
-        for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
-            np.testing.assert_allclose([b.get_height() for b in container], 100 * of_curve[f"wrong_{sort}"])
-        tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
-        np.testing.assert_allclose(tops, 100 * (1 - of_curve["value"]), atol=1e-9)
-        [span] = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
-        trained = of_curve["length"].between(of_curve["shortest"], of_curve["longest"])
-        assert {x for x, _ in span.get_corners()} == {-0.5, trained.sum() - 0.5}
+        np.testing.assert_allclose(line(axes, "chance")[1], chance)
 
 
 def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypatch, capsys):

@@ -50,13 +50,6 @@ def test_every_pair_equals_one_plain_forward_pass(name: str, length: int) -> Non
             assert influence[i] == pytest.approx(loss([j for j in read if j != i]) - long, abs=1e-4)
 
 
-def test_rows_of_a_batch_do_not_matter() -> None:
-    _, _, found = measured("rope", 50)
-    for options in ({"tokens_per_batch": 1}, {"share_prefixes": False}):
-        _, _, other = measured("rope", 50, **options)
-        np.testing.assert_allclose(found.matrix(), other.matrix(), atol=2e-5)
-
-
 @pytest.mark.parametrize("n_long", [8, 9, 20])
 @pytest.mark.parametrize("length", [6, 9, 10, 11, 24, 57])
 def test_every_token_is_a_target_once_with_half_of_n_or_all_before_it(length: int, n_long: int) -> None:

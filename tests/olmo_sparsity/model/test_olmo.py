@@ -9,7 +9,6 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.config import ModelConfig as OLMoModelConfig
 from olmo.model import OLMo
 
-from olmo_sparsity.attention import ATTENTIONS
 from tests.support import tiny
 
 SHAPES = {
@@ -77,12 +76,6 @@ def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
 
     for ours, expected in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(ours, expected)
-
-
-@pytest.mark.parametrize("encoding", sorted(tiny.ENCODINGS.keys() - ATTENTIONS.keys()))
-def test_a_dropped_token_is_a_masked_token(encoding):
-    """The subsequence at the original ids equals hiding the dropped tokens from every layer (docs/method.md 2.1)."""
-    tiny.assert_dropped_is_masked(tiny.model(**tiny.ENCODINGS[encoding]))
 
 
 def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():

@@ -111,21 +111,6 @@ def test_k_is_uniform_and_then_the_length(name):
             assert is_uniform(batch.task_length[k == each], allowed)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "columns"),
-    [
-        ("sparse_parity", {"train_length": (28, 28)}, range(1, 28, 2)),
-        ("planted", {"train_length": (6, 6), "num_background": 4}, range(6)),
-    ],
-)
-def test_planted_places_are_a_uniform_subset(name, parameters, columns):
-    task = make_task(name, {**parameters, "k_train": 2})
-    planted = task.sample("train", 0, range(12_000)).planted.tolist()
-    for k in (1, 2):
-        chosen = [tuple(c for c in row if c >= 0) for row in planted if sum(c >= 0 for c in row) == k]
-        assert is_uniform(chosen, combinations(columns, k))
-
-
 def spans(task):
     planted = task.sample("train", 0, range(3000)).planted
     last = np.where(planted >= 0, planted, -1).max(axis=1)
