@@ -191,13 +191,14 @@ def xray() -> None:
     add_model_options(parser)
     options = vars(parser.parse_args())
     show_log("analysis")
+    from analysis.figures.style import save_figure
     from analysis.xray import influence_map
 
     model, path, out = options.pop("model"), options.pop("text"), options.pop("out")
     measured = influence_map(model, path.read_text(encoding="utf8"), name=str(path), **options)
     folder = out or Path(f"{path}-xray")
     measured.save(folder)
-    measured.plot().savefig(folder / "xray.png", dpi=200)
+    save_figure(measured.plot(), folder, "xray")
     measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 
