@@ -20,6 +20,7 @@ PATTERNS = (
     "docs/*.ipynb",
     "docs/*.svg",
     "docs/*.css",
+    "results/*.csv",
     "results/**/*.md",
     "results/**/*.png",
     "results/**/*.html",
