@@ -72,12 +72,23 @@ def numbers(frame):
     return pd.DataFrame(rows)
 
 
+def means(frame):
+    """Tidy: the mean gain of all targets from the whole, the odd and the even far context [nats]."""
+    bootstrap, ones = ClusterBootstrap.of(frame), np.ones(len(frame))
+    gains = {name: (frame["short"] - frame[name]).to_numpy(float) for name in ("long", "odd", "even")}
+    return pd.DataFrame(
+        {"name": f"gain_{name}_nats", **vars(bootstrap.interval(bootstrap.ratio(gain, ones)))}
+        for name, gain in gains.items()
+    )
+
+
 def main():
     """Print a table for each file of losses."""
     for path in sorted(HERE.glob("halves-*.parquet")):
         frame = read_parquet(path)
         title = f"{path.stem}: {len(frame):,} targets of {frame['text'].nunique()} texts"
         print("\n" + show(numbers(frame), across="tau_nats", title=title))
+        print("\n" + show(means(frame), percent=False, digits=2))
 
 
 if __name__ == "__main__":
