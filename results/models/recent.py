@@ -1,12 +1,12 @@
 """How much recent text predictions need: the loss given the last M tokens of N, for M from 16 up to N.
 
-    python results/models/recent.py measure MODEL TEXTS.jsonl N TARGETS OUT.parquet
+    python results/models/recent.py measure MODEL TEXTS.jsonl N TARGETS OUT.parquet [PREFIX]
     python results/models/recent.py                         prints the tables and draws recent.png
 
 Targets stand in blocks of 16, so that target b of a block has M + b tokens. A target whose loss given M tokens is
 within 0.1 nats of its loss given N needs no more than M (compare arXiv 2512.08082). Key tokens are LongPPL's (arXiv
 2410.23771): more than 2 nats gained beyond M tokens, and a loss below 2. OUT is called
-recent-MODEL-TEXT-nN.parquet; the figure has a row for each model but the untrained one.
+recent-MODEL-TEXT-nN.parquet; the figure has a row for each of MODELS.
 Shapes: T targets, C lengths of context.
 """
 
@@ -37,13 +37,13 @@ def lengths_of(n_long):
     return [SHORTEST * 2**i for i in range(20) if SHORTEST * 2**i <= n_long]
 
 
-def measure(model, texts, n_long, targets, out):
+def measure(model, texts, n_long, targets, out, prefix="auto"):
     """Write the losses of sampled targets given each length of context: a row each, columns loss_16 … loss_N [nats]."""
     from analysis.contexts import NO_FAR, long_contexts, open_texts, sample_targets
     from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
 
-    loaded = open_model(model)
+    loaded = open_model(model, prefix=prefix)
     source = open_texts([Path(texts)], loaded.encode)
     scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=TOKENS_PER_BATCH)
     shape = {"n_long": n_long, "n_short": SHORTEST}
@@ -98,7 +98,7 @@ def numbers(frame):
 def main():
     """Print a table of every file of losses, and draw those of trained models."""
     paths = sorted(HERE.glob("recent-*.parquet"))
-    drawn = list(dict.fromkeys(name_of(path)[0] for path in paths if "untrained" not in path.stem))
+    drawn = [model for model in MODELS if any(name_of(path)[0] == model for path in paths)]
     figure, panels = plt.subplots(len(drawn), 2, figsize=(8, 2.9 * len(drawn)), layout="constrained")
     for path in paths:
         model, text, n_long = name_of(path)
@@ -134,7 +134,7 @@ def draw(panels, tidy, model, text):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["measure"]:
-        model, texts, n_long, targets, out = sys.argv[2:]
-        measure(model, texts, int(n_long), int(targets), out)
+        model, texts, n_long, targets, *others = sys.argv[2:]
+        measure(model, texts, int(n_long), int(targets), *others)
     else:
         main()
