@@ -95,23 +95,6 @@ class DataConfig(olmo.DataConfig):
 
 
 @dataclass
-class FoundCouplingConfig(olmo.BaseConfig):
-    """
-    coupled, predicted: which tokens belong together, as `results/synthetic/couple.py` finds it in a trained model
-    [ours]; no segments: as the task says.
-    """
-
-    marks: list[int] = field(default_factory=list)
-    """Token ids that are the same in every prompt; between them are its segments."""
-
-    counted_from: list[Literal["start", "end"]] = field(default_factory=list)
-    """Of each segment: its start or its end, where its lowest id is."""
-
-    first_ids: list[int] = field(default_factory=list)
-    """Of each segment: that id. The response has 2, 3, …."""
-
-
-@dataclass
 class PositionsConfig(olmo.BaseConfig):
     """Which position ids the tokens of a training window get."""
 
@@ -155,8 +138,6 @@ class PositionsConfig(olmo.BaseConfig):
     coupled, predicted: each coupled id of a training sample is, with this probability, one of the sample's range,
     uniformly drawn [ours].
     """
-
-    found: FoundCouplingConfig = field(default_factory=FoundCouplingConfig)
 
     rotate: Literal["ids", "index", "none"] = "ids"
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
@@ -283,6 +264,7 @@ _GONE: dict[str, Any] = {
     "corpus.stream": None,
     "positions.doc_mask": False,
     "positions.restart_at_documents": False,
+    "positions.found": {"marks": [], "counted_from": [], "first_ids": []},
     "corpus.train_split": "train",
     "corpus.heldout_split": "heldout",
     "corpus.verify_checksums": True,

@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import combinations
-from typing import Any
 
-import numpy as np
 from olmo.config import BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
@@ -26,7 +24,6 @@ from olmo_sparsity.config.schema import (
 )
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
-from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.util.errors import UserError
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -146,20 +143,16 @@ def _of_other_family(config: Config) -> Iterator[str]:
 
 def _of_positions(config: Config) -> Iterator[str]:
     positions, length = config.positions, config.model.max_sequence_length
-    scheme, target, found = positions.scheme, positions.target_length, positions.found
+    scheme, target = positions.scheme, positions.target_length
     if config.target_length < length + (scheme == "pose"):
         yield f"positions.target_length: {target} is too small for {scheme} of windows of {length}; raise it"
     for name, read_with in (
         ("positions.content", ("pose",)),
         ("positions.coupled_share", ("predicted",)),
         ("positions.id_noise", tuple(COUPLED_SCHEMES)),
-        ("positions.found.first_ids", tuple(COUPLED_SCHEMES)),
     ):
         if is_set(config, name) and scheme not in read_with:
             yield f"{name}: is read with positions.scheme: {' or '.join(read_with)} alone, not with {scheme}"
-    unlike = len(found.first_ids) != len(found.counted_from)
-    if unlike or min(found.first_ids, default=0) < 0 or (found.marks and not found.first_ids):
-        yield "positions.found.first_ids: give ids from 0 up, and all that results/synthetic/couple.py prints"
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield "softmax_auxiliary_loss: is for models of one head, and predicted has two; set it to false"
     if positions.rotate != "ids" and not (config.model.rope and config.task.name):
@@ -218,10 +211,6 @@ def _of_coupling(config: Config, task: Task) -> Iterator[str]:
     if largest is None:
         yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
         return
-    try:
-        largest = max(largest, _largest_found(config, task))
-    except UserError as error:
-        yield str(error)
     for name, most in (("positions.table_size", largest), ("positions.second_table_size", second)):
         if most is not None and (field_value(config, name) or 0) <= most:
             yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
@@ -229,21 +218,8 @@ def _of_coupling(config: Config, task: Task) -> Iterator[str]:
         yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":
         yield f"positions.rotate: ids is one number, and {task.name} couples on two levels; set it to index or none"
-    if second is not None and (
-        positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids
-    ):
-        yield f"positions.found, id_noise and coupled_share: {task.name} couples on two levels; leave them out"
-
-
-def _largest_found(config: Config, task: Task) -> int:
-    """The largest id of the coupling that was found. Raises `UserError` where prompts have other segments."""
-    found, longest = config.positions.found, task.test_length[1]
-    if not found.first_ids:
-        return 0
-    segments = [Segment(*pair) for pair in zip(found.counted_from, found.first_ids, strict=False)]
-    in_test = task.at_length(longest, *task.ks("test")[-1:]).sample("test", 0, [0])
-    batches: Any = task.sample("train", config.seed, np.arange(64)), in_test
-    return max(int(found_ids(batch, found.marks, segments, task.end_id).max()) for batch in batches)
+    if second is not None and (positions.id_noise or positions.coupled_share < 1):
+        yield f"positions.id_noise and coupled_share: {task.name} couples on two levels; leave them out"
 
 
 def _of_training(config: Config) -> Iterator[str]:

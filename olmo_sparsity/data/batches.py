@@ -24,7 +24,7 @@ from olmo_sparsity.data.windows import (
     identity_of,
 )
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
-from olmo_sparsity.tasks.samples import Segment, between, found_ids
+from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
@@ -46,9 +46,7 @@ class TaskPositions:
     """The position ids of a task's samples, as the config's scheme has them."""
 
     def __init__(self, config: Config):
-        self.settings, found = config.positions, config.positions.found
-        self.end_id = task_of(config).end_id
-        self.segments = [Segment(*each) for each in zip(found.counted_from, found.first_ids, strict=True)]
+        self.settings = config.positions
         self.table_size = config.positions.table_size or 0
         self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
 
@@ -106,20 +104,12 @@ class TaskPositions:
         """
         if self.settings.scheme not in positions.COUPLED_SCHEMES:
             return 0, 0
-        if self.segments:
-            return int(self._without_start(task.sample("test", 0, [0])).max()), 0
         return task.largest_id(length) or 0, task.largest_second_id() or 0
-
-    def _without_start(self, batch: TaskBatch) -> np.ndarray:
-        """Coupled ids (B, T) as the task has them, or as they were found."""
-        if self.segments:
-            return found_ids(batch, self.settings.found.marks, self.segments, self.end_id)
-        assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
-        return batch.coupled_ids
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
-        coupled = self._without_start(batch)
+        coupled = batch.coupled_ids
+        assert coupled is not None, "the config was checked: the task couples its tokens"
         largest = coupled.max(axis=1, initial=0)
         of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
@@ -217,17 +216,6 @@ def test_a_length_or_k_that_cannot_be_measured_is_refused(tmp_path):
     config = make_config(tmp_path, "multi_addition", parameters=parameters, positions=positions)
     with refused("positions.second_table_size: 4 is too small for ids up to 6; .*$"):
         grid(TaskPositions(config), task_of(config), [4], [6])
-
-
-def test_a_table_is_held_to_the_ids_that_were_found():
-    """They are larger than the task's."""
-    found = ("found.marks=[1,3]", "found.counted_from=[start]", "found.first_ids=[9]")
-    options = [f"--positions.{each}" for each in ("scheme=coupled", "table_size=600", "rotate=ids", *found)]
-    config = load_config("configs/synthetic/copy-small.yaml", options, warn=False)
-    positions, task = TaskPositions(config), task_of(config)
-    with refused("copy at length 595: .* up to 603; leave this length out$"):
-        grid(positions, task, [10, 595])
-    assert grid(positions, task, [10, 575])
 
 
 def test_lengths_and_k(tmp_path):
