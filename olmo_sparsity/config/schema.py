@@ -253,9 +253,6 @@ class EvaluationConfig(olmo.BaseConfig):
     32,768 tokens.
     """
 
-    paths: list[str] | None = None
-    """Held-out token files, of type `data.memmap_dtype`. Null: those of the corpus."""
-
     seed: int = 0
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
@@ -271,6 +268,7 @@ _GONE: dict[str, Any] = {
     "deepspeed.offload_optimizer": False,
     "evaluation.position_bins": 16,
     "evaluation.position_length": None,
+    "evaluation.paths": None,
     "tensorboard": False,
 }
 

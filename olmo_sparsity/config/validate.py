@@ -17,6 +17,7 @@ from olmo_sparsity.config.schema import (
     NEOX_HAS,
     REFUSED,
     Config,
+    PositionsConfig,
     field_value,
     is_set,
     leaves,
@@ -59,7 +60,6 @@ _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, 
 _ABOUT_TEXT = {
     *("corpus.path", "data.paths", "data.instance_filter"),
     *("positions.content", "tokenizer.identifier", "needles.share"),
-    "evaluation.paths",
 }
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
@@ -207,19 +207,26 @@ def _of_task(config: Config) -> Iterator[str]:
 def _of_coupling(config: Config, task: Task) -> Iterator[str]:
     """Of coupled ids: a table too small for the test samples would be found out when the run is over."""
     positions, longest = config.positions, task.test_length[1]
-    largest, second = task.largest_id(longest), task.largest_second_id()
-    if largest is None:
+    second = task.largest_second_id()
+    if task.largest_id(longest) is None:
         yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
         return
-    for name, most in (("positions.table_size", largest), ("positions.second_table_size", second)):
-        if most is not None and (field_value(config, name) or 0) <= most:
-            yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
+    for name, most in small_tables(positions, task, longest):
+        yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
     if second is None and positions.second_table_size is not None:
         yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":
         yield f"positions.rotate: ids is one number, and {task.name} couples on two levels; set it to index or none"
     if second is not None and (positions.id_noise or positions.coupled_share < 1):
         yield f"positions.id_noise and coupled_share: {task.name} couples on two levels; leave them out"
+
+
+def small_tables(positions: PositionsConfig, task: Task, length: int) -> Iterator[tuple[str, int]]:
+    """The tables that are too small for coupled samples of ``length``, and the largest id that each must hold."""
+    largest = {"table_size": task.largest_id(length), "second_table_size": task.largest_second_id()}
+    for name, most in largest.items():
+        if most is not None and (getattr(positions, name) or 0) <= most:
+            yield f"positions.{name}", most
 
 
 def _of_training(config: Config) -> Iterator[str]:

@@ -97,15 +97,6 @@ class TaskPositions:
             ids = np.where(contiguous[:, None], np.where(inside, places, 0), ids)
         return ids
 
-    def largest_ids(self, task: Task, length: int) -> tuple[int, int]:
-        """The largest id, without the random start, of a test sample of ``length``, and that of the second level.
-
-        0 where ids are not coupled, so that no table is read.
-        """
-        if self.settings.scheme not in positions.COUPLED_SCHEMES:
-            return 0, 0
-        return task.largest_id(length) or 0, task.largest_second_id() or 0
-
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
         coupled = batch.coupled_ids
@@ -218,14 +209,11 @@ def verify_checksums(config: Config) -> None:
     Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and
     in the vocabulary. Raises `UserError` for the first one that is not right.
     """
-    corpus, evaluates = config.corpus, config.evaluation.interval is not None
-    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
     splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
-    if corpus.path is not None:
-        splits.append((corpus.path, "train"))
-        if evaluates and not evaluation_paths:
-            splits.append((corpus.path, "heldout"))
+    if config.corpus.path is not None:
+        evaluated = ["heldout"] if config.evaluation.interval is not None else []
+        splits += [(config.corpus.path, split) for split in ("train", *evaluated)]
     for folder, split in splits:
         open_verified(folder, split)
-    for path in [*(config.data.paths or ()), *evaluation_paths]:  # token files without a manifest
+    for path in config.data.paths or ():  # token files without a manifest
         check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.validate import small_tables
 from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
@@ -145,15 +147,13 @@ def grid(
     cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
+    is_coupled = positions.settings.scheme in COUPLED_SCHEMES
     for length, k in cells:
-        largest_ids = positions.largest_ids(task.at_length(length, k), length)
-        for name, largest in zip(("table_size", "second_table_size"), largest_ids, strict=True):
-            size = getattr(positions.settings, name) or 1
-            if largest >= size:
-                raise UserError(
-                    f"{task.name} at length {length}: positions.{name}: {size} is too small for ids up to {largest}; "
-                    "leave this length out"
-                )
+        sized = task.at_length(length, k)
+        for name, largest in small_tables(positions.settings, sized, length) if is_coupled else ():
+            raise UserError(
+                f"{task.name} at length {length}: {name} is too small for ids up to {largest}; leave this length out"
+            )
     return cells
 
 
