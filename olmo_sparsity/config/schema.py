@@ -231,8 +231,7 @@ class TaskConfig(olmo.BaseConfig):
 class EvaluationConfig(olmo.BaseConfig):
     """
     Held-out measures while training. Text: the loss, in windows of the training length. A task: exact match by length,
-    free-running, on test samples; of this section it reads interval, windows (how many samples of a length), batch_size
-    and seed.
+    free-running, on test samples; of this section it reads interval, windows (how many samples of a length) and seed.
     """
 
     interval: int | None = None
@@ -245,12 +244,6 @@ class EvaluationConfig(olmo.BaseConfig):
     """
     A task: the run is finished before `max_duration` when the exact match at the longest training length reaches this.
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
-    """
-
-    batch_size: int | None = None
-    """
-    Windows that one process reads at a time. Null: `device_train_microbatch_size`; for a task, as many samples as have
-    32,768 tokens.
     """
 
     seed: int = 0
@@ -269,6 +262,7 @@ _GONE: dict[str, Any] = {
     "evaluation.position_bins": 16,
     "evaluation.position_length": None,
     "evaluation.paths": None,
+    "evaluation.batch_size": None,
     "tensorboard": False,
 }
 

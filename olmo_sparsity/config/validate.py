@@ -35,7 +35,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
         model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
         positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
-        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size""",
+        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows""",
     ),
     "0 or more": (
         lambda value: value >= 0,

@@ -184,8 +184,6 @@ class TaskEvaluation:
         self.cells = grid(self.positions, self.task, lengths, self.task.ks("train")[-1:] or None)
         self.how: dict[str, Any] = {"samples": options.windows, "seed": options.seed}
         self.how |= {"rank": rank, "world_size": world_size}
-        if options.batch_size is not None:
-            self.how["batch_tokens"] = options.batch_size * self.task.max_tokens(self.task.train_length[1])
 
     def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
         """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.

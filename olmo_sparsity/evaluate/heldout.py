@@ -36,7 +36,7 @@ class HeldoutEvaluation:
         """
         options = config.evaluation
         self.rank, self.world_size, self.length = rank, world_size, config.model.max_sequence_length
-        self.batch_size = options.batch_size or config.device_train_microbatch_size
+        self.batch_size = config.device_train_microbatch_size
         if config.corpus.path is None:
             raise UserError("there is no held-out text; set corpus.path, or evaluation.interval: null")
         check_corpus_matches(config, CorpusManifest.load(config.corpus.path))

@@ -250,7 +250,7 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
     parameters = {"train_length": [8, 10], "test_length": [8, 24]}
     if task == "sparse_parity":
         parameters.update({"k_train": 3, "k_test": [4]})
-    changes = {"parameters": parameters, "evaluation": {"windows": 7, "seed": 4, "batch_size": 2}}
+    changes = {"parameters": parameters, "evaluation": {"windows": 7, "seed": 4}}
     scheme = "predicted" if task == "scratchpad_parity" else "random_start"
     config = make_config(tmp_path, task, scheme, **changes)
     model = build_model(config).eval()

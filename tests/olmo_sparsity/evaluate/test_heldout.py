@@ -77,7 +77,7 @@ def test_loss_in_windows_of_the_training_length(make, documents):
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_gives_the_same(make, processes):
-    config = make("--evaluation.batch_size=3")
+    config = make("--device_train_microbatch_size=3")
     forward = forward_of(config)
     alone = HeldoutEvaluation(config).run(forward, identity)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
