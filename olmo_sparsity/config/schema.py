@@ -328,11 +328,6 @@ class Config(olmo.TrainConfig):
         return self.global_train_batch_size * self.model.max_sequence_length
 
     @property
-    def data_seed(self) -> int:
-        """The seed of the order in which text is read."""
-        return self.seed if self.data.seed is None else self.data.seed
-
-    @property
     def target_length(self) -> int:
         """T' of the position schemes of windows: the length of a window where none is given."""
         return self.positions.target_length or self.model.max_sequence_length

@@ -177,11 +177,6 @@ class TokenFiles:
             )
         return ids
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of token ids in all files."""
-        return sum(self.lengths)
-
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """A copy of the token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,)."""
         return self._ids[file][start:stop].copy()

@@ -48,7 +48,7 @@ class HeldoutEvaluation:
         ]
         if not windows:
             raise UserError(
-                f"the held-out text has {self.tokens.num_tokens:,} tokens, fewer than one window of {self.length}; "
+                f"the held-out text has {sum(self.tokens.lengths):,} tokens, fewer than one window of {self.length}; "
                 "hold more text out, or set evaluation.interval: null"
             )
         generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, 0])
