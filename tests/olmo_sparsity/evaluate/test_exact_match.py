@@ -18,7 +18,8 @@ from olmo_sparsity.evaluate.exact_match import (
 )
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.samples import END, Part, coupled_batch
+from olmo_sparsity.tasks.parts import Part, coupled_batch
+from olmo_sparsity.tasks.samples import END
 from olmo_sparsity.tasks.task import Sizes, Task
 from tests.support import tiny_task
 from tests.support.refusals import refused
