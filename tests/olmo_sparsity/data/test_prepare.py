@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
-from olmo_sparsity.data.text import train_bpe
-from olmo_sparsity.data.tokens import EOS_TOKEN, CorpusManifest, TokenFiles, open_verified
+from olmo_sparsity.data.text import EOS_TOKEN, train_bpe
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, open_verified
 from tests.support.corpora import (
     ENVIRONMENT,
     SCRIPT,
