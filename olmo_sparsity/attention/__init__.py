@@ -24,8 +24,6 @@ ATTENTIONS: dict[str, type[Attention]] = {}
 """Every other attention by its name."""
 LONGEST_IN_FLOAT32 = 128
 """Keys; above, bf16 is as fast (results/benchmarks)."""
-_BLOCK = 2**16
-"""Numbers of the rows that `by_rows` searches at a time: 256 KB, of which a core's cache holds several."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +124,6 @@ def masked_scores(scores: Tensor, places: Places) -> Tensor:
 def masked_softmax(scores: Tensor, places: Places) -> Tensor:
     """Softmax over the keys that are seen; 0 of the others."""
     return masked_scores(scores, places).softmax(dim=-1)
-
-
-def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """What ``search`` finds of tensors of one shape, each of whose rows, the last dimension, is searched by itself.
-
-    A search reads its rows many times: on a CPU some rows at a time, which stay in the cache. All at once on a device,
-    and in a compiled graph, whose kernels do that by themselves.
-    """
-    if not tensors[0].is_cpu or torch.compiler.is_compiling():
-        return search(*tensors)
-    *outer, width = tensors[0].shape
-    blocks = zip(*(tensor.flatten(0, -2).split(max(1, _BLOCK // width)) for tensor in tensors), strict=True)
-    results = zip(*(search(*block) for block in blocks), strict=True)
-    return tuple(torch.cat(parts).unflatten(0, outer) for parts in results)
 
 
 def attend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,6 @@ from olmo_sparsity.attention import (
     Attention,
     Places,
     Shape,
-    by_rows,
     masked_scores,
     masked_softmax,
     register,
@@ -26,6 +26,22 @@ _NEAR = 1e-7
 """A step that changes the threshold, a number from -1 to 0, by no more than its rounding."""
 _HALVINGS = 30
 """Of the interval that holds SparseK's threshold."""
+_BLOCK = 2**16
+"""Numbers of the rows that `by_rows` searches at a time: 256 KB, of which a core's cache holds several."""
+
+
+def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What ``search`` finds of tensors of one shape, each of whose rows, the last dimension, is searched by itself.
+
+    A search reads its rows many times: on a CPU some rows at a time, which stay in the cache. All at once on a device,
+    and in a compiled graph, whose kernels do that by themselves.
+    """
+    if not tensors[0].is_cpu or torch.compiler.is_compiling():
+        return search(*tensors)
+    *outer, width = tensors[0].shape
+    blocks = zip(*(tensor.flatten(0, -2).split(max(1, _BLOCK // width)) for tensor in tensors), strict=True)
+    results = zip(*(search(*block) for block in blocks), strict=True)
+    return tuple(torch.cat(parts).unflatten(0, outer) for parts in results)
 
 
 def _entmax_search(scores: Tensor) -> tuple[Tensor]:

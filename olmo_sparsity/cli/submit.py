@@ -141,8 +141,8 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
     else:
         open_training_data(config)
-    if config.evaluation.interval is not None and (config.evaluation.paths or not is_missing):
-        (HeldoutEvaluation if is_text else TaskEvaluation)(config)
+        if config.evaluation.interval is not None:
+            (HeldoutEvaluation if is_text else TaskEvaluation)(config)
     starting_checkpoint(config, resume=True)
     return Job(
         config.run_name or Path(path).stem,

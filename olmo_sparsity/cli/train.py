@@ -4,7 +4,6 @@ examples:
   olmo-sparsity train configs/demo.yaml                           train the demo
   olmo-sparsity train configs/demo.yaml --resume                  go on after an interruption
   olmo-sparsity train configs/base.yaml --dry-run                 print the resolved config and what a step costs
-  olmo-sparsity train configs/synthetic/scratchpad_parity.yaml --show 3     print samples of its task
   olmo-sparsity train configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
   torchrun --nproc_per_node 8 --no-python olmo-sparsity train configs/base.yaml \\
       --deepspeed.config=configs/deepspeed/zero1.json
@@ -20,10 +19,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.cli import show_log
-from olmo_sparsity.util.arguments import Parser, whole_number
+from olmo_sparsity.util.arguments import Parser
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
 
 
 def main() -> int:
@@ -35,8 +37,6 @@ def main() -> int:
     add("--resume", action="store_true", help=resume)
     dry_run = "print the resolved config, parameters and tokens per step"
     add("--dry-run", action="store_true", help=dry_run)
-    show = "print N training samples of the config's task, with their position ids"
-    add("--show", type=whole_number, metavar="N", help=show)
     # The deepspeed launcher's; the environment says the same.
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     arguments, overrides = parser.parse_known_args()
@@ -46,14 +46,7 @@ def main() -> int:
 
     config = load_config(arguments.config, overrides)
     if arguments.dry_run or config.dry_run:
-        from olmo_sparsity.training.describe import describe
-
-        sys.stdout.write(describe(config))
-        return 0
-    if arguments.show is not None:
-        from olmo_sparsity.training.describe import show_samples
-
-        sys.stdout.write(show_samples(config, arguments.show))
+        print(_described(config))
         return 0
     from olmo_sparsity.training.loop import train
     from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StoppedBySignal
@@ -65,3 +58,20 @@ def main() -> int:
     if os.environ.get("RANK", "0") == "0":
         print(end)
     return code
+
+
+def _described(config: Config) -> str:
+    """The resolved config as YAML, then parameter counts and the tokens of one step; allocates no weights."""
+    from omegaconf import OmegaConf
+
+    from olmo_sparsity.model.build import empty_model, token_embedding
+
+    model = empty_model(config, device="meta")
+    total = sum(parameter.numel() for parameter in model.parameters())
+    embedding = token_embedding(model).weight.numel()
+    batch, length = config.global_train_batch_size, config.model.max_sequence_length
+    return (
+        f"{OmegaConf.to_yaml(OmegaConf.structured(config))}\n"
+        f"parameters        {total:,} ({total - embedding:,} without the token embedding)\n"
+        f"tokens per step   {batch} windows x {length} tokens = {batch * length:,}"
+    )

@@ -95,23 +95,6 @@ class DataConfig(olmo.DataConfig):
 
 
 @dataclass
-class FoundCouplingConfig(olmo.BaseConfig):
-    """
-    coupled, predicted: which tokens belong together, as `results/synthetic/couple.py` finds it in a trained model
-    [ours]; no segments: as the task says.
-    """
-
-    marks: list[int] = field(default_factory=list)
-    """Token ids that are the same in every prompt; between them are its segments."""
-
-    counted_from: list[Literal["start", "end"]] = field(default_factory=list)
-    """Of each segment: its start or its end, where its lowest id is."""
-
-    first_ids: list[int] = field(default_factory=list)
-    """Of each segment: that id. The response has 2, 3, …."""
-
-
-@dataclass
 class PositionsConfig(olmo.BaseConfig):
     """Which position ids the tokens of a training window get."""
 
@@ -155,8 +138,6 @@ class PositionsConfig(olmo.BaseConfig):
     coupled, predicted: each coupled id of a training sample is, with this probability, one of the sample's range,
     uniformly drawn [ours].
     """
-
-    found: FoundCouplingConfig = field(default_factory=FoundCouplingConfig)
 
     rotate: Literal["ids", "index", "none"] = "ids"
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
@@ -250,8 +231,7 @@ class TaskConfig(olmo.BaseConfig):
 class EvaluationConfig(olmo.BaseConfig):
     """
     Held-out measures while training. Text: the loss, in windows of the training length. A task: exact match by length,
-    free-running, on test samples; of this section it reads interval, windows (how many samples of a length), batch_size
-    and seed.
+    free-running, on test samples; of this section it reads interval, windows (how many samples of a length) and seed.
     """
 
     interval: int | None = None
@@ -266,15 +246,6 @@ class EvaluationConfig(olmo.BaseConfig):
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
     """
 
-    batch_size: int | None = None
-    """
-    Windows that one process reads at a time. Null: `device_train_microbatch_size`; for a task, as many samples as have
-    32,768 tokens.
-    """
-
-    paths: list[str] | None = None
-    """Held-out token files, of type `data.memmap_dtype`. Null: those of the corpus."""
-
     seed: int = 0
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
@@ -283,12 +254,15 @@ _GONE: dict[str, Any] = {
     "corpus.stream": None,
     "positions.doc_mask": False,
     "positions.restart_at_documents": False,
+    "positions.found": {"marks": [], "counted_from": [], "first_ids": []},
     "corpus.train_split": "train",
     "corpus.heldout_split": "heldout",
     "corpus.verify_checksums": True,
     "deepspeed.offload_optimizer": False,
     "evaluation.position_bins": 16,
     "evaluation.position_length": None,
+    "evaluation.paths": None,
+    "evaluation.batch_size": None,
     "tensorboard": False,
 }
 
@@ -352,11 +326,6 @@ class Config(olmo.TrainConfig):
     def tokens_per_step(self) -> int:
         """Tokens of one global batch, padding included."""
         return self.global_train_batch_size * self.model.max_sequence_length
-
-    @property
-    def data_seed(self) -> int:
-        """The seed of the order in which text is read."""
-        return self.seed if self.data.seed is None else self.data.seed
 
     @property
     def target_length(self) -> int:

@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import combinations
-from typing import Any
 
-import numpy as np
 from olmo.config import BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
@@ -19,6 +17,7 @@ from olmo_sparsity.config.schema import (
     NEOX_HAS,
     REFUSED,
     Config,
+    PositionsConfig,
     field_value,
     is_set,
     leaves,
@@ -26,7 +25,6 @@ from olmo_sparsity.config.schema import (
 )
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
-from olmo_sparsity.tasks.samples import Segment, found_ids
 from olmo_sparsity.util.errors import UserError
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -37,7 +35,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
         model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
         positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
-        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows evaluation.batch_size""",
+        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows""",
     ),
     "0 or more": (
         lambda value: value >= 0,
@@ -62,7 +60,6 @@ _READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, 
 _ABOUT_TEXT = {
     *("corpus.path", "data.paths", "data.instance_filter"),
     *("positions.content", "tokenizer.identifier", "needles.share"),
-    "evaluation.paths",
 }
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
@@ -146,20 +143,16 @@ def _of_other_family(config: Config) -> Iterator[str]:
 
 def _of_positions(config: Config) -> Iterator[str]:
     positions, length = config.positions, config.model.max_sequence_length
-    scheme, target, found = positions.scheme, positions.target_length, positions.found
+    scheme, target = positions.scheme, positions.target_length
     if config.target_length < length + (scheme == "pose"):
         yield f"positions.target_length: {target} is too small for {scheme} of windows of {length}; raise it"
     for name, read_with in (
         ("positions.content", ("pose",)),
         ("positions.coupled_share", ("predicted",)),
         ("positions.id_noise", tuple(COUPLED_SCHEMES)),
-        ("positions.found.first_ids", tuple(COUPLED_SCHEMES)),
     ):
         if is_set(config, name) and scheme not in read_with:
             yield f"{name}: is read with positions.scheme: {' or '.join(read_with)} alone, not with {scheme}"
-    unlike = len(found.first_ids) != len(found.counted_from)
-    if unlike or min(found.first_ids, default=0) < 0 or (found.marks and not found.first_ids):
-        yield "positions.found.first_ids: give ids from 0 up, and all that results/synthetic/couple.py prints"
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield "softmax_auxiliary_loss: is for models of one head, and predicted has two; set it to false"
     if positions.rotate != "ids" and not (config.model.rope and config.task.name):
@@ -214,36 +207,26 @@ def _of_task(config: Config) -> Iterator[str]:
 def _of_coupling(config: Config, task: Task) -> Iterator[str]:
     """Of coupled ids: a table too small for the test samples would be found out when the run is over."""
     positions, longest = config.positions, task.test_length[1]
-    largest, second = task.largest_id(longest), task.largest_second_id()
-    if largest is None:
+    second = task.largest_second_id()
+    if task.largest_id(longest) is None:
         yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
         return
-    try:
-        largest = max(largest, _largest_found(config, task))
-    except UserError as error:
-        yield str(error)
-    for name, most in (("positions.table_size", largest), ("positions.second_table_size", second)):
-        if most is not None and (field_value(config, name) or 0) <= most:
-            yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
+    for name, most in small_tables(positions, task, longest):
+        yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
     if second is None and positions.second_table_size is not None:
         yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":
         yield f"positions.rotate: ids is one number, and {task.name} couples on two levels; set it to index or none"
-    if second is not None and (
-        positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids
-    ):
-        yield f"positions.found, id_noise and coupled_share: {task.name} couples on two levels; leave them out"
+    if second is not None and (positions.id_noise or positions.coupled_share < 1):
+        yield f"positions.id_noise and coupled_share: {task.name} couples on two levels; leave them out"
 
 
-def _largest_found(config: Config, task: Task) -> int:
-    """The largest id of the coupling that was found. Raises `UserError` where prompts have other segments."""
-    found, longest = config.positions.found, task.test_length[1]
-    if not found.first_ids:
-        return 0
-    segments = [Segment(*pair) for pair in zip(found.counted_from, found.first_ids, strict=False)]
-    in_test = task.at_length(longest, *task.ks("test")[-1:]).sample("test", 0, [0])
-    batches: Any = task.sample("train", config.seed, np.arange(64)), in_test
-    return max(int(found_ids(batch, found.marks, segments, task.end_id).max()) for batch in batches)
+def small_tables(positions: PositionsConfig, task: Task, length: int) -> Iterator[tuple[str, int]]:
+    """The tables that are too small for coupled samples of ``length``, and the largest id that each must hold."""
+    largest = {"table_size": task.largest_id(length), "second_table_size": task.largest_second_id()}
+    for name, most in largest.items():
+        if most is not None and (getattr(positions, name) or 0) <= most:
+            yield f"positions.{name}", most
 
 
 def _of_training(config: Config) -> Iterator[str]:

@@ -24,7 +24,7 @@ from olmo_sparsity.data.windows import (
     identity_of,
 )
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
-from olmo_sparsity.tasks.samples import Segment, between, found_ids
+from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
@@ -46,9 +46,7 @@ class TaskPositions:
     """The position ids of a task's samples, as the config's scheme has them."""
 
     def __init__(self, config: Config):
-        self.settings, found = config.positions, config.positions.found
-        self.end_id = task_of(config).end_id
-        self.segments = [Segment(*each) for each in zip(found.counted_from, found.first_ids, strict=True)]
+        self.settings = config.positions
         self.table_size = config.positions.table_size or 0
         self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
 
@@ -99,27 +97,10 @@ class TaskPositions:
             ids = np.where(contiguous[:, None], np.where(inside, places, 0), ids)
         return ids
 
-    def largest_ids(self, task: Task, length: int) -> tuple[int, int]:
-        """The largest id, without the random start, of a test sample of ``length``, and that of the second level.
-
-        0 where ids are not coupled, so that no table is read.
-        """
-        if self.settings.scheme not in positions.COUPLED_SCHEMES:
-            return 0, 0
-        if self.segments:
-            return int(self._without_start(task.sample("test", 0, [0])).max()), 0
-        return task.largest_id(length) or 0, task.largest_second_id() or 0
-
-    def _without_start(self, batch: TaskBatch) -> np.ndarray:
-        """Coupled ids (B, T) as the task has them, or as they were found."""
-        if self.segments:
-            return found_ids(batch, self.settings.found.marks, self.segments, self.end_id)
-        assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
-        return batch.coupled_ids
-
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
-        coupled = self._without_start(batch)
+        coupled = batch.coupled_ids
+        assert coupled is not None, "the config was checked: the task couples its tokens"
         largest = coupled.max(axis=1, initial=0)
         of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [
@@ -228,14 +209,11 @@ def verify_checksums(config: Config) -> None:
     Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and
     in the vocabulary. Raises `UserError` for the first one that is not right.
     """
-    corpus, evaluates = config.corpus, config.evaluation.interval is not None
-    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
     splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
-    if corpus.path is not None:
-        splits.append((corpus.path, "train"))
-        if evaluates and not evaluation_paths:
-            splits.append((corpus.path, "heldout"))
+    if config.corpus.path is not None:
+        evaluated = ["heldout"] if config.evaluation.interval is not None else []
+        splits += [(config.corpus.path, split) for split in ("train", *evaluated)]
     for folder, split in splits:
         open_verified(folder, split)
-    for path in [*(config.data.paths or ()), *evaluation_paths]:  # token files without a manifest
+    for path in config.data.paths or ():  # token files without a manifest
         check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

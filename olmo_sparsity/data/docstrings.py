@@ -32,27 +32,7 @@ log = logging.getLogger(__name__)
 PROJECT = "olmo-sparsity"
 PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
-BASE = (
-    "ai2-olmo",
-    "torch",
-    "datasets",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "numpy",
-    "pyarrow",
-    "scipy",
-    "matplotlib",
-    "pandas",
-    "rich",
-    "jinja2",
-    "tqdm",
-    "safetensors",
-    "tokenizers",
-    "omegaconf",
-    "packaging",
-    "httpx",
-)
+BASE = ("ai2-olmo", "datasets", "transformers", "accelerate", "deepspeed", "scipy", "matplotlib")
 """Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
 PARTS = 8
 """Files the documents are divided into, each one a unit."""

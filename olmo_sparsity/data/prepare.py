@@ -38,6 +38,7 @@ from olmo_sparsity.data.text import (
     Document,
     Encoding,
     encode_documents,
+    find_eos,
     paragraph_hashes,
     train_bpe,
 )
@@ -49,7 +50,6 @@ from olmo_sparsity.data.tokens import (
     TokenFiles,
     check_sum,
     dtype_name,
-    find_eos,
     id_range,
     load_tokenizer,
     tokenizer_file,

@@ -21,8 +21,8 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
-from olmo_sparsity.data.text import Document
-from olmo_sparsity.data.tokens import find_eos, load_tokenizer, tokenizer_file
+from olmo_sparsity.data.text import Document, find_eos
+from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file

@@ -17,8 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.data.tokens import EOS_TOKEN, load_tokenizer
+from olmo_sparsity.data.tokens import load_tokenizer
+from olmo_sparsity.util.errors import UserError
 
+EOS_TOKEN = "<|endoftext|>"
+USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 # The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -111,6 +114,17 @@ def _trainable(text: str) -> Iterator[str]:
 
 
 # --- token ids ---
+
+
+def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
+    """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
+    names = [eos_token] if eos_token else USUAL_EOS_TOKENS
+    for token_id in map(tokenizer.token_to_id, names):
+        if token_id is not None:
+            return token_id
+    raise UserError(
+        f"the tokenizer has no token {' or '.join(names)}; name the one that ends documents: --eos-token"
+    )
 
 
 @dataclass(frozen=True)

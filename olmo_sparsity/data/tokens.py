@@ -29,8 +29,6 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
 DTYPES = ("uint16", "uint32")
-EOS_TOKEN = "<|endoftext|>"
-USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")
 OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PIECE = 1 << 24
@@ -176,11 +174,6 @@ class TokenFiles:
                 "write them with numpy.load(old).tofile(new)"
             )
         return ids
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of token ids in all files."""
-        return sum(self.lengths)
 
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """A copy of the token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,)."""
@@ -329,17 +322,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
-
-
-def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
-    """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
-    names = [eos_token] if eos_token else USUAL_EOS_TOKENS
-    for token_id in map(tokenizer.token_to_id, names):
-        if token_id is not None:
-            return token_id
-    raise UserError(
-        f"the tokenizer has no token {' or '.join(names)}; name the one that ends documents: --eos-token"
-    )
 
 
 def id_range(tokenizer: Tokenizer) -> int:

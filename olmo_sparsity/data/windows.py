@@ -274,7 +274,8 @@ class TrainingData(TrainingBatches):
         data = self.config.data
         self.dataset.epoch = epoch + (self.config.epoch or 0)
         order = np.arange(len(self.dataset), dtype=np.uint32)
-        np.random.Generator(np.random.PCG64(self.config.data_seed + self.dataset.epoch)).shuffle(order)
+        seed = self.config.seed if data.seed is None else data.seed
+        np.random.Generator(np.random.PCG64(seed + self.dataset.epoch)).shuffle(order)
         order = order[first_step * self.batch_size : self.steps_per_epoch * self.batch_size]
         yield from self._loader(
             self.dataset,

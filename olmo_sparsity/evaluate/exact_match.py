@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.validate import small_tables
 from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
@@ -145,15 +147,13 @@ def grid(
     cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
+    is_coupled = positions.settings.scheme in COUPLED_SCHEMES
     for length, k in cells:
-        largest_ids = positions.largest_ids(task.at_length(length, k), length)
-        for name, largest in zip(("table_size", "second_table_size"), largest_ids, strict=True):
-            size = getattr(positions.settings, name) or 1
-            if largest >= size:
-                raise UserError(
-                    f"{task.name} at length {length}: positions.{name}: {size} is too small for ids up to {largest}; "
-                    "leave this length out"
-                )
+        sized = task.at_length(length, k)
+        for name, largest in small_tables(positions.settings, sized, length) if is_coupled else ():
+            raise UserError(
+                f"{task.name} at length {length}: {name} is too small for ids up to {largest}; leave this length out"
+            )
     return cells
 
 
@@ -184,8 +184,6 @@ class TaskEvaluation:
         self.cells = grid(self.positions, self.task, lengths, self.task.ks("train")[-1:] or None)
         self.how: dict[str, Any] = {"samples": options.windows, "seed": options.seed}
         self.how |= {"rank": rank, "world_size": world_size}
-        if options.batch_size is not None:
-            self.how["batch_tokens"] = options.batch_size * self.task.max_tokens(self.task.train_length[1])
 
     def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
         """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.

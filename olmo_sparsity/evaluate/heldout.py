@@ -36,8 +36,11 @@ class HeldoutEvaluation:
         """
         options = config.evaluation
         self.rank, self.world_size, self.length = rank, world_size, config.model.max_sequence_length
-        self.batch_size = options.batch_size or config.device_train_microbatch_size
-        self.tokens = open_heldout_tokens(config)
+        self.batch_size = config.device_train_microbatch_size
+        if config.corpus.path is None:
+            raise UserError("there is no held-out text; set corpus.path, or evaluation.interval: null")
+        check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
+        self.tokens = TokenFiles.of_split(config.corpus.path, "heldout")
         windows = [
             (file, start)
             for file, length in enumerate(self.tokens.lengths)
@@ -45,7 +48,7 @@ class HeldoutEvaluation:
         ]
         if not windows:
             raise UserError(
-                f"the held-out text has {self.tokens.num_tokens:,} tokens, fewer than one window of {self.length}; "
+                f"the held-out text has {sum(self.tokens.lengths):,} tokens, fewer than one window of {self.length}; "
                 "hold more text out, or set evaluation.interval: null"
             )
         generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, 0])
@@ -53,6 +56,7 @@ class HeldoutEvaluation:
         self.windows = np.array(windows, dtype=np.int64)[np.sort(chosen)]
         """(n, 2): file and first token."""
 
+    @torch.no_grad()
     def run(
         self, losses: Losses, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
     ) -> dict[str, Any]:
@@ -61,22 +65,17 @@ class HeldoutEvaluation:
         ``losses`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
         `heldout_loss_nats` (mean per token), `heldout_tokens` (how many) and `heldout_window_tokens` (T).
         """
-        sums, counts = self._measure(losses, reduce_sum, device)
+        sums_counts = torch.zeros(2, self.length, dtype=torch.float64, device=device)  # at each position
+        for batch in self._batches():
+            batch = batch.to(torch.device(device))
+            sums_counts[0] += losses(batch).double().sum(0)
+            sums_counts[1] += batch.loss_mask.double().sum(0)
+        sums, counts = reduce_sum(sums_counts).cpu()
         return {
             "heldout_loss_nats": float(sums.sum() / counts.sum()),
             "heldout_tokens": int(counts.sum()),
             "heldout_window_tokens": self.length,
         }
-
-    @torch.no_grad()
-    def _measure(self, losses: Losses, reduce_sum: ReduceSum, device: torch.device | str) -> Tensor:
-        """Sums of losses [nats] and their number at each position, over all processes, (2, T) float64."""
-        sums_counts = torch.zeros(2, self.length, dtype=torch.float64, device=device)
-        for batch in self._batches():
-            batch = batch.to(torch.device(device))
-            sums_counts[0] += losses(batch).double().sum(0)
-            sums_counts[1] += batch.loss_mask.double().sum(0)
-        return reduce_sum(sums_counts).cpu()
 
     def _batches(self) -> Iterator[Batch]:
         """This process's share; a process with fewer windows repeats one that does not count, to keep step."""
@@ -90,15 +89,3 @@ class HeldoutEvaluation:
         window = self.tokens.read(file, start, start + self.length).astype(np.int64)
         ids = np.arange(self.length, dtype=np.int64)
         return {"input_ids": window, "position_ids": ids, "counts": number < len(self.windows)}
-
-
-def open_heldout_tokens(config: Config) -> TokenFiles:
-    """The held-out token files: `evaluation.paths`, else the split of the corpus. Raises `UserError` for neither."""
-    if config.evaluation.paths:
-        return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
-    if config.corpus.path is None:
-        raise UserError(
-            "there is no held-out text; set evaluation.paths to token files, or evaluation.interval: null"
-        )
-    check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
-    return TokenFiles.of_split(config.corpus.path, "heldout")

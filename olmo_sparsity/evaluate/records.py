@@ -77,10 +77,6 @@ def further_options(config: Config) -> dict[str, Any]:
     options = {name: value for name, value in values.items() if value != default[name]}
     if config.model.family == "tuples":
         options |= {f"model.tuples.{name}": value for name, value in asdict(config.model.tuples).items()}
-    coupling = config.positions.found
-    if coupling.first_ids:
-        rules = zip(coupling.counted_from, coupling.first_ids, strict=True)
-        options["positions.found"] = ", ".join(f"{end} {first_id}" for end, first_id in rules)
     return options
 
 

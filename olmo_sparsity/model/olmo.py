@@ -22,11 +22,11 @@ from olmo_sparsity.model.rope import (
     NoPositionEmbedding,
     PositionedEmbedding,
     PositionedRotaryEmbedding,
+    Scaling,
     Unrotated,
     alibi_causal_bias,
     rotary_sin_cos,
 )
-from olmo_sparsity.model.rope_scaling import RopeScaling
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys (B, H, P, D) before rotation, and values with what an attention keeps beside them, (B, H, P, D + E)."""
@@ -156,7 +156,7 @@ class PositionedOLMo(OLMo):
     """
 
     config: ModelConfig
-    rope_scaling: RopeScaling | None
+    rope_scaling: Scaling | None
     """Set to read a trained model beyond its length; not part of a checkpoint."""
 
     def __init__(self, config: ModelConfig, init_params: bool = True):

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from olmo.config import ModelConfig
 from olmo.model import RotaryEmbedding, causal_attention_bias
 from torch import Tensor, nn
 
-from olmo_sparsity.model.rope_scaling import RopeScaling
+
+class Scaling(Protocol):
+    """What a trained model is measured with beyond its length: a `RopeScaling` of `rope_scaling.py`."""
+
+    def apply(self, inverse_frequencies: Tensor, base: float) -> tuple[Tensor, float]:
+        """See `RopeScaling.apply`."""
+
+    def of_queries(self, ids: Tensor) -> Tensor | None:
+        """See `RopeScaling.of_queries`."""
 
 
 class CurrentPositions:
@@ -96,9 +104,7 @@ class Unrotated(nn.Module):
         return q, k
 
 
-def rotary_sin_cos(
-    config: ModelConfig, ids: Tensor, scaling: RopeScaling | None = None
-) -> tuple[Tensor, Tensor]:
+def rotary_sin_cos(config: ModelConfig, ids: Tensor, scaling: Scaling | None = None) -> tuple[Tensor, Tensor]:
     """Sines and cosines of the rotation angles of ``ids`` (B, T), each (B, 1, T, D) float32 (RoFormer, as in OLMo).
 
     With ``scaling`` by other frequencies, and multiplied, as it says.

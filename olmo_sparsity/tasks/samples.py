@@ -1,24 +1,15 @@
-"""What a task gives: a batch of samples, how tasks put theirs together, and a coupling of them that was found.
+"""What a task gives: a batch of samples.
 
-Shapes: B samples, T tokens of the longest sample of the batch, k planted tokens at most, L tokens of a part at most.
+Shapes: B samples, T tokens of the longest sample of the batch, k planted tokens at most.
 """
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.errors import UserError
-
 PAD, BEGIN, END = 0, 1, 2
-MARKS = ("<pad>", "<bos>", "<eos>")
-"""The names of ids 0, 1 and 2 in the tasks that have a beginning and an end."""
-FIRST_OF_RESPONSE = 2
-"""The id of the first token of a response, where the coupling was found."""
-ENDS = ("start", "end")
 
 
 @dataclass(frozen=True)
@@ -59,163 +50,7 @@ class TaskBatch:
                 values[(rows, *(slice(0, size) for size in new.shape[1:]))] = new
 
 
-@dataclass(frozen=True)
-class Part:
-    """A stretch of tokens with their coupled ids, of a length of its own in every row."""
-
-    tokens: np.ndarray
-    """(B, L) int64; what stands past the length of a row is not read."""
-    ids: np.ndarray
-    """(B, L) int64."""
-    lengths: np.ndarray
-    """(B,) int64."""
-    second_id: int = 0
-    """Of all of its tokens, where the task couples on two levels."""
-
-    @staticmethod
-    def same(token: int, coupled_id: int, rows: int) -> Part:
-        """One token that every row has."""
-        return Part(np.full((rows, 1), token), np.full((rows, 1), coupled_id), np.ones(rows, dtype=np.int64))
-
-    def where(self, rows: np.ndarray, second_id: int) -> Part:
-        """The same in those rows (B,) alone, with this id of the second level."""
-        return Part(self.tokens, self.ids, np.where(rows, self.lengths, 0), second_id)
-
-
-def coupled_batch(
-    prompt: Sequence[Part], response: Sequence[Part], task_length: np.ndarray, *, levels: int = 1
-) -> TaskBatch:
-    """The samples whose prompt and response are these parts, with a beginning and an end token around them.
-
-    ``levels``: 2 where the tokens are coupled on a second one, too.
-    """
-    rows = len(task_length)
-    prompt = [Part.same(BEGIN, 0, rows), *prompt]
-    response = [*response, Part.same(END, 0, rows)]
-    response_start = np.sum([part.lengths for part in prompt], axis=0)
-    lengths = response_start + np.sum([part.lengths for part in response], axis=0)
-    tokens = np.full((rows, int(lengths.max(initial=0))), PAD, dtype=np.int64)
-    ids, second_ids = np.zeros_like(tokens), np.zeros_like(tokens)
-    first = np.zeros(rows, dtype=np.int64)
-    for part in (*prompt, *response):
-        row, place = np.nonzero(np.arange(part.tokens.shape[1]) < part.lengths[:, None])
-        tokens[row, first[row] + place] = part.tokens[row, place]
-        ids[row, first[row] + place] = part.ids[row, place]
-        second_ids[row, first[row] + place] = part.second_id
-        first = first + part.lengths
-    return TaskBatch(
-        tokens=tokens,
-        lengths=lengths,
-        response_start=response_start,
-        task_length=task_length,
-        coupled_ids=ids,
-        second_ids=second_ids if levels == 2 else None,
-    )
-
-
-def labelled_batch(
-    prompt: np.ndarray, prompt_lengths: np.ndarray, label: np.ndarray, planted: np.ndarray
-) -> TaskBatch:
-    """The samples whose response is one label token, right after the prompt (B, T-1); no beginning, no end.
-
-    ``planted`` (B, T-1) bool marks the columns that decide the label.
-    """
-    rows, width = prompt.shape
-    tokens = np.full((rows, width + 1), PAD, dtype=np.int64)
-    tokens[:, :-1] = np.where(between(0, prompt_lengths, width), prompt, PAD)
-    tokens[np.arange(rows), prompt_lengths] = label
-    return TaskBatch(
-        tokens=tokens,
-        lengths=prompt_lengths + 1,
-        response_start=prompt_lengths.copy(),
-        task_length=prompt_lengths.copy(),
-        planted=marked_columns(planted),
-        label=label,
-    )
-
-
 def between(first: int | np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
     """Which of ``width`` columns are in {first … end-1} of each row, (B, width) bool."""
     columns = np.arange(width)
     return (columns >= np.asarray(first)[..., None]) & (columns < end[:, None])
-
-
-def marked_columns(marked: np.ndarray) -> np.ndarray:
-    """The columns that are True in each row (B, C), ascending, then -1, (B, the most of any row) int64."""
-    counts = marked.sum(axis=1)
-    rows, columns = np.nonzero(marked)
-    found = np.full((len(marked), int(counts.max(initial=0))), -1, dtype=np.int64)
-    found[rows, np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]] = columns
-    return found
-
-
-def letter_names(count: int) -> list[str]:
-    """``count`` different names: a … z, a1 … z1, …."""
-    return [string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "") for i in range(count)]
-
-
-# --- which tokens belong together, where it was found and not told by the task (docs/method.md 3.5) [ours] ---
-# A prompt is read as *segments*, stretches of tokens that differ from sample to sample, between *marks*, which do not.
-# The token of a segment that is counted first, from its start or its end, has some id, and those behind it the ids
-# that follow. The response has 2, 3, … in its order; a mark behind the first segment has 1.
-
-
-@dataclass(frozen=True)
-class Segment:
-    """How the tokens of a segment are numbered."""
-
-    counted_from: str
-    """One of `ENDS`."""
-    first_id: int
-    """Of the token counted first."""
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Where the segments of a batch of prompts are."""
-
-    number: np.ndarray
-    """(B, T): 1 in the first segment of a prompt, 2 in the second, …; 0 at marks, response and padding."""
-    from_start: np.ndarray
-    """(B, T): how many tokens of its segment stand before a token."""
-    from_end: np.ndarray
-    """(B, T): how many stand behind it."""
-
-
-def segments_of(batch: TaskBatch, marks: Sequence[int]) -> Segments:
-    """The segments between these token ids."""
-    width = batch.tokens.shape[1]
-    inside = between(0, batch.response_start, width) & ~np.isin(batch.tokens, marks)
-    begins = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
-    ends = inside & ~np.pad(inside, ((0, 0), (0, 1)))[:, 1:]
-    columns = np.arange(width)
-    start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
-    end = np.minimum.accumulate(np.where(ends, columns, width)[:, ::-1], axis=1)[:, ::-1]
-    number = np.where(inside, begins.cumsum(axis=1), 0)
-    return Segments(number, np.where(inside, columns - start, 0), np.where(inside, end - columns, 0))
-
-
-def found_ids(
-    batch: TaskBatch, marks: Sequence[int], segments: Sequence[Segment], end_id: int | None
-) -> np.ndarray:
-    """The ids of the samples, (B, T) int64, in the place of `TaskBatch.coupled_ids`.
-
-    ``end_id``: the token that ends a response, which has id 0. Raises `UserError` where a prompt has another number of
-    segments.
-    """
-    places = segments_of(batch, marks)
-    counts = places.number.max(axis=1, initial=0)
-    if len(odd := counts[counts != len(segments)]):
-        raise UserError(
-            f"positions.found: {len(segments)} segments, and a prompt has {odd[0]} between the marks {list(marks)}; "
-            "find the coupling of this task, with results/synthetic/couple.py"
-        )
-    prompt = between(0, batch.response_start, batch.tokens.shape[1])
-    begun = places.number.cumsum(axis=1) > 0
-    ids = (prompt & begun).astype(np.int64)  # 1, which marks keep
-    for number, segment in enumerate(segments, start=1):
-        counted = places.from_start if segment.counted_from == "start" else places.from_end
-        ids = np.where(places.number == number, counted + segment.first_id, ids)
-    answers = batch.loss_mask if end_id is None else batch.loss_mask & (batch.tokens != end_id)
-    behind = np.arange(batch.tokens.shape[1]) - batch.response_start[:, None]
-    return np.where(answers, behind + FIRST_OF_RESPONSE, ids)

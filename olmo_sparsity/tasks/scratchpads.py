@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, between, coupled_batch, letter_names
+from olmo_sparsity.tasks.parts import MARKS, Part, coupled_batch, letter_names
+from olmo_sparsity.tasks.samples import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 

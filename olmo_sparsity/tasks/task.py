@@ -29,7 +29,6 @@ SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)
 """One prompt in so many belongs to the test split."""
 _MOST_DRAWS = 1024
-_LINE_WIDTH = 110
 _HALF = np.uint64(32)
 MOST_COLUMNS = (1 << 20) - 1
 """Of what is put into a random order."""
@@ -201,22 +200,6 @@ class Task(ABC):
         """The same task with all test samples of one length, and k where it has one; training stays as it is."""
         at_once: dict[str, Any] = {} if k is None else {"k_test": (k,)}  # neither alone need be possible
         return replace(self, test_length=(length, length), **at_once)
-
-    def show(self, batch: TaskBatch, row: int) -> str:
-        """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
-        import pandas as pd  # here, so that training does not load it
-
-        used = int(batch.lengths[row])
-        rows: dict[str, list[Any]] = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
-        if batch.coupled_ids is not None:
-            rows["id"] = batch.coupled_ids[row, :used].tolist()
-        if batch.second_ids is not None:
-            rows["second id"] = batch.second_ids[row, :used].tolist()
-        if batch.planted is not None:
-            rows["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
-        for name, cells in rows.items():
-            cells.insert(int(batch.response_start[row]), ">" if name == "token" else "")
-        return pd.DataFrame(rows.values(), index=[*rows]).to_string(header=False, line_width=_LINE_WIDTH)
 
     def _length_range(self, split: str) -> tuple[int, int]:
         return self.train_length if split == "train" else self.test_length

@@ -179,7 +179,8 @@ class WeightsAndBiases:
     def write(self, row: dict[str, Any]) -> None:
         """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
         if row["step"] >= self.run.step:
-            self.run.log(_scalars(row), step=row["step"])
+            values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            self.run.log(values, step=values.pop("step"))
 
     def close(self, failed: bool) -> None:
         """Upload the rest and mark the run as finished or failed."""
@@ -187,11 +188,6 @@ class WeightsAndBiases:
 
 
 Tracker = MetricsFile | WeightsAndBiases
-
-
-def _scalars(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row."""
-    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 
 # --- metrics.jsonl, read again ---

@@ -8,7 +8,13 @@ every token of the response. A token is coupled to the one that it influences mo
 segment of the prompt (between tokens that never change) it keeps whether ids are counted from its start or its end,
 and the first id; agreement is the share of the segment's tokens whose id that gives. So the coupling is known for
 prompts of any length. Writes coupling.json and prints the coupling, for how many tokens it is what the task itself
-says, and the options with which train takes it. Where agreement is below 50 %, none was found.
+says, and the parameters of a task that has it. Where agreement is below 50 %, none was found.
+
+Tasks have these parameters in this script alone, which trains and measures as the commands do:
+
+    python results/synthetic/couple.py train configs/synthetic/copy-small.yaml --save_folder=runs/found \\
+        --task.parameters.marks=[1,3] --task.parameters.counted_from=[start] --task.parameters.first_ids=[1]
+    python results/synthetic/couple.py exact_match runs/found
 
 Shapes: S samples of a length, T tokens of each, P of the prompt, R of the response.
 """
@@ -16,6 +22,7 @@ Shapes: S samples of a length, T tokens of each, P of the prompt, R of the respo
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +33,12 @@ import numpy as np
 from analysis.contexts import Contexts
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
+from olmo_sparsity import cli
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.data.batches import task_of
-from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.samples import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
+from olmo_sparsity.tasks import TASKS, Task, TaskBatch
+from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.task import Draws, Sizes, register
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, run_script
 from olmo_sparsity.util.files import write_json
@@ -40,6 +49,111 @@ NAME = "coupling.json"
 BY = ("leave-one-out-kl", "attention")
 LEAST_AGREEMENT = 0.5
 """Below it no coupling was found [ours]: some rule is the commonest in a model that has learned nothing, too."""
+ENDS = ("start", "end")
+FIRST_OF_RESPONSE = 2
+"""The id of the first token of a response."""
+TRAINING = ("train", "exact_match")
+"""The commands of the package that this script runs with a found coupling."""
+
+# A prompt is read as *segments*, stretches of tokens that differ from sample to sample, between *marks*, which do not.
+# The token of a segment that is counted first, from its start or its end, has some id, and those behind it the ids
+# that follow. The response has 2, 3, … in its order; a mark behind the first segment has 1.
+
+
+@dataclass(frozen=True)
+class Segment:
+    """How the tokens of a segment are numbered."""
+
+    counted_from: str
+    """One of `ENDS`."""
+    first_id: int
+    """Of the token counted first."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the segments of a batch of prompts are."""
+
+    number: np.ndarray
+    """(B, T): 1 in the first segment of a prompt, 2 in the second, …; 0 at marks, response and padding."""
+    from_start: np.ndarray
+    """(B, T): how many tokens of its segment stand before a token."""
+    from_end: np.ndarray
+    """(B, T): how many stand behind it."""
+
+
+def segments_of(batch: TaskBatch, marks: Sequence[int]) -> Segments:
+    """The segments between these token ids."""
+    width = batch.tokens.shape[1]
+    inside = between(0, batch.response_start, width) & ~np.isin(batch.tokens, marks)
+    begins = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
+    ends = inside & ~np.pad(inside, ((0, 0), (0, 1)))[:, 1:]
+    columns = np.arange(width)
+    start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    end = np.minimum.accumulate(np.where(ends, columns, width)[:, ::-1], axis=1)[:, ::-1]
+    number = np.where(inside, begins.cumsum(axis=1), 0)
+    return Segments(number, np.where(inside, columns - start, 0), np.where(inside, end - columns, 0))
+
+
+def found_ids(
+    batch: TaskBatch, marks: Sequence[int], segments: Sequence[Segment], end_id: int | None
+) -> np.ndarray:
+    """The ids of the samples, (B, T) int64, in the place of `TaskBatch.coupled_ids`.
+
+    ``end_id``: the token that ends a response, which has id 0. Raises `UserError` where a prompt has another number of
+    segments.
+    """
+    places = segments_of(batch, marks)
+    counts = places.number.max(axis=1, initial=0)
+    if len(odd := counts[counts != len(segments)]):
+        raise UserError(
+            f"first_ids: {len(segments)} segments, and a prompt has {odd[0]} between the marks {list(marks)}; "
+            "find the coupling of this task"
+        )
+    prompt = between(0, batch.response_start, batch.tokens.shape[1])
+    begun = places.number.cumsum(axis=1) > 0
+    ids = (prompt & begun).astype(np.int64)  # 1, which marks keep
+    for number, segment in enumerate(segments, start=1):
+        counted = places.from_start if segment.counted_from == "start" else places.from_end
+        ids = np.where(places.number == number, counted + segment.first_id, ids)
+    answers = batch.loss_mask if end_id is None else batch.loss_mask & (batch.tokens != end_id)
+    behind = np.arange(batch.tokens.shape[1]) - batch.response_start[:, None]
+    return np.where(answers, behind + FIRST_OF_RESPONSE, ids)
+
+
+def with_found_coupling(task: type[Task]) -> None:
+    """Let a task have the parameters that say which coupling was found, and then its ids in the place of its own."""
+
+    @register(task.name)
+    @dataclass(frozen=True)
+    class Found(task):  # type: ignore[valid-type, misc]
+        marks: tuple[int, ...] = ()
+        """Token ids that are the same in every prompt; between them are its segments."""
+        counted_from: tuple[str, ...] = ()
+        """Of each segment one of `ENDS`: where its lowest id is."""
+        first_ids: tuple[int, ...] = ()
+        """Of each segment: that id. Without them ids are the task's own."""
+
+        def largest_id(self, length: int) -> int | None:
+            own = super().largest_id(length)
+            if not self.first_ids:
+                return own
+            return max(own or 0, int(self.at_length(length).sample("test", 0, [0]).coupled_ids.max()))
+
+        def _check(self) -> None:
+            super()._check()
+            unlike = len(self.first_ids) != len(self.counted_from) or not {*self.counted_from} <= {*ENDS}
+            if unlike or min(self.first_ids, default=0) < 0 or (self.marks and not self.first_ids):
+                raise UserError("first_ids: give ids from 0 up, and all that was printed")
+            if self.first_ids and self.largest_second_id() is not None:
+                raise UserError(f"first_ids: {self.name} couples on two levels; leave them out")
+
+        def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
+            batch = super()._make(sizes, draws)
+            if not self.first_ids:
+                return batch
+            segments = [Segment(*each) for each in zip(self.counted_from, self.first_ids, strict=True)]
+            return replace(batch, coupled_ids=found_ids(batch, self.marks, segments, self.end_id))
 
 
 def influence_on_response(scorer: Scorer, batch: TaskBatch, columns: np.ndarray, by: str) -> np.ndarray:
@@ -196,7 +310,7 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
         yield f"{100 * coupling['as_the_task_says']:.0f} % of the tokens have the id that the task gives them"
     ends, firsts = ([segment[name] for segment in segments] for name in ("counted_from", "first_id"))
     values = {"marks": coupling["marks"], "counted_from": ends, "first_ids": firsts}
-    options = [f"--positions.found.{name}=[{','.join(map(str, value))}]" for name, value in values.items()]
+    options = [f"--task.parameters.{name}=[{','.join(map(str, value))}]" for name, value in values.items()]
     yield f"train with {shlex.join(options)}"
 
 
@@ -218,4 +332,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in [[name] for name in TRAINING]:
+        for of_package in [task for task in TASKS.values() if task.end_id is not None]:
+            with_found_coupling(of_package)
+        command = sys.argv.pop(1)
+        sys.argv[0] += f" {command}"
+        cli.run(command)
     run_script(main)

@@ -93,8 +93,10 @@ needs() { # PPC on parity with ids in a share of the samples, and with wrong ids
                 mkdir -p "$found"
                 COLUMNS=1000 $PY results/synthetic/couple.py "$OUT/learn/$task/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
                     --out "$found" | tee -a /dev/stderr | sed -n 's/^train with //p' >"$found.options"
-                [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid seed="$seed" \
-                    --out "$found/trained" "${how[@]}" -- <"$found.options"
+                [ -s "$found.options" ] || continue
+                xargs $PY results/synthetic/couple.py train configs/synthetic/$task-small.yaml --resume --seed="$seed" \
+                    --save_folder="$found/trained" <"$found.options"
+                $PY results/synthetic/couple.py exact_match "$found/trained" --samples 200 --seed 1
             done
         done
     done

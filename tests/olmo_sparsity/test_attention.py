@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from olmo.optim import build_optimizer
 from scipy.optimize import minimize
 
-from olmo_sparsity import attention
-from olmo_sparsity.attention import ATTENTIONS, Places, attend
+from olmo_sparsity.attention import ATTENTIONS, Places, attend, sparse
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -149,7 +148,7 @@ def test_weights_are_those_of_the_papers_formula(name):
 @pytest.fixture(params=[1, 27, 2**16], ids=["a row", "three rows", "all"])
 def at_a_time(request, monkeypatch):
     """So many numbers are searched at a time."""
-    monkeypatch.setattr(attention, "_BLOCK", request.param)
+    monkeypatch.setattr(sparse, "_BLOCK", request.param)
 
 
 @pytest.mark.usefixtures("at_a_time")

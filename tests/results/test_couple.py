@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from analysis.model.losses import Scorer
-from olmo_sparsity.data.batches import TaskPositions
-from olmo_sparsity.evaluate.records import further_options
-from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.samples import Segment, found_ids
+from olmo_sparsity.checkpoint import weights_sha256
+from olmo_sparsity.tasks import make_task, task
+from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
 COUPLE = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[2] / "results" / "synthetic" / "couple.py"))
 )
+Segment, found_ids = COUPLE.Segment, COUPLE.found_ids
 TASKS = {
     "scratchpad_parity": ([3], [Segment("start", 2)]),
     "copy": ([3], [Segment("start", 2)]),
@@ -99,36 +99,41 @@ def test_a_coupling_gives_the_ids_of_the_task_at_any_length(name):
         found_ids(batch, [1, *marks], segments[:1] if len(segments) > 1 else segments * 2, task.end_id)
 
 
-def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
-    found = "--positions.found.marks=[1,3]", "--positions.found.counted_from=[start]"
-    batch, indices = make_task("scratchpad_parity", tiny_task.PARITY["task"]["parameters"]), np.arange(30)
-    samples = batch.sample("train", 3, indices)
+def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path, monkeypatch, run_here, one_thread):
+    def train(name, *values):
+        options = [f"--save_folder={tmp_path / name}", *(f"--task.parameters.{value}" for value in values)]
+        return run_here("results/synthetic/couple.py", "train", tiny_task.write(tmp_path), *options)
 
-    def ids(*overrides):
-        positions = TaskPositions(tiny_task.config(tmp_path, *overrides))
-        return positions.ids(samples, split="train", seed=3, indices=indices)
+    monkeypatch.setattr(task, "TASKS", dict(task.TASKS))  # in which the script puts tasks of its own
+    found, weights = ("marks=[1,3]", "counted_from=[start]"), {}
+    for name, values in {
+        "told": [],
+        "own": [*found, "first_ids=[2]"],
+        "off": [*found, "first_ids=[3]"],
+    }.items():
+        done = train(name, *values)
+        assert done.returncode == 0, done.stderr
+        weights[name] = weights_sha256(tmp_path / name)
+    assert weights["told"] == weights["own"] != weights["off"]
+    measured = run_here("results/synthetic/couple.py", "exact_match", tmp_path / "off", "--samples", 2)
+    record = read_exact_match(tmp_path / "off" / EXACT_MATCH_NAME)
+    assert measured.returncode == 0 and record["task"]["parameters"]["first_ids"] == [3]
+    for message, *values in (
+        ("first_ids: give ids", *found),
+        ("2 segments, and a prompt has 1", "marks=[1,3]", "counted_from=[start,end]", "first_ids=[2,2]"),
+        ("need ids up to 36", *found, "first_ids=[22]"),
+    ):
+        assert message in train("refused", *values).stderr
 
-    own = "--positions.found.first_ids=[2]"
-    np.testing.assert_array_equal(ids(*found, own), ids())
-    plain = further_options(tiny_task.config(tmp_path))
-    told = further_options(tiny_task.config(tmp_path, *found, own))
-    assert told == {**plain, "positions.found": "start 2"} and "positions.found" not in plain
-    shifted = ids(*found, "--positions.found.first_ids=[3]")
-    assert (shifted != ids()).any()
-    with refused("positions.found.first_ids: give"):
-        tiny_task.config(tmp_path, *found)
-    with refused("not with pose"):
-        tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
-    with refused("need ids up to"):
-        ids(*found, "--positions.found.first_ids=[22]")
 
-
-def test_train_takes_what_the_command_prints(tmp_path):
+def test_the_command_prints_what_train_takes():
     segment = {"counted_from": "start", "first_id": 2, "agreement": 0.9}
     found = {"marks": [1, 3], "segments": [segment], "as_the_task_says": 1.0}
     _, same, told = COUPLE.outcome(found)
     assert same.startswith("100 % of the tokens")
-    taken = tiny_task.config(tmp_path, *shlex.split(told)[2:]).positions.found
-    assert (taken.marks, taken.counted_from, taken.first_ids) == ([1, 3], ["start"], [2])
+    options = [
+        f"--task.parameters.{each}" for each in ("marks=[1,3]", "counted_from=[start]", "first_ids=[2]")
+    ]
+    assert shlex.split(told) == ["train", "with", *options]
     nothing = {"marks": [], "segments": [{**segment, "agreement": 0.2}], "as_the_task_says": None}
     assert "no coupling was found" in [*COUPLE.outcome(nothing)][-1]

@@ -90,8 +90,6 @@ def test_a_dry_run_of_training_works_before_the_corpus_is_there_and_says_so(subm
     assert "# the corpus corpus is not there yet; it must be when" in submit(f"{line} --dry-run")
     with refused("corpus is no prepared corpus"):
         submit(line)
-    with refused("no.npy"):
-        submit(f"{line} --dry-run --after 1 --evaluation.interval=2 --evaluation.paths=[no.npy]")
 
 
 def test_a_sweep_is_an_array_with_a_task_for_each_cell(dry_run, tmp_path):
@@ -144,7 +142,6 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
-        ("train config.yaml -- --evaluation.interval=2 --evaluation.paths=[no.npy]", "no.npy is missing"),
         (f"influence corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
         ("prepare_data c4 --out x --array 2 -- --tokenizer bpe", "--shard needs a tokenizer"),
         ("prepare_data c4 --out x -- --tokenizer none.json", "none.json"),

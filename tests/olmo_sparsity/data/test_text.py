@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.text import (
+    EOS_TOKEN,
     MAX_RUN_CHARACTERS,
     Document,
     Encoding,
@@ -18,9 +19,10 @@ from olmo_sparsity.data.text import (
     _trainable,
     cuts_at_words,
     encode_documents,
+    find_eos,
     train_bpe,
 )
-from olmo_sparsity.data.tokens import EOS_TOKEN, find_eos, id_range, load_tokenizer, tokenizer_file
+from olmo_sparsity.data.tokens import id_range, load_tokenizer, tokenizer_file
 from tests.support.corpora import PROSE, ROOT, some_texts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but

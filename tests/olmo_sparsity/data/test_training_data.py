@@ -148,10 +148,8 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
     ids[-1000] = 50
     ids.tofile(tmp_path / "late.npy")
     late = tmp_path / "late.npy"
-    evaluated = replace(config, evaluation=replace(config.evaluation, interval=5, paths=[str(late)]))
-    for changed in (bare(config, [late]), evaluated):
-        with refused(r"late\.npy holds id 50, beyond the vocabulary of 50 \(model\.vocab_size\)"):
-            verify_checksums(changed)
+    with refused(r"late\.npy holds id 50, beyond the vocabulary of 50 \(model\.vocab_size\)"):
+        verify_checksums(bare(config, [late]))
 
 
 @pytest.mark.parametrize("change", ["", "[]", {"version": 2}, {"extra": 1}, {"splits": []}, {"dtype": "int"}])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
@@ -19,7 +18,8 @@ from olmo_sparsity.evaluate.exact_match import (
 )
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.samples import END, Part, coupled_batch
+from olmo_sparsity.tasks.parts import Part, coupled_batch
+from olmo_sparsity.tasks.samples import END
 from olmo_sparsity.tasks.task import Sizes, Task
 from tests.support import tiny_task
 from tests.support.refusals import refused
@@ -210,24 +210,13 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
 
 def test_a_length_or_k_that_cannot_be_measured_is_refused(tmp_path):
     config = make_config(tmp_path, "copy", parameters={"train_length": [15, 20], "test_length": [15, 30]})
-    with refused("copy at length 60: .* 40 is too small for ids up to 61; "):
+    with refused("copy at length 60: positions.table_size is too small for ids up to 61; "):
         grid(TaskPositions(config), make_task("copy", {}), [10, 60])
     parameters = {"train_length": [1, 2], "test_length": [1, 4], "k_train": 2, "k_test": [2, 3]}
     positions = {"table_size": 20, "second_table_size": 4}
     config = make_config(tmp_path, "multi_addition", parameters=parameters, positions=positions)
-    with refused("positions.second_table_size: 4 is too small for ids up to 6; .*$"):
+    with refused("positions.second_table_size is too small for ids up to 6; .*$"):
         grid(TaskPositions(config), task_of(config), [4], [6])
-
-
-def test_a_table_is_held_to_the_ids_that_were_found():
-    """They are larger than the task's."""
-    found = ("found.marks=[1,3]", "found.counted_from=[start]", "found.first_ids=[9]")
-    options = [f"--positions.{each}" for each in ("scheme=coupled", "table_size=600", "rotate=ids", *found)]
-    config = load_config("configs/synthetic/copy-small.yaml", options, warn=False)
-    positions, task = TaskPositions(config), task_of(config)
-    with refused("copy at length 595: .* up to 603; leave this length out$"):
-        grid(positions, task, [10, 595])
-    assert grid(positions, task, [10, 575])
 
 
 def test_lengths_and_k(tmp_path):
@@ -262,7 +251,7 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
     parameters = {"train_length": [8, 10], "test_length": [8, 24]}
     if task == "sparse_parity":
         parameters.update({"k_train": 3, "k_test": [4]})
-    changes = {"parameters": parameters, "evaluation": {"windows": 7, "seed": 4, "batch_size": 2}}
+    changes = {"parameters": parameters, "evaluation": {"windows": 7, "seed": 4}}
     scheme = "predicted" if task == "scratchpad_parity" else "random_start"
     config = make_config(tmp_path, task, scheme, **changes)
     model = build_model(config).eval()

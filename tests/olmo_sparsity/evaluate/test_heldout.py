@@ -10,6 +10,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
 from tests.support import tiny
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_loss_in_windows_of_the_training_length(make, documents):
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_gives_the_same(make, processes):
-    config = make("--evaluation.batch_size=3")
+    config = make("--device_train_microbatch_size=3")
     forward = forward_of(config)
     alone = HeldoutEvaluation(config).run(forward, identity)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
@@ -103,13 +104,10 @@ def test_windows_are_a_function_of_the_seed_alone(make):
     assert chosen() != chosen("--evaluation.seed=1")
 
 
-def test_token_files_in_place_of_a_corpus(make, tmp_path):
-    config = make()
-    expected = HeldoutEvaluation(config).run(forward_of(config), identity)
-    given = {"data": "train", "evaluation": "heldout"}
-    paths = (f"--{part}.paths=[{tmp_path}/corpus/{name}-00000.npy]" for part, name in given.items())
-    files = make("--corpus.path=null", *paths)
-    assert HeldoutEvaluation(files).run(forward_of(files), identity) == expected
+def test_token_files_without_a_corpus_have_no_held_out_text(make, tmp_path):
+    files = make("--corpus.path=null", f"--data.paths=[{tmp_path}/corpus/train-00000.npy]")
+    with refused("there is no held-out text"):
+        HeldoutEvaluation(files)
 
 
 def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
-from olmo_sparsity.tasks.samples import labelled_batch
+from olmo_sparsity.tasks.parts import labelled_batch
 from olmo_sparsity.tasks.task import Draws, _in_test
 from tests.support.refusals import refused
 

@@ -1,6 +1,7 @@
 """Every task's answer against a solver that reads the text of its prompt, and its ids against ids written by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from olmo_sparsity.tasks import TASKS, make_task
@@ -228,11 +229,26 @@ id         0  2  3  4  5  6  7  8  9  10  1  1     8  9  10  10      0""",
 }
 
 
+def written(task, batch, row):
+    """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
+    used = int(batch.lengths[row])
+    rows = {"token": [task.vocabulary[token] for token in batch.tokens[row, :used]]}
+    if batch.coupled_ids is not None:
+        rows["id"] = batch.coupled_ids[row, :used].tolist()
+    if batch.second_ids is not None:
+        rows["second id"] = batch.second_ids[row, :used].tolist()
+    if batch.planted is not None:
+        rows["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
+    for name, cells in rows.items():
+        cells.insert(int(batch.response_start[row]), ">" if name == "token" else "")
+    return pd.DataFrame(rows.values(), index=[*rows]).to_string(header=False, line_width=110)
+
+
 @pytest.mark.parametrize(("name", "length"), SHOWN)
 def test_one_sample_of_each_task_checked_by_hand(name, length):
     """Written out so that a later version which draws other samples for the same seed is noticed."""
     parameters = dict.fromkeys(["sparse_parity", "planted", "multi_addition"], TWO)
     parameters["variable_assignment"] = ASSIGNMENTS
     task = make_task(name, parameters.get(name, {})).at_length(length)
-    shown = task.show(task.sample("test", 0, [0, 1]), 0).splitlines()
+    shown = written(task, task.sample("test", 0, [0, 1]), 0).splitlines()
     assert [line.rstrip() for line in shown] == SHOWN[name, length].splitlines()[1:]
