@@ -24,5 +24,5 @@ for name in pose rope; do
   timeout --signal=USR1 "${SECONDS_EACH:-240}" python3 scripts/train.py ${run[$name]} "${shape[@]}" \
     --save_folder="$out/work/$name" --resume || [ $? = 85 ]
   python3 scripts/export_hf.py "$out/work/$name" --bf16 --out "$out/$name"
-  cp "$out/work/$name"/{config.yaml,metrics.jsonl} "$out/$name"
+  cp "$out/work/$name"/{metrics.jsonl,provenance.json} "$out/$name"
 done
