@@ -11,6 +11,7 @@
 # 64 windows x 1,024 tokens = 65,536 tokens a step; 3,174 steps = 208 million tokens, 8 epochs. A run that is not done
 # in its time saves and is exported as it is. Leaves OUT/{pose,rope}: metrics, and weights in bf16 (28 MB each).
 set -eu
+export PYTHONPATH=${PYTHONPATH:-.}
 data=$1 out=$2
 shift 2
 shape=(--corpus.path="$data" --model.d_model=384 --model.n_heads=6 --model.max_sequence_length=1024
@@ -21,8 +22,8 @@ declare -A run=(
   [rope]="configs/rope.yaml --base=configs/books.yaml")
 for name in pose rope; do
   # shellcheck disable=SC2086
-  timeout --signal=USR1 "${SECONDS_EACH:-240}" python3 scripts/train.py ${run[$name]} "${shape[@]}" \
+  timeout --signal=USR1 "${SECONDS_EACH:-240}" "${PY:-python3}" scripts/train.py ${run[$name]} "${shape[@]}" \
     --save_folder="$out/work/$name" --resume || [ $? = 85 ]
-  python3 scripts/export_hf.py "$out/work/$name" --bf16 --out "$out/$name"
+  "${PY:-python3}" scripts/export_hf.py "$out/work/$name" --bf16 --out "$out/$name"
   cp "$out/work/$name"/{metrics.jsonl,provenance.json} "$out/$name"
 done
