@@ -19,7 +19,7 @@ VERIFIED := runs/verify/data
 MEASURED := --targets-per-block 16
 WORKERS ?= logical
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
-export GOMP_SPINCOUNT ?= 10000
+export GOMP_SPINCOUNT ?= 1000
 
 .PHONY: figure2 figure2-seeds verify models install test test-slow browser lint docs clean distclean
 

@@ -52,7 +52,7 @@ def run(name: str) -> None:
     Before PyTorch is imported: beside other work its threads would spin where they wait, and slow down both.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # results/benchmarks has the table
     module, function = COMMANDS[name][0].split(":")
     run_script(lambda: getattr(importlib.import_module(module), function)())
 
