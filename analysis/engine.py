@@ -134,6 +134,8 @@ def measure(
         [names] if isinstance(names, str) else names for names in (selectors, placebos, give_back)
     )
     check_options(n_long, n_short, ks, selectors, placebos, give_back)
+    if not np.isfinite(tau_nats):
+        raise UserError(f"tau ({tau_nats} nats) must be a finite number")
     if min(targets, targets_per_block) < 1:
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}

@@ -219,7 +219,7 @@ def open_model(
     device: str | None = None,
     attn_implementation: str | None = None,
 ) -> LoadedModel:
-    """A model in evaluation mode, on a device and behind its prefix.
+    """A model in evaluation mode, on a device and behind its prefix. Lets glibc keep memory that this process frees.
 
     Args:
         model: a path or hub id, maybe with ``@yarn:4`` or ``@untrained`` behind it; or (model, tokenizer), both loaded;
@@ -276,7 +276,8 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 def mkl_is_slow() -> bool:
     """Whether MKL, which multiplies fp32 for PyTorch, leaves the AVX-512 of this processor unused, as on AMD's."""
-    return "AVX512" in torch.backends.cpu.get_cpu_capability() and "AMD" in machine()["processor"]
+    uses_avx512 = torch.backends.mkldnn.is_available() and "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return uses_avx512 and "AMD" in machine()["processor"]
 
 
 def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:

@@ -252,19 +252,23 @@ class EvaluationConfig(olmo.BaseConfig):
 
 _GONE: dict[str, Any] = {
     "corpus.stream": None,
+    "corpus.train_split": "train",
+    "corpus.heldout_split": "heldout",
     "positions.doc_mask": False,
     "positions.restart_at_documents": False,
     "positions.found": {"marks": [], "counted_from": [], "first_ids": []},
-    "corpus.train_split": "train",
-    "corpus.heldout_split": "heldout",
-    "corpus.verify_checksums": True,
-    "deepspeed.offload_optimizer": False,
-    "evaluation.position_bins": 16,
-    "evaluation.position_length": None,
-    "evaluation.paths": None,
-    "evaluation.batch_size": None,
-    "tensorboard": False,
 }
+"""Fields of older checkpoints that are gone, and the value that changed nothing; others are refused."""
+_GONE_AT_ANY_VALUE = (
+    "corpus.verify_checksums",
+    "deepspeed.offload_optimizer",
+    "evaluation.position_bins",
+    "evaluation.position_length",
+    "evaluation.paths",
+    "evaluation.batch_size",
+    "tensorboard",
+)
+"""Those that never changed what a model becomes."""
 
 
 @dataclass
@@ -313,12 +317,14 @@ class Config(olmo.TrainConfig):
 
     @classmethod
     def update_legacy_settings(cls, config: Any) -> Any:
-        """Also without the fields of older checkpoints that are gone, where they asked for nothing."""
+        """Also without the fields of older checkpoints that are gone, where they changed nothing."""
         config = super().update_legacy_settings(config)
-        for name, nothing in _GONE.items():
+        for name in (*_GONE, *_GONE_AT_ANY_VALUE):
             section, _, key = name.rpartition(".")
             values = config.get(section) if section else config
-            if isinstance(values, MutableMapping) and values.get(key, ...) == nothing:
+            if not isinstance(values, MutableMapping) or key not in values:
+                continue
+            if name in _GONE_AT_ANY_VALUE or values[key] == _GONE[name]:
                 del values[key]
         return config
 

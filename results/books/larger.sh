@@ -22,8 +22,9 @@ declare -A run=(
   [rope]="configs/rope.yaml --base=configs/books.yaml")
 for name in pose rope; do
   # shellcheck disable=SC2086
-  timeout --signal=USR1 "${SECONDS_EACH:-240}" "${PY:-python3}" scripts/train.py ${run[$name]} "${shape[@]}" \
+  timeout --preserve-status --signal=USR1 "${SECONDS_EACH:-240}" "${PY:-python3}" scripts/train.py ${run[$name]} "${shape[@]}" \
     --save_folder="$out/work/$name" --resume || [ $? = 85 ]
+  rm -rf "${out:?}/$name"
   "${PY:-python3}" scripts/export_hf.py "$out/work/$name" --bf16 --out "$out/$name"
   cp "$out/work/$name"/{metrics.jsonl,provenance.json} "$out/$name"
 done

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes.longppl import target_losses
-from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.files import sha256_file, write_json
 
 N, M, S = 512, 64, 16
 ALPHA = BETA = 2.0
@@ -34,7 +34,8 @@ def main(folder, texts, out):
         AutoModelForCausalLM.from_pretrained(folder).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
-    token_losses = TokenLosses(open_model(folder).model)
+    loaded = open_model(folder)
+    token_losses = TokenLosses(loaded.model)
     counts = dict.fromkeys(("targets", "theirs", "ours", "both"), 0)
     key_losses = {"theirs": [], "ours": []}
     for line in map(json.loads, Path(texts).read_text(encoding="utf8").splitlines()):
@@ -54,7 +55,11 @@ def main(folder, texts, out):
         key_losses["ours"] += long[ours].tolist()
         print(line["group"], counts)
     perplexity = {name: float(np.exp(np.mean(losses))) for name, losses in key_losses.items()}
-    write_json(out, {"n_long": N, "n_short": M, "sliding_window": S, **counts, "longppl": perplexity})
+    of_model = {name: loaded.describe()[name] for name in ("model_sha256", "tokenizer_sha256", "dtype")}
+    about = {**of_model, "texts": Path(texts).name, "texts_sha256": sha256_file(texts)}
+    write_json(
+        out, {**about, "n_long": N, "n_short": M, "sliding_window": S, **counts, "longppl": perplexity}
+    )
 
 
 if __name__ == "__main__":

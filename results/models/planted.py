@@ -88,7 +88,6 @@ def run(model, books, out):
             ks=KS,
             selectors=SELECTORS,
             give_back=("text", "cache:4"),
-            tokens_per_batch=4096,
             out=Path(out) / f"parts-{count}",
         )
         print(result)

@@ -44,7 +44,6 @@ def run(model, texts, targets, out):
             selectors=SELECTORS,
             placebos=(),
             give_back=("cache:4",),
-            tokens_per_batch=4096,
             out=out,
         )
     )

@@ -29,7 +29,6 @@ TAUS = (1, 2, 4)
 TEXTS = ("books", "code", "releases")
 MODELS = {"smollm2": "SmolLM2-135M-Instruct, Q4_1", "gemma": "Gemma 3 270M, Q4_K_M"}
 KEY_NATS = 2  # alpha and beta of LongPPL
-TOKENS_PER_BATCH = 1024
 
 
 def lengths_of(n_long):
@@ -45,7 +44,7 @@ def measure(model, texts, n_long, targets, out, prefix="auto"):
 
     loaded = open_model(model, prefix=prefix)
     source = open_texts([Path(texts)], loaded.encode)
-    scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=TOKENS_PER_BATCH)
+    scorer = Scorer(loaded.model, device=loaded.device)
     shape = {"n_long": n_long, "n_short": SHORTEST}
     places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)
     columns = {length: [] for length in lengths_of(n_long)}

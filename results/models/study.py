@@ -41,7 +41,8 @@ def collect(runs):
             raise SystemExit(f"{folder} was measured with other settings: {different}")
         frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
         seconds = sum(part.provenance["seconds"] for part in joined)
-        provenance = {**joined[0].provenance, "seconds": seconds}
+        commits = dict.fromkeys(commit for part in joined for commit in part.provenance["commit"].split(" "))
+        provenance = {**joined[0].provenance, "seconds": seconds, "commit": " ".join(commits)}
         study[folder.name] = replace(joined[0], provenance=provenance, texts=None, trainings=[], **frames)
     save_study(HERE, study)
 

@@ -138,7 +138,8 @@ def with_found_coupling(task: type[Task]) -> None:
             own = super().largest_id(length)
             if not self.first_ids:
                 return own
-            return max(own or 0, int(self.at_length(length).sample("test", 0, [0]).coupled_ids.max()))
+            batches = self.sample("train", 0, np.arange(64)), self.at_length(length).sample("test", 0, [0])
+            return max(own or 0, *(int(batch.coupled_ids.max()) for batch in batches))
 
         def _check(self) -> None:
             super()._check()
