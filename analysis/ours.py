@@ -38,7 +38,6 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.groups import groups_of
 from olmo_sparsity.data.near_copies import in_near_copy
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, open_verified
-from olmo_sparsity.model.rope import alibi_causal_bias
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -128,6 +127,8 @@ class OlmoAdapter(Adapter):
                     f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, "
                     "so that the selector gradient does not apply to it; leave it out"
                 )
+            from olmo_sparsity.model.rope import alibi_causal_bias  # needs OLMo, which is there with such a model
+
             config = self.model.config
             own = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
             bias = bias[:, None] + own
