@@ -127,7 +127,7 @@ class OlmoAdapter(Adapter):
                     f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, "
                     "so that the selector gradient does not apply to it; leave it out"
                 )
-            from olmo_sparsity.model.rope import alibi_causal_bias  # needs OLMo, which is there with such a model
+            from olmo_sparsity.model.rope import alibi_causal_bias  # needs OLMo
 
             config = self.model.config
             own = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
