@@ -132,13 +132,13 @@ def peak_memory_gb(device: torch.device) -> float:
 class MetricsFile:
     """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
 
-    Raises `UserError` as `read_metrics` does.
+    Raises `UserError` as `rows_of_done_steps` does.
     """
 
     def __init__(self, config: Config, done_steps: int):
         self.interval = config.console_log_interval
+        kept = rows_of_done_steps(config.save_folder, done_steps)
         path = Path(config.save_folder) / METRICS_NAME
-        kept = [row for row in read_metrics(path) if row["step"] <= done_steps] if done_steps else []
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self.file = open(path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
@@ -210,6 +210,27 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
                 raise UserError(
                     f"{path}: line {number} is damaged; remove that line to go on without its step"
                 ) from None
+    return rows
+
+
+def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
+    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
+
+    Raises `UserError` where the file is missing, or cut off in the row of a step that is done, or before the last one
+    of a ``finished`` run. An empty file is taken: who made it wants no metrics.
+    """
+    if not done_steps:
+        return []
+    path = Path(run) / METRICS_NAME
+    remedy = "restore it, or make an empty file of that name to go on without the metrics"
+    if not path.exists():
+        raise UserError(f"{path} is missing, though {done_steps} steps are done; {remedy}")
+    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
+    content = path.read_bytes()
+    begun = re.match(rb'{"step": (\d+),(?!.*}$)', content.rpartition(b"\n")[2])  # a line without its end
+    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
+    if lacks_last or (begun and int(begun[1]) <= done_steps):
+        raise UserError(f"{path} is cut off, with rows of the {done_steps} steps that are done; {remedy}")
     return rows
 
 

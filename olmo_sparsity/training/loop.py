@@ -36,7 +36,7 @@ from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.log import Monitor
+from olmo_sparsity.training.log import Monitor, rows_of_done_steps
 from olmo_sparsity.training.resume import (
     PROVENANCE_NAME,
     initial_checkpoint,
@@ -67,6 +67,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     # One process looks at the folder: another may be shown an older state of it.
     last = engine.on_main(lambda: starting_checkpoint(config, resume))
     if last is not None and engine.on_main(lambda: is_finished(config, last)):
+        engine.on_main(lambda: rows_of_done_steps(config.save_folder, step_of(last), finished=True))
         log.info("%s is finished already", last)
         return last
     weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
