@@ -167,6 +167,16 @@ def _joined_by_label(
     return {label: Result.join(trainings) for label, trainings in by_label.items()}
 
 
+def checked_influence(arguments: list[str]) -> Any:
+    """The arguments of `influence`. Raises `UserError` for options that it refuses before it opens a model."""
+    from analysis.engine import SELECTORS, check_options
+
+    given = influence_parser().parse_args(arguments)
+    ways = {"placebos": given.placebos, "give_back": given.give_back}
+    check_options(given.n_long, given.n_short, given.ks, given.selectors or SELECTORS, **ways)
+    return given
+
+
 XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.
 
 examples:

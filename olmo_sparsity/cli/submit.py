@@ -180,12 +180,12 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
 
 def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
-    """Refuses unknown options, as each shard would; what is read and the sizes are for the job to see."""
+    """Raises `UserError` for options that each shard would refuse; what is read is for the job to see."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
     analysis = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
-    given = analysis.influence_parser().parse_args(arguments)
+    given = analysis.checked_influence(list(arguments))
     path, _ = split_scaling(given.model)
     fixed = given.model
     if Path(path).is_dir() and not options.may_come:

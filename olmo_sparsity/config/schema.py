@@ -5,6 +5,7 @@ Load a configuration with `config.load.load_config`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -325,6 +326,8 @@ class Config(olmo.TrainConfig):
             if not isinstance(values, MutableMapping) or key not in values:
                 continue
             if name in _GONE_AT_ANY_VALUE or values[key] == _GONE[name]:
+                if values[key] and name in _GONE_AT_ANY_VALUE:
+                    logging.getLogger(__name__).warning("%s is gone, and ignored", name)
                 del values[key]
         return config
 

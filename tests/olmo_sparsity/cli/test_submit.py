@@ -143,6 +143,10 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
         ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
         (f"influence corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
+        (
+            "influence run --corpus none --out x -- --n-long 16 --n-short 32",
+            "N = 16 must be larger than M = 32",
+        ),
         ("prepare_data c4 --out x --array 2 -- --tokenizer bpe", "--shard needs a tokenizer"),
         ("prepare_data c4 --out x -- --tokenizer none.json", "none.json"),
     ],

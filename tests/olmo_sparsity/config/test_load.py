@@ -58,7 +58,7 @@ def only_olmo(config: Config) -> dict[str, Any]:
 def test_a_config_of_an_older_checkpoint_loads(tmp_path: Path) -> None:
     """It names what no run of its used, and has since been removed."""
     (tmp_path / "old.yaml").write_text(
-        f"base: {BASE}\ncorpus: {{path: data/c4, stream: null}}\ntensorboard: false\n"
+        f"base: {BASE}\ncorpus: {{path: data/c4, stream: null}}\ntensorboard: true\n"
     )
     assert load_config(tmp_path / "old.yaml").corpus.path == "data/c4"
 
