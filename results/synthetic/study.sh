@@ -1,8 +1,11 @@
 #!/bin/bash
 # The study of this folder, from the root of a clone: bash results/synthetic/study.sh all, or a part: PART [SEEDS] [TASK...]
-# Goes on where it was when the same command is given again. JOBS processes at a time; OPTIONS: further ones of learn and train.
+# Goes on where it was when the same command is given again. JOBS processes at a time; OPTIONS: further ones of learn, train and sparse.
+# Eight minutes of one GPU: JOBS=8 OPTIONS="--device_train_microbatch_size=64 --compile.mode=reduce-overhead --compile.from_steps=0" \
+#   timeout --signal=USR1 480 bash results/synthetic/study.sh sparse 1,2,3,4,5,6,7,8
 set -euo pipefail
-JOBS=${JOBS:-2} OUT=runs/synthetic SEEDS=${2:-1,2,3} TASKS=("${@:3}")
+trap : USR1 # the runs save, and this waits for them
+JOBS=${JOBS:-2} OUT=${OUT:-runs/synthetic} SEEDS=${2:-1,2,3} TASKS=("${@:3}")
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
 [ ${#TASKS[@]} -gt 0 ] || TASKS=(scratchpad_parity copy addition variable_assignment)
 
@@ -105,7 +108,7 @@ needs() { # PPC on parity with ids in a share of the samples, and with wrong ids
 grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of the one before; the learning rate falls to zero
     # STAGE: K:STEPS, k from 1 to K, is tested. MIN-K:STEPS prepares, for so many steps or until 98 % are right at k = K (of 200 in training)
     local name=$1 config=$2 before='' stage k options tested
-    local -a stages=()
+    local -a stages=() given=()
     shift 2
     while [ "$1" != -- ]; do stages+=("$1") && shift; done
     for stage in "${stages[@]}"; do
@@ -118,8 +121,9 @@ grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of t
             options+=(--evaluation.until=0.98 --evaluation.interval=250 --evaluation.windows=200)
         fi
         [ -z "$before" ] || options+=("--initial_weights=$OUT/$name/$before/seed=\${seed}")
+        read -ra given <<<"${OPTIONS-}"
         $PY scripts/sweep.py configs/synthetic/$config-small.yaml --grid seed="$SEEDS" --out "$OUT/$name/$k" --jobs "$JOBS" \
-            --evaluate "$tested" -- "${options[@]}"
+            --evaluate "$tested" -- "${options[@]}" "${given[@]}"
         before=$k
     done
 }
