@@ -184,8 +184,9 @@ COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
-def speed(name: str, size: str, how: str, environment: str = "", more: str = "") -> Part:
+def speed(name: str, size: str, how: str, environment: str = "", more: str = "", plain: str = "") -> Part:
     """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several."""
+    plain = plain or f"train-{size}-eager"
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
@@ -195,9 +196,7 @@ def speed(name: str, size: str, how: str, environment: str = "", more: str = "")
         done
         exit 1"""
     bound_nats = PROCESSES_BOUND_NATS if environment else math.inf
-    return Part(
-        4 if size == "1b" else 3, commands, partial(read_speed, name, f"train-{size}-eager", bound_nats)
-    )
+    return Part(4 if size == "1b" else 3, commands, partial(read_speed, name, plain, bound_nats))
 
 
 PARTS: dict[str, Part] = {
@@ -229,6 +228,8 @@ PARTS: dict[str, Part] = {
         f"train-{size}-{how}": speed(f"train-{size}-{how}", size, how)
         for size, how in product(("60m", "150m", "1b"), COMPILE)
     },
+    # heads of 128 instead of 64: another model, compared with none
+    "train-150m-6-heads": speed("train-150m-6-heads", "150m", "compiled", "", "--model.n_heads=6", plain="-"),
     "targets": Part(
         3,
         f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
