@@ -1,0 +1,106 @@
+"""More of a measurement that is there: its choices given back as words or threes, and the placebo of the same document.
+
+    python results/models/units.py units MODEL TEXTS.jsonl RUN OUT     L_k of k words, and of k tokens with neighbors
+    python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every second batch, elsewhere in its text
+
+RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/batch-*, and OUT gets the same batches: the
+same targets, whose losses are compared. A unit takes the place of its first token in the recorded ranking. `study.py
+collect` adds them to the study. The same command goes on after an interruption.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis import load
+from analysis.contexts import open_texts, placebo_contexts, sample_targets
+from analysis.engine import Engine
+from analysis.model.loading import open_model
+from analysis.model.losses import Scorer
+from analysis.parts import stacked
+from analysis.result import RESULT_NAME
+from analysis.selectors import Selection
+from olmo_sparsity.util.provenance import provenance
+
+SELECTORS, UNITS, KS = ("leave-one-out-kl", "attention"), ("text/word", "text/three", "cache:4/word"), [1, 4]
+EXACT = SELECTORS[:1]
+DRAWN = ("n_long", "n_short", "seed", "targets_per_block")
+
+
+def recorded(rows, count):
+    """The first tokens of recorded choices, as a selector gives them."""
+    columns = np.stack(rows["selected"])[:, :count].astype(np.int64)
+    return Selection(columns, np.zeros(columns.shape))
+
+
+def as_units(engine, part):
+    """Rows of choices: what was chosen as tokens, given back as other units, and L_k of these."""
+    over, rows = part.targets[part.targets["over_tau"]], []
+    of_tokens = part.choices[(part.choices["level"] == "text") & (part.choices["unit"] == "token")]
+    for _, targets in over.groupby(over["target_id"] // engine.size):
+        contexts, index = engine._contexts(targets)
+        block = targets.iloc[:1]
+        placebo = placebo_contexts(
+            engine.texts, contexts, block["placebo_text"].to_numpy(), block["placebo_start"].to_numpy()
+        )
+        for far_context, read in {"true": contexts, "placebo": placebo}.items():
+            words = engine._words(read)[index[:, 0]]
+            for name in SELECTORS:
+                which = (of_tokens["selector"] == name) & (of_tokens["far_context"] == far_context)
+                choice = recorded(
+                    of_tokens[which].set_index("target_id").loc[targets["target_id"]], part.k_max
+                )
+                keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
+                for how in engine.give_back:
+                    columns = engine._given_back(how, choice, read, index, words)
+                    listed = {column: list(values) for column, values in columns.items()}
+                    rows.append(pd.DataFrame(keys | how.columns | listed))
+    return stacked(rows)
+
+
+def main(what, model, texts, run, out):
+    """Measure, batch by batch."""
+    made, loaded = provenance(), open_model(model)
+    made["created"] = made.pop("started")
+    source = open_texts([Path(texts)], loaded.encode)
+    parts = sorted(path.parent for path in Path(run).glob(f"parts/batch-*/{RESULT_NAME}"))
+    before = load(parts[0]).settings
+    assert (before["texts_sha256"], before["model_sha256"]) == (source.sha256, loaded.sha256), "another run"
+    drawing = {name: before[name] for name in DRAWN}
+    places = sample_targets(source, before["targets_requested"], same_group=True, **drawing)
+    settings = before | (
+        {"selectors": list(SELECTORS), "give_back": list(UNITS), "ks": KS}
+        if what == "units"
+        else {"selectors": list(EXACT), "far_contexts": ["same-group"]}
+    )
+    scorer = Scorer(loaded.model)
+    engine = Engine(settings, source, loaded.decoder, scorer, selecting=scorer)
+    for folder in parts if what == "units" else parts[::2]:
+        to, began = Path(out) / "parts" / folder.name, time.monotonic()
+        if (to / RESULT_NAME).is_file():
+            continue
+        part = load(folder)
+        if what == "units":
+            part = replace(part, choices=as_units(engine, part), settings=settings)
+        else:
+            of_part = places[places["target_id"].isin(part.targets["target_id"])]
+            frames = engine.measure(of_part, lambda _: None)
+            apart = np.abs(frames["targets"]["loss_long_nats"].to_numpy() - part.targets["loss_long_nats"])
+            assert apart.max() < 1e-4, f"other losses than recorded: {apart.max()} nats"
+            both = [part.choices[part.choices["selector"].isin(EXACT)], frames["choices"]]
+            far_contexts = [*before["far_contexts"], "same-group"]
+            changed = settings | {"far_contexts": far_contexts}
+            part = replace(
+                part, targets=frames["targets"], choices=stacked(both), settings=changed, texts=None
+            )
+        seconds = time.monotonic() - began
+        replace(part, texts=None, trainings=[], provenance=made | {"seconds": seconds}).save(to)
+        print(f"{folder.name}: {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
