@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.cli import run_script
 from olmo_sparsity.util.files import (
     EXACT_MATCH,
     EXACT_MATCH_NAME,
