@@ -56,7 +56,7 @@ class TaskPositions:
         Training: those of the scheme. Test: coupled ids after a random start, or 0, 1, … for every other scheme, which
         are meant to be read without skips.
         """
-        if self.settings.scheme in positions.COUPLED_SCHEMES:
+        if self.settings.is_coupled:
             ids = self._coupled(batch, split, seed, indices)
             return ids if split == "test" else self._without_some(ids, batch, seed, indices)
         scheme = self.settings.scheme if split == "train" else "contiguous"
@@ -178,8 +178,7 @@ class TaskData(TrainingBatches, Dataset[Batch]):
         coupled = None
         if config.positions.coupled_share < 1:
             coupled = self.positions.has_coupled_ids(seed=config.seed, indices=indices)
-        predicts_ids = config.positions.scheme == "predicted"
-        length = config.model.max_sequence_length
+        predicts_ids, length = config.positions.predicts_ids, config.model.max_sequence_length
         return to_batch(samples, ids, length, predicts_ids=predicts_ids, coupled=coupled).split(self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:

@@ -25,7 +25,6 @@ from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
-from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
@@ -147,10 +146,11 @@ def grid(
     cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
-    is_coupled = positions.settings.scheme in COUPLED_SCHEMES
     for length, k in cells:
         sized = task.at_length(length, k)
-        for name, largest in small_tables(positions.settings, sized, length) if is_coupled else ():
+        for name, largest in (
+            small_tables(positions.settings, sized, length) if positions.settings.is_coupled else ()
+        ):
             raise UserError(
                 f"{task.name} at length {length}: {name} is too small for ids up to {largest}; leave this length out"
             )
