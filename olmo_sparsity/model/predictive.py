@@ -83,7 +83,6 @@ class PositionPredictor(nn.Module):
         labels: Tensor | None = None,
         id_labels: Tensor | None = None,
         z_weight: float = 0.0,
-        per_token: bool = False,
     ) -> Any:
         """Logits of the next token and of its id, a `PredictorOutput`.
 
@@ -99,7 +98,7 @@ class PositionPredictor(nn.Module):
         }
         if labels is not None:
             hidden = self.decoder.final_hidden(input_ids, **inputs)
-            return self._loss_sums(hidden, labels, id_labels, z_weight, per_token)
+            return self._loss_sums(hidden, labels, id_labels, z_weight)
         output = self.decoder(
             input_ids,
             past_key_values=past_key_values,
@@ -112,11 +111,11 @@ class PositionPredictor(nn.Module):
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
 
     def _loss_sums(
-        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float, per_token: bool
+        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float
     ) -> dict[str, Tensor]:
         """As `losses`; with an id head ``loss_nats`` is token_loss_nats + id_weight · id_loss_nats (paper)."""
         if self.id_head is None:
-            return losses(hidden, self.decoder.head(), labels, z_weight, per_token)
+            return losses(hidden, self.decoder.head(), labels, z_weight)
         assert id_labels is not None and not z_weight, "the config was checked"
         tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
         first, second = self._levels(id_labels)
