@@ -26,7 +26,6 @@ from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
 from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
 
 BATCH_TOKENS = 1 << 15
@@ -211,7 +210,6 @@ def _decoded_counts(
 ) -> list[float]:
     """How many responses are exact, and have a token, an id, a stop as their first error; ``ids``: (B, T)."""
     prompt = int(batch.response_start.max())
-    prompt_mask = between(0, batch.response_start, prompt)
     true_lengths = batch.lengths - batch.response_start
     steps = int(true_lengths.max())
     # What stands past a shorter response is not compared; as an id it is given to one that is wrong already.
@@ -226,7 +224,7 @@ def _decoded_counts(
         _on(ids[:, :prompt], device),
         end_token=end_token,
         max_tokens=steps,
-        prompt_mask=_on(prompt_mask, device),
+        prompt_lengths=_on(batch.response_start, device),
         response_ids=None if predicts_ids else true_ids,
     )
     sorts = compare(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
@@ -56,10 +56,7 @@ class HeldoutEvaluation:
 
     @torch.no_grad()
     def run(
-        self,
-        model: Callable[..., dict[str, Tensor]],
-        reduce_sum: ReduceSum,
-        device: torch.device | str = "cpu",
+        self, model: nn.Module, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
     ) -> dict[str, Any]:
         """Measure; every process calls this at the same step, and gets the same result.
 

@@ -206,22 +206,24 @@ def decode(
     *,
     end_token: int,
     max_tokens: int,
-    prompt_mask: Tensor | None = None,
+    prompt_lengths: Tensor | None = None,
     response_ids: Tensor | None = None,
 ) -> Decoded:
     """Decode token and id greedily, feeding both back, until the end token or ``max_tokens``.
 
-    ``prompt_tokens``, ``prompt_ids``: (B, P) integers. ``prompt_mask``: (B, P), 0 at padding, wherever it stands; a row
-    decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed back
-    instead of predicted ones. Without either, ids go on from the prompt's last id by steps of one. The model must be in
-    evaluation mode, and its tables have all ids.
+    ``prompt_tokens``, ``prompt_ids``: (B, P) integers, of which the first ``prompt_lengths`` (B,) count; None: all. A
+    row decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed
+    back instead of predicted ones. Without either, ids go on from the prompt's last id by steps of one. The model must
+    be in evaluation mode, and its tables have all ids.
     """
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
     assert model.options.scheme != "coupled" or response_ids is not None, (
         "coupled reads the ids of the response"
     )
-    tokens, ids, mask = _padding_last(prompt_tokens, prompt_ids, prompt_mask)
+    tokens, ids, mask = prompt_tokens, prompt_ids, torch.ones_like(prompt_tokens)
+    if prompt_lengths is not None:
+        mask = (torch.arange(tokens.shape[1], device=tokens.device) < prompt_lengths[:, None]).long()
     last = mask.sum(dim=1, keepdim=True) - 1
     assert bool((last >= 0).all()), "a prompt without tokens"
     if response_ids is None and not model.options.predicts_ids:
@@ -254,18 +256,6 @@ def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -
         return token, given_ids
     assert output.id_logits is not None
     return token, output.id_logits[rows, column[:, 0]].argmax(dim=-1)
-
-
-def _padding_last(tokens: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The same prompts, each (B, P), with padding on the right, and their mask, int64.
-
-    Behind the tokens padding needs no mask in the first pass, and no query is left with nothing to attend to.
-    """
-    if mask is None:
-        return tokens, ids, torch.ones_like(tokens)
-    real = mask.long()
-    order = real.argsort(dim=1, descending=True, stable=True)[:, : int(real.sum(dim=1).max())]
-    return tokens.gather(1, order), ids.gather(1, order), real.gather(1, order)
 
 
 def compare(

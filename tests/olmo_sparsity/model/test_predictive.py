@@ -37,16 +37,13 @@ def prompts(lengths, seed=3):
     return [d[0] for d in draw], [d[1] for d in draw]
 
 
-def padded(rows, side, filler):
-    """One tensor (B, P) of rows (1, length), padded with ``filler`` on a side or behind a first token, and its mask."""
-    width = max(row.shape[1] for row in rows)
-    values, mask = torch.full((len(rows), width), filler), torch.zeros(len(rows), width, dtype=torch.bool)
+def padded(rows, filler):
+    """One tensor (B, P) of rows (1, length), with ``filler`` behind them, and their lengths."""
+    lengths = torch.tensor([row.shape[1] for row in rows])
+    values = torch.full((len(rows), int(lengths.max())), filler)
     for number, row in enumerate(rows):
-        before = {"left": 0, "middle": 1, "right": row.shape[1]}[side]
-        mask[number, :before] = True
-        mask[number, width - row.shape[1] + before :] = True
-        values[number, mask[number]] = row[0]
-    return values, mask
+        values[number, : row.shape[1]] = row[0]
+    return values, lengths
 
 
 @torch.no_grad()
@@ -93,10 +90,9 @@ def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind,
     assert len({tuple(response) for response, _ in free}) > 2, "responses that do not depend on the prompt"
     end = end_token_of_one(free)
     expected = [decode_slowly(model, t, i, end, 7) for t, i in zip(tokens, ids, strict=True)]
-    for side in ("left", "middle", "right"):
-        (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
-        decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_mask=mask)
-        assert_decoded(decoded, expected, end)
+    (batch, lengths), (batch_ids, _) = padded(tokens, 7), padded(ids, 11)
+    decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_lengths=lengths)
+    assert_decoded(decoded, expected, end)
     alone = decode(model, tokens[0], ids[0], end_token=end, max_tokens=7)
     assert_decoded(alone, expected[:1], end)
 
@@ -110,8 +106,8 @@ def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(
         given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
     rows = zip(tokens, ids, given.tolist(), strict=True)
     expected = [decode_slowly(model, *prompt, -1, 4, row) for *prompt, row in rows]
-    (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
-    options = {"response_ids": None if scheme == "contiguous" else given, "prompt_mask": mask}
+    (batch, lengths), (batch_ids, _) = padded(tokens, 0), padded(ids, 0)
+    options = {"response_ids": None if scheme == "contiguous" else given, "prompt_lengths": lengths}
     assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
 
 
