@@ -64,7 +64,7 @@ class TaskPositions:
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
         assert self.options.target_length >= batch.lengths.max(initial=0), "the config was checked"
-        each = zip(batch.lengths.tolist(), positions.draws_of_all(seed, 0, indices), strict=True)
+        each = zip(batch.lengths.tolist(), generators([Stream.POSITIONS, seed, 0], indices), strict=True)
         drawn = [positions.SCHEMES[scheme](length, self.options, generator) for length, generator in each]
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
@@ -108,7 +108,7 @@ class TaskPositions:
             for last, last_of_prompt, generator in zip(
                 largest.tolist(),
                 of_prompt.tolist(),
-                positions.draws_of_all(seed, epoch, indices),
+                generators([Stream.POSITIONS, seed, epoch], indices),
                 strict=True,
             )
         ]

@@ -275,9 +275,8 @@ def compiled(config: Config, model: Model, *, by_layer: bool = False) -> Any:
         return None
     options, decoder = asdict(config.compile), decoder_of(model) if by_layer else None
     amount, unit = parse_duration(config.max_duration)
-    steps = {"steps": amount, "tokens": amount / config.tokens_per_step}.get(
-        unit, math.inf
-    )  # epochs: not known
+    # How many steps an epoch has is not known here.
+    steps = {"steps": amount, "tokens": amount / config.tokens_per_step, "epochs": math.inf}[unit]
     if from_steps := options.pop("from_steps"):
         is_broken = config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained
         if steps < from_steps or is_broken:
