@@ -38,11 +38,6 @@ _FEW = 32
 """Of fewer ids that are not 0 nobody can tell how many bytes they have."""
 
 
-def dtype_name(vocab_size: int) -> str:
-    """The smaller of `DTYPES` that holds every id below ``vocab_size``."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
-
-
 @dataclass(frozen=True)
 class TokenFile:
     """One token file of a corpus, as its manifest describes it."""
