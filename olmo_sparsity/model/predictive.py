@@ -218,9 +218,7 @@ def decode(
     """
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
-    assert model.options.scheme != "coupled" or response_ids is not None, (
-        "coupled reads the ids of the response"
-    )
+    assert model.options.scheme != "coupled" or response_ids is not None, "coupled reads given ids"
     tokens, ids, mask = prompt_tokens, prompt_ids, torch.ones_like(prompt_tokens)
     if prompt_lengths is not None:
         mask = (torch.arange(tokens.shape[1], device=tokens.device) < prompt_lengths[:, None]).long()
