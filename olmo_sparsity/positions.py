@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.rng import Stream, generators
+from olmo_sparsity.util.rng import Stream
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,6 @@ def apply_shift(
     0, the id of beginning, end and padding, stays 0. Tokens that share an id go on sharing it.
     """
     return np.where(coupled > 0, coupled + start + skip * (coupled > last_before), 0)
-
-
-def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.Generator]:
-    """What is random about the ids of each example (B,): apart from the data order, which starts from the same seed."""
-    return generators([Stream.POSITIONS, seed, epoch], indices)
 
 
 def position_ids(

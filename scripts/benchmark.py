@@ -24,8 +24,8 @@ import argparse
 import importlib
 import json
 
+from olmo_sparsity.cli import run_script
 from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number
-from olmo_sparsity.util.errors import run_script
 
 
 def main() -> int:

@@ -115,17 +115,6 @@ def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
     return add
 
 
-def masked_scores(scores: Tensor, places: Places) -> Tensor:
-    """Scores with their bias, the lowest number where a key is not seen."""
-    scores = scores + places.bias.float()
-    return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
-
-
-def masked_softmax(scores: Tensor, places: Places) -> Tensor:
-    """Softmax over the keys that are seen; 0 of the others."""
-    return masked_scores(scores, places).softmax(dim=-1)
-
-
 def attend(
     attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 ) -> Any:

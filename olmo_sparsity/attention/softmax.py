@@ -8,7 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import Attention, Places, Shape, masked_softmax, register
+from olmo_sparsity.attention import Attention, Places, Shape, register
+
+
+def masked_scores(scores: Tensor, places: Places) -> Tensor:
+    """Scores with their bias, the lowest number where a key is not seen."""
+    scores = scores + places.bias.float()
+    return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
+
+
+def masked_softmax(scores: Tensor, places: Places) -> Tensor:
+    """Softmax over the keys that are seen; 0 of the others."""
+    return masked_scores(scores, places).softmax(dim=-1)
 
 
 @register("ssmax")

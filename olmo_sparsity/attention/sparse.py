@@ -11,14 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import (
-    Attention,
-    Places,
-    Shape,
-    masked_scores,
-    masked_softmax,
-    register,
-)
+from olmo_sparsity.attention import Attention, Places, Shape, register
+from olmo_sparsity.attention.softmax import masked_scores, masked_softmax
 
 _STEPS = 16
 """At most, of Newton's method: each halves the distance to the threshold at least, and near it the error squares."""

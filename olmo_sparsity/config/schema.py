@@ -149,6 +149,16 @@ class PositionsConfig(olmo.BaseConfig):
     content: Literal["contiguous", "skip"] = "contiguous"
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
+    @property
+    def is_coupled(self) -> bool:
+        """Whether tokens that belong together share an id, which the model looks up in a table."""
+        return self.scheme in COUPLED_SCHEMES
+
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether the model has an id head, and at test predicts the ids of the response."""
+        return self.scheme == "predicted"
+
 
 @dataclass
 class CorpusConfig(olmo.BaseConfig):
@@ -344,7 +354,7 @@ class Config(olmo.TrainConfig):
     @property
     def tuple_reach(self) -> int:
         """How many position ids ``model.family: tuples`` tells apart, from 0 on."""
-        coupled = self.positions.table_size if self.positions.scheme in COUPLED_SCHEMES else None
+        coupled = self.positions.table_size if self.positions.is_coupled else None
         return coupled or self.target_length
 
 

@@ -56,7 +56,7 @@ class TaskPositions:
         Training: those of the scheme. Test: coupled ids after a random start, or 0, 1, … for every other scheme, which
         are meant to be read without skips.
         """
-        if self.settings.scheme in positions.COUPLED_SCHEMES:
+        if self.settings.is_coupled:
             ids = self._coupled(batch, split, seed, indices)
             return ids if split == "test" else self._without_some(ids, batch, seed, indices)
         scheme = self.settings.scheme if split == "train" else "contiguous"
@@ -64,7 +64,7 @@ class TaskPositions:
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
         assert self.options.target_length >= batch.lengths.max(initial=0), "the config was checked"
-        each = zip(batch.lengths.tolist(), positions.draws_of_all(seed, 0, indices), strict=True)
+        each = zip(batch.lengths.tolist(), generators([Stream.POSITIONS, seed, 0], indices), strict=True)
         drawn = [positions.SCHEMES[scheme](length, self.options, generator) for length, generator in each]
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
@@ -108,7 +108,7 @@ class TaskPositions:
             for last, last_of_prompt, generator in zip(
                 largest.tolist(),
                 of_prompt.tolist(),
-                positions.draws_of_all(seed, epoch, indices),
+                generators([Stream.POSITIONS, seed, epoch], indices),
                 strict=True,
             )
         ]
@@ -178,8 +178,7 @@ class TaskData(TrainingBatches, Dataset[Batch]):
         coupled = None
         if config.positions.coupled_share < 1:
             coupled = self.positions.has_coupled_ids(seed=config.seed, indices=indices)
-        predicts_ids = config.positions.scheme == "predicted"
-        length = config.model.max_sequence_length
+        predicts_ids, length = config.positions.predicts_ids, config.model.max_sequence_length
         return to_batch(samples, ids, length, predicts_ids=predicts_ids, coupled=coupled).split(self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:

@@ -49,7 +49,6 @@ from olmo_sparsity.data.tokens import (
     TokenFile,
     TokenFiles,
     check_sum,
-    dtype_name,
     id_range,
     load_tokenizer,
     tokenizer_file,
@@ -338,6 +337,11 @@ class _Work:
 
     def _run(self, description: str, function: Any, jobs: Sequence[Any]) -> list[Any]:
         return run_jobs(function, jobs, workers=self.workers, description=description, unit="units")
+
+
+def dtype_name(vocab_size: int) -> str:
+    """The smaller type of token files that holds every id below ``vocab_size``."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def _all(units: Sequence[Unit]) -> Iterator[Document]:

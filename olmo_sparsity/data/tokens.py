@@ -38,11 +38,6 @@ _FEW = 32
 """Of fewer ids that are not 0 nobody can tell how many bytes they have."""
 
 
-def dtype_name(vocab_size: int) -> str:
-    """The smaller of `DTYPES` that holds every id below ``vocab_size``."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
-
-
 @dataclass(frozen=True)
 class TokenFile:
     """One token file of a corpus, as its manifest describes it."""
@@ -269,7 +264,8 @@ def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
     """How many bytes an id has, given those that they were read as, and the same as numbers of eight bytes.
 
     What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
-    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few.
+    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few. Read as ids of
+    more bytes than they have, they are beyond the vocabulary.
     """
     read, bits = ids.itemsize, int(np.bitwise_or.reduce(eights))
     if np.count_nonzero(ids) < _FEW:
@@ -279,10 +275,6 @@ def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
     low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
     if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
         return 4
-    if (
-        read == 4 and 1 << 24 <= ids.max() < 0xFFFF << 16
-    ):  # above are negative numbers, such as -1 for no token
-        return 2
     return read
 
 

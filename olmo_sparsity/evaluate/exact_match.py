@@ -25,9 +25,7 @@ from olmo_sparsity.data.batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
-from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
 
 BATCH_TOKENS = 1 << 15
@@ -147,10 +145,11 @@ def grid(
     cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
     if not cells:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
-    is_coupled = positions.settings.scheme in COUPLED_SCHEMES
     for length, k in cells:
         sized = task.at_length(length, k)
-        for name, largest in small_tables(positions.settings, sized, length) if is_coupled else ():
+        for name, largest in (
+            small_tables(positions.settings, sized, length) if positions.settings.is_coupled else ()
+        ):
             raise UserError(
                 f"{task.name} at length {length}: {name} is too small for ids up to {largest}; leave this length out"
             )
@@ -211,7 +210,6 @@ def _decoded_counts(
 ) -> list[float]:
     """How many responses are exact, and have a token, an id, a stop as their first error; ``ids``: (B, T)."""
     prompt = int(batch.response_start.max())
-    prompt_mask = between(0, batch.response_start, prompt)
     true_lengths = batch.lengths - batch.response_start
     steps = int(true_lengths.max())
     # What stands past a shorter response is not compared; as an id it is given to one that is wrong already.
@@ -226,7 +224,7 @@ def _decoded_counts(
         _on(ids[:, :prompt], device),
         end_token=end_token,
         max_tokens=steps,
-        prompt_mask=_on(prompt_mask, device),
+        prompt_lengths=_on(batch.response_start, device),
         response_ids=None if predicts_ids else true_ids,
     )
     sorts = compare(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
@@ -19,8 +19,6 @@ from olmo_sparsity.data.windows import Batch, check_corpus_matches, collate
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
-Losses = Callable[[Batch], Tensor]
-"""-log p(label) in nats of a batch that is on the device already, (B, T) float32, 0 where the loss mask is not set."""
 ReduceSum = Callable[[Tensor], Tensor]
 """The sum over all processes of a tensor that each of them has; the identity for one process."""
 
@@ -58,22 +56,22 @@ class HeldoutEvaluation:
 
     @torch.no_grad()
     def run(
-        self, losses: Losses, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
+        self, model: nn.Module, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
     ) -> dict[str, Any]:
         """Measure; every process calls this at the same step, and gets the same result.
 
-        ``losses`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
+        ``model`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
         `heldout_loss_nats` (mean per token), `heldout_tokens` (how many) and `heldout_window_tokens` (T).
         """
-        sums_counts = torch.zeros(2, self.length, dtype=torch.float64, device=device)  # at each position
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and tokens
         for batch in self._batches():
+            sums[1] += batch.num_loss_tokens
             batch = batch.to(torch.device(device))
-            sums_counts[0] += losses(batch).double().sum(0)
-            sums_counts[1] += batch.loss_mask.double().sum(0)
-        sums, counts = reduce_sum(sums_counts).cpu()
+            sums[0] += model(**batch.model_inputs, **batch.targets)["loss_nats"]
+        loss, tokens = reduce_sum(sums).tolist()
         return {
-            "heldout_loss_nats": float(sums.sum() / counts.sum()),
-            "heldout_tokens": int(counts.sum()),
+            "heldout_loss_nats": loss / tokens,
+            "heldout_tokens": int(tokens),
             "heldout_window_tokens": self.length,
         }
 

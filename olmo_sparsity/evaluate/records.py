@@ -57,7 +57,7 @@ def exact_match_record(
         "trained": asdict(task_of(config)),
         "scheme": config.positions.scheme,
         "rotate": model.options.rotate,
-        "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
+        "skip_probability": config.positions.skip_probability if model.options.is_coupled else None,
         "family": config.model.family,
         "options": further_options(config),
         "initial_weights": config.initial_weights is not None,

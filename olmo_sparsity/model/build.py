@@ -8,29 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, PositionsConfig
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
+from olmo_sparsity.model.predictive import PositionPredictor
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.rng import Stream
 
 Decoder = PositionedOLMo | PositionedNeoX | TupleAttention
 Model = Decoder | PositionPredictor
-
-_MODES = {"coupled": "oracle", "predicted": "predicted"}
-
-
-def predictive_options(config: Config) -> PredictiveOptions:
-    """How the model of ``config`` uses position ids."""
-    options = config.positions
-    return PredictiveOptions(
-        mode="plain" if config.model.family == "tuples" else _MODES.get(options.scheme, "plain"),
-        table_size=options.table_size or 1,
-        second_table_size=options.second_table_size or 1,
-        rotate=options.rotate,
-        id_weight=options.id_weight,
-    )
 
 
 def build_model(config: Config) -> Model:
@@ -48,10 +34,10 @@ def empty_model(config: Config, device: str = "cpu") -> Model:
 
 
 def as_predictor(model: Model) -> PositionPredictor:
-    """The model itself, or a plain `PositionPredictor` around a decoder that stands alone: one way to decode."""
+    """The model itself, or a `PositionPredictor` without tables around a bare decoder: there is one way to decode."""
     if isinstance(model, PositionPredictor):
         return model
-    return PositionPredictor(model, PredictiveOptions(mode="plain"), seed=0).train(model.training)
+    return PositionPredictor(model, PositionsConfig(), seed=0).train(model.training)
 
 
 def decoder_of(model: Model) -> Decoder:
@@ -81,7 +67,7 @@ def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
 
 def _around(decoder: Decoder, config: Config) -> Model:
     """The decoder alone where nothing is added to it, so that its weights keep their own names."""
-    options = predictive_options(config)
-    if not options.embeds_ids and options.rotate == "ids":
+    options = config.positions
+    if isinstance(decoder, TupleAttention) or (not options.is_coupled and options.rotate == "ids"):
         return decoder
     return PositionPredictor(decoder, options, seed=config.seed ^ Stream.ID_TABLE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from olmo_sparsity.data.windows import IGNORED
@@ -29,16 +28,11 @@ class Head(NamedTuple):
     scale: float = 1.0
 
 
-def losses(
-    hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0, per_token: bool = False
-) -> dict[str, Tensor]:
+def losses(hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0) -> dict[str, Tensor]:
     """What a model without other heads gives for labels: scalars in nats, gradients flow through ``loss_nats``.
 
-    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them. With
-    ``per_token`` the cross-entropy of each label instead, in the shape of the labels, without gradients.
+    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them.
     """
-    if per_token:
-        return {"loss_nats": token_losses(hidden, head, labels)}
     loss, z_loss = linear_cross_entropy(hidden, head, labels, z_weight)
     parts = {"ce_loss_nats": loss.detach() - z_loss, "z_loss_nats": z_loss} if z_weight else {}
     return {"loss_nats": loss, **parts}
@@ -58,19 +52,9 @@ def linear_cross_entropy(
     if head.bias is not None:
         hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
         weight = torch.cat([weight, head.bias[:, None]], dim=1)
+    if not torch.is_grad_enabled():
+        hidden, weight = hidden.detach(), weight.detach()  # else their gradients were computed all the same
     return _LinearCrossEntropy.apply(hidden, weight, labels.flatten(), head.scale, z_weight)
-
-
-@torch.no_grad()
-def token_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
-    """-log softmax(logits)[label] in nats, float32, 0 for `IGNORED`: (…), from (…, D) and (…)."""
-    rows, at = hidden.flatten(0, -2), labels.flatten()
-    nats, size = torch.zeros(len(rows), device=hidden.device), _rows_per_chunk(head.weight)
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        logits = F.linear(rows[part], head.weight, head.bias).float() * head.scale
-        nats[part] = F.cross_entropy(logits, at[part], ignore_index=IGNORED, reduction="none")
-    return nats.view(labels.shape)
 
 
 def _rows_per_chunk(weight: Tensor) -> int:

@@ -71,7 +71,6 @@ class PositionedNeoX(nn.Module):
         output_hidden_states: bool = False,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
-        per_token: bool = False,
         **inputs: Any,
     ) -> Any:
         """``logits`` (B, T, V), or of the last ``logits_to_keep`` positions; ``attn_key_values`` with ``use_cache``.
@@ -85,7 +84,7 @@ class PositionedNeoX(nn.Module):
         """
         if labels is not None:
             hidden = self.final_hidden(input_ids, position_ids=position_ids, **inputs)
-            return losses(hidden, self.head(), labels, z_weight, per_token)
+            return losses(hidden, self.head(), labels, z_weight)
         output = self._decoded(input_ids, position_ids, **inputs)
         hidden = output.last_hidden_state[:, -logits_to_keep:]  # -0: all
         return OLMoOutput(

@@ -271,13 +271,12 @@ class PositionedOLMo(OLMo):
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
-        per_token: bool = False,
         **options: Any,
     ) -> Any:
         """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
 
-        With ``labels`` (B, T) what `losses` gives of them, of ``z_weight`` and ``per_token`` instead: the logits of all
-        tokens then never exist together.
+        With ``labels`` (B, T) what `losses` gives of them and of ``z_weight`` instead: the logits of all tokens then
+        never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
@@ -285,7 +284,7 @@ class PositionedOLMo(OLMo):
         """
         if labels is not None:
             hidden = self.final_hidden(input_ids, position_ids=position_ids, **options)
-            return losses(hidden, self.head(), labels, z_weight, per_token)
+            return losses(hidden, self.head(), labels, z_weight)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)

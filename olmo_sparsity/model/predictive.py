@@ -17,60 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.config.schema import PositionsConfig
 from olmo_sparsity.data.windows import IGNORED
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
 
 ERROR_SORTS = ("token", "id", "stop")
 _EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
-
-
-@dataclass(frozen=True)
-class PredictiveOptions:
-    """How a decoder uses the ids."""
-
-    mode: str = "predicted"
-    """
-    plain: no id embedding and no id head, the ids reach RoPE only; oracle: an id embedding, and at test the ids of the
-    response are given; predicted: id embedding and id head, and at test the ids of the response are predicted.
-    """
-    table_size: int = 1024
-    """I: ids are 0 … I-1, of the embedding and of the id head. ``plain`` has no table and does not read it."""
-    second_table_size: int = 1
-    """
-    J: where tokens are coupled on two levels, an id is i + I j, with i of the first and j of the second, 0 … J-1. Each
-    level has a table and a head: embeddings are added (arXiv 2410.15787), logits and cross-entropies too [ours].
-    """
-    rotate: str = "ids"
-    """
-    What RoPE rotates by [ours]: ids, those that are given or predicted; index, the place among the tokens that are no
-    padding; none, nothing: every token has the same id, which is NoPE.
-    """
-
-    id_weight: float = 1.0
-    """Weight of the id's cross-entropy beside the token's, in training."""
-
-    @property
-    def embeds_ids(self) -> bool:
-        """Whether ids are looked up in a table."""
-        return self.mode != "plain"
-
-    @property
-    def predicts_ids(self) -> bool:
-        """Whether there is an id head."""
-        return self.mode == "predicted"
-
-    @property
-    def has_two_levels(self) -> bool:
-        """Whether there is a second table."""
-        return self.second_table_size > 1
-
-    def levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """i and j of ids, each of the same shape; j is 0 where there is one level, and what is `IGNORED` stays so."""
-        if not self.has_two_levels:
-            return ids, torch.zeros_like(ids)
-        known = ids != IGNORED
-        return torch.where(known, ids % self.table_size, ids), torch.where(known, ids // self.table_size, ids)
 
 
 class PredictorOutput(NamedTuple):
@@ -87,13 +40,16 @@ class PredictorOutput(NamedTuple):
 class PositionPredictor(nn.Module):
     """A decoder with an embedding of the ids added to that of the tokens, and an id head on its final hidden state.
 
-    Called as the decoder alone is called, so that the training loop need not tell them apart.
+    Called as the decoder alone is called, so that the training loop need not tell them apart. Where tokens are coupled
+    on two levels, an id is i + I j, with i of the first and j of the second. Each level has a table and a head:
+    embeddings are added (arXiv 2410.15787), logits and cross-entropies too [ours].
     """
 
-    def __init__(self, decoder: Any, options: PredictiveOptions, *, seed: int):
+    def __init__(self, decoder: Any, options: PositionsConfig, *, seed: int):
         """The embedding and the head are drawn anew, the same for a seed on every machine.
 
-        ``decoder``: `PositionedOLMo`, `PositionedNeoX`, or, plain, what else is called as they are.
+        ``decoder``: `PositionedOLMo`, `PositionedNeoX`, or, for schemes without coupling, what else is called as they
+        are. Of ``options`` the scheme counts only as far as it couples ids.
         """
         super().__init__()
         self.decoder = decoder
@@ -103,16 +59,17 @@ class PositionPredictor(nn.Module):
         self.id_head: nn.Linear | None = None
         self.second_embedding: nn.Embedding | None = None
         self.second_head: nn.Linear | None = None
+        first, second = options.table_size or 0, options.second_table_size or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if options.embeds_ids:
-                self.id_embedding = _table(options.table_size, width)
+            if options.is_coupled:
+                self.id_embedding = _table(first, width)
             if options.predicts_ids:
-                self.id_head = _head(width, options.table_size)
-            if options.embeds_ids and options.has_two_levels:
-                self.second_embedding = _table(options.second_table_size, width)
-            if options.predicts_ids and options.has_two_levels:
-                self.second_head = _head(width, options.second_table_size)
+                self.id_head = _head(width, first)
+            if options.is_coupled and second:
+                self.second_embedding = _table(second, width)
+            if options.predicts_ids and second:
+                self.second_head = _head(width, second)
 
     def forward(
         self,
@@ -126,7 +83,6 @@ class PositionPredictor(nn.Module):
         labels: Tensor | None = None,
         id_labels: Tensor | None = None,
         z_weight: float = 0.0,
-        per_token: bool = False,
     ) -> Any:
         """Logits of the next token and of its id, a `PredictorOutput`.
 
@@ -142,7 +98,7 @@ class PositionPredictor(nn.Module):
         }
         if labels is not None:
             hidden = self.decoder.final_hidden(input_ids, **inputs)
-            return self._loss_sums(hidden, labels, id_labels, z_weight, per_token)
+            return self._loss_sums(hidden, labels, id_labels, z_weight)
         output = self.decoder(
             input_ids,
             past_key_values=past_key_values,
@@ -155,14 +111,14 @@ class PositionPredictor(nn.Module):
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
 
     def _loss_sums(
-        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float, per_token: bool
+        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float
     ) -> dict[str, Tensor]:
         """As `losses`; with an id head ``loss_nats`` is token_loss_nats + id_weight · id_loss_nats (paper)."""
         if self.id_head is None:
-            return losses(hidden, self.decoder.head(), labels, z_weight, per_token)
+            return losses(hidden, self.decoder.head(), labels, z_weight)
         assert id_labels is not None and not z_weight, "the config was checked"
         tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
-        first, second = self.options.levels(id_labels)
+        first, second = self._levels(id_labels)
         ids, _ = linear_cross_entropy(hidden, Head(self.id_head.weight, self.id_head.bias), first)
         if self.second_head is not None:
             head = Head(self.second_head.weight, self.second_head.bias)
@@ -170,11 +126,18 @@ class PositionPredictor(nn.Module):
         loss = tokens + self.options.id_weight * ids
         return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
+    def _levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """i and j of ids, each of the same shape; j is 0 where there is one level, and what is `IGNORED` stays so."""
+        if self.second_embedding is None:
+            return ids, torch.zeros_like(ids)
+        known, size = ids != IGNORED, self.options.table_size or 0
+        return torch.where(known, ids % size, ids), torch.where(known, ids // size, ids)
+
     def _embeddings(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
         """In place of the decoder's own embeddings, with those of the ids where there are any."""
         if self.id_embedding is None:
             return {}
-        first, second = self.options.levels(position_ids)
+        first, second = self._levels(position_ids)
         embeddings = self.decoder.embed(input_ids) + self.id_embedding(first)
         if self.second_embedding is not None:
             embeddings = embeddings + self.second_embedding(second)
@@ -243,20 +206,22 @@ def decode(
     *,
     end_token: int,
     max_tokens: int,
-    prompt_mask: Tensor | None = None,
+    prompt_lengths: Tensor | None = None,
     response_ids: Tensor | None = None,
 ) -> Decoded:
     """Decode token and id greedily, feeding both back, until the end token or ``max_tokens``.
 
-    ``prompt_tokens``, ``prompt_ids``: (B, P) integers. ``prompt_mask``: (B, P), 0 at padding, wherever it stands; a row
-    decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed back
-    instead of predicted ones. ``plain`` without them goes on from the prompt's last id by steps of one. The model must
+    ``prompt_tokens``, ``prompt_ids``: (B, P) integers, of which the first ``prompt_lengths`` (B,) count; None: all. A
+    row decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed
+    back instead of predicted ones. Without either, ids go on from the prompt's last id by steps of one. The model must
     be in evaluation mode, and its tables have all ids.
     """
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
-    assert model.options.mode != "oracle" or response_ids is not None, "coupled reads the ids of the response"
-    tokens, ids, mask = _padding_last(prompt_tokens, prompt_ids, prompt_mask)
+    assert model.options.scheme != "coupled" or response_ids is not None, "coupled reads given ids"
+    tokens, ids, mask = prompt_tokens, prompt_ids, torch.ones_like(prompt_tokens)
+    if prompt_lengths is not None:
+        mask = (torch.arange(tokens.shape[1], device=tokens.device) < prompt_lengths[:, None]).long()
     last = mask.sum(dim=1, keepdim=True) - 1
     assert bool((last >= 0).all()), "a prompt without tokens"
     if response_ids is None and not model.options.predicts_ids:
@@ -289,18 +254,6 @@ def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -
         return token, given_ids
     assert output.id_logits is not None
     return token, output.id_logits[rows, column[:, 0]].argmax(dim=-1)
-
-
-def _padding_last(tokens: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The same prompts, each (B, P), with padding on the right, and their mask, int64.
-
-    Behind the tokens padding needs no mask in the first pass, and no query is left with nothing to attend to.
-    """
-    if mask is None:
-        return tokens, ids, torch.ones_like(tokens)
-    real = mask.long()
-    order = real.argsort(dim=1, descending=True, stable=True)[:, : int(real.sum(dim=1).max())]
-    return tokens.gather(1, order), ids.gather(1, order), real.gather(1, order)
 
 
 def compare(

@@ -167,30 +167,19 @@ class Engine:
         """What the run is measured by while it trains: held-out text, or exact match on test samples of its task."""
         if config.task.name is None:
             return HeldoutEvaluation(config, rank=self.rank, world_size=self.processes)
-        if (
-            self._gathers_layers
-        ):  # in every forward pass, which all processes make together: each decodes everything
+        if self._gathers_layers:  # in every forward pass, which all make together: each decodes everything
             return TaskEvaluation(config)
         return TaskEvaluation(config, rank=self.rank, world_size=self.processes)
 
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
-
-        @torch.no_grad()
-        def losses(batch: Batch) -> Tensor:
-            with self._forward_context():
-                return self.model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
-                    "loss_nats"
-                ]
-
         self.model.eval()
-        with uncompiled():  # one shape was compiled, that of training
+        with uncompiled(), self._forward_context():  # one shape was compiled, that of training
             if isinstance(evaluation, TaskEvaluation):
                 reduce_sum = (lambda value: value) if self._gathers_layers else self.sum_over_processes
-                with self._forward_context():
-                    row = evaluation.run(self.raw_model, reduce_sum, self.device)
+                row = evaluation.run(self.raw_model, reduce_sum, self.device)
             else:
-                row = evaluation.run(losses, self.sum_over_processes, self.device)
+                row = evaluation.run(self.model, self.sum_over_processes, self.device)
         self.model.train()
         return row
 
@@ -286,9 +275,8 @@ def compiled(config: Config, model: Model, *, by_layer: bool = False) -> Any:
         return None
     options, decoder = asdict(config.compile), decoder_of(model) if by_layer else None
     amount, unit = parse_duration(config.max_duration)
-    steps = {"steps": amount, "tokens": amount / config.tokens_per_step}.get(
-        unit, math.inf
-    )  # epochs: not known
+    # How many steps an epoch has is not known here.
+    steps = {"steps": amount, "tokens": amount / config.tokens_per_step, "epochs": math.inf}[unit]
     if from_steps := options.pop("from_steps"):
         is_broken = config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained
         if steps < from_steps or is_broken:

@@ -19,7 +19,7 @@ import torch
 
 from analysis.probes.length import KEY, OF_BIN, LengthProbe, LossByPosition, rows_by_text
 from analysis.probes.probe import draws_of_means, intervals_frame, run_probe
-from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.cli import run_script
 
 ENTROPY, ZEROS = "entropy_nats", "zero_share"
 QUERIES = 16

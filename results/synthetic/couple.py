@@ -35,12 +35,13 @@ from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
 from olmo_sparsity import cli
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.batches import task_of
 from olmo_sparsity.tasks import TASKS, Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.tasks.task import Draws, Sizes, register
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
-from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import provenance

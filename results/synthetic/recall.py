@@ -36,6 +36,7 @@ from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.arguments import (
@@ -46,7 +47,7 @@ from olmo_sparsity.util.arguments import (
     settings_from,
     whole_number_or_zero,
 )
-from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import provenance

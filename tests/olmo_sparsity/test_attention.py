@@ -68,10 +68,9 @@ def test_a_cache_and_the_last_positions_alone_give_the_same_logits(name, changes
 def test_a_prompt_is_continued_as_it_is_alone_whatever_stands_beside_it(name):
     """Prompts of a batch have padding behind them, which then stands before what is decoded."""
     ours = as_predictor(model(name)).eval()
-    prompts, lengths = tokens(4, 12), torch.tensor([[4], [12], [7], [5]])
-    mask, ids = torch.arange(12) < lengths, torch.arange(12).expand(4, 12)
-    together = decode(ours, prompts, ids, end_token=-1, max_tokens=8, prompt_mask=mask).tokens
-    for row, length in enumerate(lengths[:, 0].tolist()):
+    prompts, lengths, ids = tokens(4, 12), torch.tensor([4, 12, 7, 5]), torch.arange(12).expand(4, 12)
+    together = decode(ours, prompts, ids, end_token=-1, max_tokens=8, prompt_lengths=lengths).tokens
+    for row, length in enumerate(lengths.tolist()):
         own = slice(row, row + 1), slice(length)
         alone = decode(ours, prompts[own], ids[own], end_token=-1, max_tokens=8).tokens
         assert torch.equal(together[row], alone[0])

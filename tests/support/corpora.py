@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.cli import run_script
 from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
-from olmo_sparsity.util.errors import run_script
 from tests.support.tiny import SHARED_DATA
 
 ROOT = Path(__file__).parents[2]

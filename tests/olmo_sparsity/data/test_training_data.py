@@ -92,7 +92,7 @@ TO_ASTYPE = r"numpy\.fromfile\(old, 'int64'\)\.astype\('uint32'\)\.tofile\(new\)
         (wide_ids(0.0) % 50, "int64", "uint16", 50, "ids of 8 bytes, read as 2; .*" + TO_ASTYPE),
         (wide_ids(0.037), "int64", "uint16", 65_536, TO_ASTYPE),
         (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*" + TO_ASTYPE),
-        (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "2 bytes, read as 4"),
+        (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "beyond the vocabulary of 50000"),
         (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
     ],
 )

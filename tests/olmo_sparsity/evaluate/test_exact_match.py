@@ -141,7 +141,9 @@ def measured_slowly(model, task, positions, samples, seed):
         ids = positions.ids(sample, split="test", seed=seed, indices=index)[0].tolist()
         tokens, start = sample.tokens[0].tolist(), int(sample.response_start[0])
         further = 3 if task.end_id is not None else 0
-        then = [0] * further if model.options.mode == "oracle" else range(ids[-1] + 1, ids[-1] + 1 + further)
+        then = (
+            [0] * further if model.options.scheme == "coupled" else range(ids[-1] + 1, ids[-1] + 1 + further)
+        )
         given = [None] * (len(tokens) - start + further) if predicts else [*ids[start:], *then]
         answer = answer_slowly(model, tokens[:start], ids[:start], given, task.end_id)
         answered_ids = answer[1] if predicts else None

@@ -32,29 +32,24 @@ def make(tmp_path, documents):
     return config
 
 
-class forward_of:
-    """What the engine gives the evaluation: losses of a batch, by a model whose predictions are far from uniform."""
-
-    def __init__(self, config):
-        self.model = build_model(config).eval()
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(8)
-
-    def __call__(self, batch):
-        labels = batch.targets["labels"]
-        return self.model(**batch.model_inputs, labels=labels, per_token=True)["loss_nats"]
+def model_of(config):
+    """A model whose predictions are far from uniform."""
+    model = build_model(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)
+    return model
 
 
 def identity(tensor):
     return tensor
 
 
-def losses_of(forward, window):
+def losses_of(model, window):
     """Loss [nats] of each token of a window but the first, given all before it, from the model itself."""
     ids = torch.tensor(np.asarray(window, dtype=np.int64))[None]
     with torch.no_grad():
-        logits = forward.model(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0]
+        logits = model(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0]
     picked = logits.double().log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
     return -picked.numpy()
 
@@ -65,11 +60,11 @@ def stream_of(documents):
 
 def test_loss_in_windows_of_the_training_length(make, documents):
     config = make()
-    forward = forward_of(config)
-    row = HeldoutEvaluation(config).run(forward, identity)
+    model = model_of(config)
+    row = HeldoutEvaluation(config).run(model, identity)
     stream = stream_of(documents)
     windows = [stream[i : i + 32] for i in range(0, len(stream) - 31, 32)]
-    expected = np.concatenate([losses_of(forward, window) for window in windows])
+    expected = np.concatenate([losses_of(model, window) for window in windows])
     assert row["heldout_tokens"] == len(expected) == len(windows) * 31
     assert row["heldout_loss_nats"] == pytest.approx(expected.mean(), abs=1e-5)
     assert row["heldout_loss_nats"] > 5  # hence not that of a uniform prediction
@@ -78,18 +73,18 @@ def test_loss_in_windows_of_the_training_length(make, documents):
 @pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_gives_the_same(make, processes):
     config = make("--device_train_microbatch_size=3")
-    forward = forward_of(config)
-    alone = HeldoutEvaluation(config).run(forward, identity)
+    model = model_of(config)
+    alone = HeldoutEvaluation(config).run(model, identity)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
     shares = [HeldoutEvaluation(config, rank=rank, world_size=processes) for rank in range(processes)]
     for share, seen, sums in zip(shares, calls, collected, strict=True):
         share.run(
-            lambda batch, seen=seen: seen.append(1) or forward(batch),
+            lambda seen=seen, **inputs: seen.append(1) or model(**inputs),
             lambda tensor, sums=sums: sums.append(tensor) or torch.ones_like(tensor),
         )
     assert len({*map(len, calls)}) == 1  # ZeRO 3 gathers weights in every forward pass: no rank may do more
     sums = iter([sum(parts) for parts in zip(*collected, strict=True)])
-    together = shares[0].run(forward, lambda tensor: next(sums))
+    together = shares[0].run(model, lambda tensor: next(sums))
     assert together["heldout_tokens"] == alone["heldout_tokens"]
     assert together["heldout_loss_nats"] == pytest.approx(alone["heldout_loss_nats"], abs=1e-6)
 

@@ -50,14 +50,16 @@ def test_loss_and_gradients_are_those_of_all_logits(rows, scale, with_bias, z_we
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("scale", "with_bias"), [(1.0, False), (0.25, True)])
-def test_the_loss_of_each_token_is_that_of_all_logits(scale, with_bias):
+def test_without_gradients_none_are_computed(monkeypatch):
     hidden, weight, labels = made()
-    bias = weight[:, 0] if with_bias else None
-    found = linear_loss.token_losses(hidden.view(4, 5, -1), Head(weight, bias, scale), labels.view(4, 5))
-    logits = F.linear(hidden, weight, bias) * scale
-    expected = F.cross_entropy(logits, labels, ignore_index=-100, reduction="none").view(4, 5)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    expected, asked = linear_cross_entropy(hidden, Head(weight), labels), []
+    inner = linear_loss._loss_and_gradients
+    monkeypatch.setattr(
+        linear_loss, "_loss_and_gradients", lambda *all_: asked.append(all_[-1]) or inner(*all_)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(linear_cross_entropy(hidden, Head(weight), labels), expected)
+    assert asked == [False]
 
 
 def test_bf16_is_that_of_autocast():

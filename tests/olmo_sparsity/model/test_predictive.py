@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from olmo_sparsity.model.predictive import Decoded, PositionPredictor, PredictiveOptions, compare, decode
+from olmo_sparsity.config.schema import PositionsConfig
+from olmo_sparsity.model.predictive import Decoded, PositionPredictor, compare, decode
 from tests.support import tiny
 
 TABLE = 40
@@ -18,10 +19,10 @@ def decoder(kind):
     return tiny.model(embedding_size=50, **changes.get(kind, {}))
 
 
-def predictor(kind="neox", **options):
+def predictor(kind="neox", scheme="predicted", **options):
     """A random model whose weights are large enough for positions, ids and tokens to matter."""
     sizes = {"table_size": 8, "second_table_size": 5} if kind == "two levels" else {"table_size": TABLE}
-    model = PositionPredictor(decoder(kind), PredictiveOptions(**sizes, **options), seed=1).eval()
+    model = PositionPredictor(decoder(kind), PositionsConfig(scheme, **sizes, **options), seed=1).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -36,16 +37,13 @@ def prompts(lengths, seed=3):
     return [d[0] for d in draw], [d[1] for d in draw]
 
 
-def padded(rows, side, filler):
-    """One tensor (B, P) of rows (1, length), padded with ``filler`` on a side or behind a first token, and its mask."""
-    width = max(row.shape[1] for row in rows)
-    values, mask = torch.full((len(rows), width), filler), torch.zeros(len(rows), width, dtype=torch.bool)
+def padded(rows, filler):
+    """One tensor (B, P) of rows (1, length), with ``filler`` behind them, and their lengths."""
+    lengths = torch.tensor([row.shape[1] for row in rows])
+    values = torch.full((len(rows), int(lengths.max())), filler)
     for number, row in enumerate(rows):
-        before = {"left": 0, "middle": 1, "right": row.shape[1]}[side]
-        mask[number, :before] = True
-        mask[number, width - row.shape[1] + before :] = True
-        values[number, mask[number]] = row[0]
-    return values, mask
+        values[number, : row.shape[1]] = row[0]
+    return values, lengths
 
 
 @torch.no_grad()
@@ -92,41 +90,40 @@ def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind,
     assert len({tuple(response) for response, _ in free}) > 2, "responses that do not depend on the prompt"
     end = end_token_of_one(free)
     expected = [decode_slowly(model, t, i, end, 7) for t, i in zip(tokens, ids, strict=True)]
-    for side in ("left", "middle", "right"):
-        (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
-        decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_mask=mask)
-        assert_decoded(decoded, expected, end)
+    (batch, lengths), (batch_ids, _) = padded(tokens, 7), padded(ids, 11)
+    decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_lengths=lengths)
+    assert_decoded(decoded, expected, end)
     alone = decode(model, tokens[0], ids[0], end_token=end, max_tokens=7)
     assert_decoded(alone, expected[:1], end)
 
 
-@pytest.mark.parametrize("mode", ["oracle", "predicted", "plain"])
-def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(mode):
-    model = predictor(mode=mode)
+@pytest.mark.parametrize("scheme", ["coupled", "predicted", "contiguous"])
+def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(scheme):
+    model = predictor(scheme=scheme)
     tokens, ids = prompts([4, 6])
     given = torch.tensor([[3, 9, 1, 30, 2], [8, 8, 5, 0, 21]])
-    if mode == "plain":
+    if scheme == "contiguous":
         given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
     rows = zip(tokens, ids, given.tolist(), strict=True)
     expected = [decode_slowly(model, *prompt, -1, 4, row) for *prompt, row in rows]
-    (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
-    options = {"response_ids": None if mode == "plain" else given, "prompt_mask": mask}
+    (batch, lengths), (batch_ids, _) = padded(tokens, 0), padded(ids, 0)
+    options = {"response_ids": None if scheme == "contiguous" else given, "prompt_lengths": lengths}
     assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
 
 
 @pytest.mark.parametrize("kind", ["neox", "olmo"])
 def test_without_table_the_decoder_is_all_there_is(kind):
     (tokens,), (ids,) = prompts([12])
-    model = predictor(kind, mode="plain")
+    model = predictor(kind, scheme="contiguous")
     torch.testing.assert_close(model(tokens, ids).logits, model.decoder(tokens, position_ids=ids).logits)
-    by_index = predictor(kind, mode="plain", rotate="index")
+    by_index = predictor(kind, scheme="contiguous", rotate="index")
     expected = by_index.decoder(tokens, position_ids=torch.arange(12)[None]).logits
     torch.testing.assert_close(by_index(tokens, ids).logits, expected)
 
 
 def test_rotation_by_nothing_is_nope():
     (tokens,), (ids,) = prompts([12])
-    model = predictor("olmo", mode="plain", rotate="none")
+    model = predictor("olmo", scheme="contiguous", rotate="none")
     nope = tiny.model(embedding_size=50, rope=False, nope=True)
     nope.load_state_dict(model.decoder.state_dict())
     torch.testing.assert_close(model(tokens, ids).logits, nope(tokens).logits, atol=1e-4, rtol=1e-4)
@@ -136,7 +133,7 @@ def test_rotation_by_nothing_is_nope():
 def test_the_embedding_of_an_id_is_added_to_that_of_its_token(kind):
     """With one id for all tokens, it is as if that id's embedding were part of every token's."""
     (tokens,), _ = prompts([9])
-    model = predictor(kind, mode="oracle", rotate="index")
+    model = predictor(kind, scheme="coupled", rotate="index")
     second = 3 if kind == "two levels" else 0
     with_id = model(tokens, torch.full_like(tokens, 6 + 8 * second)).logits
     table = model.decoder.transformer["wte"] if kind == "olmo" else model.decoder.model.gpt_neox.embed_in
@@ -203,7 +200,10 @@ def test_the_sort_of_the_first_error():
 
 def test_a_seed_decides_the_new_weights():
     inner, before = decoder("neox"), torch.get_rng_state()
-    models = [PositionPredictor(inner, PredictiveOptions(), seed=seed) for seed in (4, 4, 5)]
+    models = [
+        PositionPredictor(inner, PositionsConfig("predicted", table_size=TABLE), seed=seed)
+        for seed in (4, 4, 5)
+    ]
     assert torch.equal(torch.get_rng_state(), before)
     weights = [torch.cat([m.id_embedding.weight, m.id_head.weight]) for m in models]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])

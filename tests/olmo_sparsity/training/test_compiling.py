@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_tensors, weights_sha256
+from olmo_sparsity.config.schema import PositionsConfig
 from olmo_sparsity.model.build import decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
+from olmo_sparsity.model.predictive import PositionPredictor
 from olmo_sparsity.training.engine import compiled
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
@@ -27,7 +28,7 @@ def model_of(kind):
     if kind in tiny.ENCODINGS:
         return tiny.model(**tiny.ENCODINGS[kind])
     if kind == "ppc":
-        return PositionPredictor(tiny.neox(), PredictiveOptions(table_size=40), seed=0)
+        return PositionPredictor(tiny.neox(), PositionsConfig("predicted", table_size=40), seed=0)
     return tiny.neox() if kind == "gpt_neox" else tiny.model()
 
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from olmo_sparsity.util.errors import run_script
 from olmo_sparsity.util.files import (
     EXACT_MATCH,
     EXACT_MATCH_NAME,
@@ -61,37 +60,3 @@ def test_what_is_no_record_of_exact_match_is_refused(content, tmp_path):
     path.write_text(content)
     with refused(re.escape(str(path))):
         read_exact_match(path)
-
-
-def fails_with(error):
-    def main():
-        raise error
-
-    return main
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        PermissionError(13, "Permission denied", "/a/file"),
-        OSError(30, "Read-only file system", "/a/file"),
-        OSError(28, "No space left on device"),
-    ],
-)
-def test_what_the_system_refuses_is_one_line(capsys, error):
-    with pytest.raises(SystemExit, match="1"):
-        run_script(fails_with(error))
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ") and printed.count("\n") == 1 and str(error) in printed
-
-
-def test_ctrl_c_has_its_exit_code():
-    with pytest.raises(SystemExit, match="130"):
-        run_script(fails_with(KeyboardInterrupt()))
-
-
-def test_a_defect_keeps_its_traceback():
-    bad_descriptor = OSError(9, "Bad file descriptor")
-    for error in (ValueError("ours"), RuntimeError("ours"), bad_descriptor, json.JSONDecodeError("x", "", 0)):
-        with pytest.raises(type(error)):
-            run_script(fails_with(error))

@@ -1,0 +1,41 @@
+"""How a command ends: with a line for what a user can mend, and a traceback for a defect."""
+
+import json
+
+import pytest
+
+from olmo_sparsity.cli import run_script
+
+
+def fails_with(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "/a/file"),
+        OSError(30, "Read-only file system", "/a/file"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capsys, error):
+    with pytest.raises(SystemExit, match="1"):
+        run_script(fails_with(error))
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and printed.count("\n") == 1 and str(error) in printed
+
+
+def test_ctrl_c_has_its_exit_code():
+    with pytest.raises(SystemExit, match="130"):
+        run_script(fails_with(KeyboardInterrupt()))
+
+
+def test_a_defect_keeps_its_traceback():
+    bad_descriptor = OSError(9, "Bad file descriptor")
+    for error in (ValueError("ours"), RuntimeError("ours"), bad_descriptor, json.JSONDecodeError("x", "", 0)):
+        with pytest.raises(type(error)):
+            run_script(fails_with(error))
