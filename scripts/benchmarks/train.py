@@ -26,7 +26,7 @@ from olmo_sparsity.data.prepare import dtype_name
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import flops_per_token, peak_flops
 from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
@@ -48,7 +48,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
-        device, is_bf16 = loop.device, loop.accelerator.mixed_precision == "bf16"
+        device, is_bf16 = loop.device, chosen_precision(of_run) == "bf16"
         given = (of_run, device, is_bf16, steps)
         dtype = torch.bfloat16 if is_bf16 else torch.float32
         matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=device, dtype=dtype)

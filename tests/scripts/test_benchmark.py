@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.refusals import refused
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import gpu
+from benchmarks import gpu, train
 from benchmarks.timing import rates, time_in_turn
 
 
@@ -29,6 +31,18 @@ def test_rounds_are_timed_in_turn_and_paired():
     assert sorted(calls[:2]) == sorted(calls[2:4]) == ["engine", "plain"]
     rows = rates(seconds, 16, ["plain"])
     assert rows == {"plain": {"rate": 2, "to plain": [1, 1, 1]}, "engine": {"rate": 8, "to plain": [4, 2, 6]}}
+
+
+@pytest.mark.parametrize(("precision", "is_bf16"), [("amp_bf16", True), ("fp32", False)])
+def test_all_sides_compute_in_the_precision_of_the_run(monkeypatch, precision, is_bf16):
+    """Ours once computed in bf16 beside others in fp32."""
+    sides = []
+    for steps in ("plain_steps", "trainer_steps"):
+        monkeypatch.setattr(train, steps, lambda config, device, bf16, *more: sides.append(bf16))
+    monkeypatch.setattr(train, "time_in_turn", lambda runners, *_, **how: {name: [1.0] for name in runners})
+    tiny = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1", f"--precision={precision}"]
+    row = train.run("configs/demo.yaml", tiny, rounds=1, steps=1)
+    assert sides == 3 * [is_bf16] and row["precision"] == ("bf16" if is_bf16 else "fp32")
 
 
 PARTS = {
