@@ -37,11 +37,13 @@ def needle_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
         axes = panels[models.index(model), ks.index(k)]
         image = _heat_map(axes, 100 * rows.pivot(index="depth", columns="length", values="value"))
         axes.set(title=f"k = {k}", xlabel="context [tokens]")
-        axes.set_ylabel(f"{_title(cells, model)}\ndepth of the needle")
+        of_model = "" if len(models) == 1 else f"{_title(cells, model)}\n"
+        axes.set_ylabel(f"{of_model}depth of the needle")
         axes.label_outer()
     bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
     figure.colorbar(image, ax=panels, label="exact match [% of needles]", **bar)
-    style.add_heading(figure, heading)
+    alone = f"{models[0]}: " if len(models) == 1 else ""
+    style.add_heading(figure, alone + heading)
     return figure
 
 
