@@ -1,7 +1,7 @@
 """More of a measurement that is there: its choices given back as words or threes, and the placebo of the same document.
 
     python results/models/units.py units MODEL TEXTS.jsonl RUN OUT     L_k of k words, and of k tokens with neighbors
-    python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every second batch, elsewhere in its text
+    python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every third batch, elsewhere in its text
 
 RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/batch-*, and OUT gets the same batches: the
 same targets, whose losses are compared. A unit takes the place of its first token in the recorded ranking. `study.py
@@ -79,7 +79,7 @@ def main(what, model, texts, run, out):
     )
     scorer = Scorer(loaded.model)
     engine = Engine(settings, source, loaded.decoder, scorer, selecting=scorer)
-    for folder in parts if what == "units" else parts[::2]:
+    for folder in parts if what == "units" else parts[::3]:
         to, began = Path(out) / "parts" / folder.name, time.monotonic()
         if (to / RESULT_NAME).is_file():
             continue
