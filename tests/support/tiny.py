@@ -33,7 +33,6 @@ ENCODINGS = {
     **{name: {"attention": name} for name in ATTENTIONS},
 }
 """Changes of the model that choose each position encoding, and each attention."""
-SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def model_config(**changes) -> ModelConfig:
