@@ -91,6 +91,12 @@ OF_TASKS = [
     ("addition-small", "max_duration=2ep", "max_duration"),
     ("addition-small", "positions.scheme=contiguous positions.id_noise=0.1", "positions.id_noise"),
     ("multi_addition-small", "positions.scheme=pose positions.rotate=ids positions.chunks=6", "positions"),
+    ("multi_addition-small", "positions.second_table_size=4", "positions.second_table_size"),
+    ("multi_addition-small", "positions.second_table_size=null", "positions.second_table_size"),
+    ("multi_addition-small", "positions.scheme=coupled positions.rotate=ids", "positions.rotate"),
+    ("multi_addition-small", "positions.id_noise=0.1", "positions"),
+    ("addition-small", "positions.second_table_size=4", "positions.second_table_size"),
+    ("sparse_parity-small", "positions.scheme=predicted positions.table_size=99", "positions.scheme"),
 ]
 
 

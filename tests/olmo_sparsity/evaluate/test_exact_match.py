@@ -23,6 +23,7 @@ from olmo_sparsity.tasks.samples import END
 from olmo_sparsity.tasks.task import Sizes, Task
 from tests.support import tiny_task
 from tests.support.refusals import refused
+from tests.support.tiny_task import answer_slowly
 
 TABLE = 40
 SORTS = ("exact", "wrong_token", "wrong_id", "wrong_stop")
@@ -87,22 +88,6 @@ def learned(config, batch, ids, steps):
         loss_nats.backward()
         optimizer.step()
     return model.eval()
-
-
-@torch.no_grad()
-def answer_slowly(model, tokens, ids, given, end):
-    """Lists of tokens and ids of one response, by a full pass for each of ``len(given)`` tokens.
-
-    ``given``: their ids, each of them None where the model predicts it.
-    """
-    tokens, ids, start = list(tokens), list(ids), len(tokens)
-    for id_ in given:
-        output = model(torch.tensor([tokens]), torch.tensor([ids]))
-        tokens.append(int(output.logits[0, -1].argmax()))
-        ids.append(int(output.id_logits[0, -1].argmax()) if id_ is None else id_)
-        if tokens[-1] == end:
-            break
-    return tokens[start:], ids[start:]
 
 
 def first_error(tokens, ids, true_tokens, true_ids, end):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from olmo_sparsity.model.predictive import Decoded, PositionPredictor, PredictiveOptions, compare, decode
+from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, decode
 from tests.support import tiny
+from tests.support.tiny_task import answer_slowly
 
 TABLE = 40
 DECODERS = ["neox", "olmo", "olmo with groups", "alibi", "two levels"]
@@ -48,23 +49,6 @@ def padded(rows, side, filler):
     return values, mask
 
 
-@torch.no_grad()
-def decode_slowly(model, tokens, ids, end_token, max_tokens, given=None):
-    """One prompt, a full forward pass without cache for every token: lists of the response's tokens and ids."""
-    start = tokens.shape[1]
-    while tokens.shape[1] < start + max_tokens:
-        output = model(tokens, ids)
-        token = output.logits[:, -1].argmax(dim=-1, keepdim=True)
-        if given is None:
-            id_ = output.id_logits[:, -1].argmax(dim=-1, keepdim=True)
-        else:
-            id_ = torch.tensor([[given[tokens.shape[1] - start]]])
-        tokens, ids = torch.cat([tokens, token], dim=1), torch.cat([ids, id_], dim=1)
-        if token.item() == end_token:
-            break
-    return tokens[0, start:].tolist(), ids[0, start:].tolist()
-
-
 def assert_decoded(decoded, expected, end_token):
     """``expected``: (tokens, ids) of each row."""
     for row, (tokens, ids) in enumerate(expected):
@@ -88,10 +72,10 @@ def end_token_of_one(expected):
 def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind, rotate):
     model = predictor(kind, rotate=rotate)
     tokens, ids = prompts([5, 9, 2, 9])
-    free = [decode_slowly(model, t, i, -1, 7) for t, i in zip(tokens, ids, strict=True)]
+    free = [answer_slowly(model, t[0], i[0], [None] * 7, -1) for t, i in zip(tokens, ids, strict=True)]
     assert len({tuple(response) for response, _ in free}) > 2, "responses that do not depend on the prompt"
     end = end_token_of_one(free)
-    expected = [decode_slowly(model, t, i, end, 7) for t, i in zip(tokens, ids, strict=True)]
+    expected = [answer_slowly(model, t[0], i[0], [None] * 7, end) for t, i in zip(tokens, ids, strict=True)]
     for side in ("left", "middle", "right"):
         (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
         decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_mask=mask)
@@ -108,7 +92,7 @@ def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(
     if mode == "plain":
         given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
     rows = zip(tokens, ids, given.tolist(), strict=True)
-    expected = [decode_slowly(model, *prompt, -1, 4, row) for *prompt, row in rows]
+    expected = [answer_slowly(model, t[0], i[0], row[:4], -1) for t, i, row in rows]
     (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
     options = {"response_ids": None if mode == "plain" else given, "prompt_mask": mask}
     assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
@@ -169,36 +153,6 @@ def test_losses_are_those_of_the_logits(kind):
         *(torch.autograd.grad(each, weights) for each in (found["loss_nats"], total)), strict=True
     ):
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_the_sort_of_the_first_error():
-    """The truth is 1 2 3 and the end, 9, with ids 4 5 6 0."""
-    cases = [
-        ([1, 2, 3, 9], [4, 5, 6, 0], None),
-        ([1, 7, 3, 9], [4, 5, 6, 0], "token"),
-        ([1, 7, 3, 9], [4, 8, 6, 0], "token"),
-        ([1, 2, 3, 9], [4, 8, 6, 0], "id"),
-        ([1, 2, 7, 9], [4, 8, 6, 0], "id"),
-        ([1, 2, 3, 9], [4, 5, 6, 1], "id"),
-        ([1, 2, 9], [4, 5, 0], "stop"),
-        ([1, 7, 9], [4, 5, 0], "token"),
-        ([1, 2, 3, 7, 7, 7], [4, 5, 6, 7, 7, 7], "stop"),
-        ([1, 2, 3], [4, 5, 6], "stop"),
-    ]
-    width = 6
-    decoded = Decoded(
-        tokens=torch.tensor([tokens + [9] * (width - len(tokens)) for tokens, _, _ in cases]),
-        ids=torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in cases]),
-        lengths=torch.tensor([len(tokens) for tokens, _, _ in cases]),
-    )
-    truth = torch.tensor([[1, 2, 3, 9, 0]]).repeat(len(cases), 1)
-    ids = torch.tensor([[4, 5, 6, 0, 0]]).repeat(len(cases), 1)
-    lengths = torch.full((len(cases),), 4)
-    expected = [sort for _, _, sort in cases]
-    assert compare(decoded, truth, lengths, end_token=9, true_ids=ids) == expected
-    without_ids = [None if sort == "id" else sort for sort in expected]
-    without_ids[4] = "token"
-    assert compare(decoded, truth, lengths, end_token=9) == without_ids
 
 
 def test_a_seed_decides_the_new_weights():

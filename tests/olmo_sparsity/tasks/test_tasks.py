@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -66,25 +65,6 @@ def test_a_sample_depends_on_nothing_but_split_seed_and_index(name, split):
     assert len(set(everything)) > 95
     for other in (small(name).sample(split, 5, range(100)), small(name).sample(split, 4, range(100, 200))):
         assert len({*samples(other)} & {*everything}) < 5
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("name", TASKS)
-def test_the_loss_mask_covers_exactly_the_response(name, split):
-    task = small(name)
-    batch = task.sample(split, 0, range(100))
-    assert batch.tokens.shape == batch.loss_mask.shape == (100, batch.lengths.max())
-    rows = batch.tokens, batch.loss_mask, batch.response_start, batch.lengths
-    for tokens, mask, start, end in zip(*rows, strict=True):
-        assert np.flatnonzero(mask).tolist() == list(range(start, end))
-        assert (tokens[:end] != 0).all() and (tokens[end:] == 0).all()
-        assert 0 < start < end
-        assert tokens.max() < len(task.vocabulary)
-        if task.end_id is None:
-            assert end - start == 1
-        else:
-            assert np.flatnonzero(tokens == task.end_id).tolist() == [end - 1]
-    assert len(set(task.vocabulary)) == len(task.vocabulary)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -202,18 +182,6 @@ def test_planted_tokens_stand_at_the_distance_that_is_asked_for():
 
 
 # --- random numbers ---
-
-
-def test_orders_and_subsets_are_uniform():
-    draws = Draws.of(0, "train", np.arange(12_000))
-    eligible = np.zeros((12_000, 6), dtype=bool)
-    eligible[:, [0, 2, 3, 5]] = True
-    order = draws.order(eligible)
-    assert is_uniform(map(tuple, order[:, :4].tolist()), permutations([0, 2, 3, 5]))
-    assert (order[:, 4:] == [1, 4]).all()
-    chosen = draws.subset(eligible, np.full(12_000, 2))
-    assert is_uniform([tuple(np.flatnonzero(row)) for row in chosen], combinations([0, 2, 3, 5], 2))
-    assert not draws.subset(eligible, np.zeros(12_000, dtype=int)).any()
 
 
 def test_integers_are_uniform_and_independent_over_rows_columns_and_purposes():
