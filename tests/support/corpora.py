@@ -43,12 +43,6 @@ def some_files(folder: Path, files: int = 4, **options) -> list[str]:
     return [write_lines(folder / f"{i}.jsonl.gz", some_texts(30, i, **options)) for i in range(files)]
 
 
-def cut(path: str) -> str:
-    """Take the end off a file."""
-    Path(path).write_bytes(Path(path).read_bytes()[:-30])
-    return path
-
-
 def text_settings(files, heldout_files=(), **changes) -> PrepareSettings:
     return PrepareSettings("text", files, heldout_files, **({"vocab_size": 300} | changes))
 

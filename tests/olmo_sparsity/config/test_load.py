@@ -75,9 +75,8 @@ class TestOlmoFiles:
     @pytest.mark.parametrize(
         "overrides",
         [
-            ["--optimizer.learning_rate=1e-3", "--seed=1", "--seed=2"],
+            ["--optimizer.learning_rate=1e-3", "--seed=1", "--seed=2", "--run_name=other"],
             ["--save-overwrite", "model.n_layers=3", "--max_duration=2e10T"],
-            ["--run_name=other"],
             ["--data.paths=[a, 'b/${run_name}']", "--optimizer.betas=[0.8,0.99]"],
             ["--wandb=null", "--ddp.find-unused-params", "--optimizer.name=lionw", "--evaluators=[]"],
             ["--data.instance_filter.repetition_max_count=5", "--compile.mode=max-autotune"],
@@ -134,12 +133,6 @@ FILES = {
 def test_a_file_is_refused_in_one_line(write: Write, text: str) -> None:
     message = refusal(write(text))
     assert message.startswith("FILE: ") and FILES[text] in message and "\n" not in message
-
-
-def test_numbers_are_those_of_yaml_1_2(write: Write) -> None:
-    """Plain PyYAML reads 1e-4 as a text."""
-    config = load_config(write("optimizer: {learning_rate: 1e-4}\nrun_name: 1_0"), ["--max_grad_norm=1e-3"])
-    assert (config.optimizer.learning_rate, config.max_grad_norm) == (1e-4, 1e-3)
 
 
 def test_omegaconfs_limit_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:

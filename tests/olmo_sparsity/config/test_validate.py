@@ -137,14 +137,3 @@ def test_duration() -> None:
 def test_no_duration(value: int | str) -> None:
     with refused("is no duration; give"):
         parse_duration(value)
-
-
-def test_the_arithmetic_of_the_base_configs_comment() -> None:
-    config, comment = load_config(BASE), BASE.read_text(encoding="utf8")
-    micro, batch = config.device_train_microbatch_size, config.global_train_batch_size
-    length, (steps, unit) = config.model.max_sequence_length, parse_duration(config.max_duration)
-    assert micro * 4 * 8 == batch and unit == "steps"
-    tokens = f"{batch} examples x {length:,} tokens", f"= {batch * length:,} tokens", f"x {steps:,.0f} steps"
-    total = f"= {batch * length * steps / 1e9:.1f} billion tokens"
-    micro_batches = f"{micro} examples (microbatch) x 4 accumulated x 8 proc"
-    assert all(text in comment for text in (*tokens, total, micro_batches))

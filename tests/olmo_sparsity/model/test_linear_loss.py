@@ -44,6 +44,9 @@ def test_the_loss_of_a_model_is_that_of_its_logits(changes, z_weight):
     ids = torch.arange(0, 20, 2).expand(2, -1)
     for whole in (True, False):
         model = (tiny.neox() if changes.get("family") else tiny.model(**changes)).train()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # they begin as zeros
+                parameter.data = torch.linspace(-1, 1, len(parameter))
         if whole:
             logits = model(tokens, position_ids=ids).logits.flatten(0, 1)
             parts = of_logits(logits, labels.flatten(), z_weight)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, decode
+from olmo_sparsity.model.predictive import Decoded, PositionPredictor, PredictiveOptions, compare, decode
 from tests.support import tiny
 from tests.support.tiny_task import answer_slowly
 
@@ -153,6 +153,36 @@ def test_losses_are_those_of_the_logits(kind):
         *(torch.autograd.grad(each, weights) for each in (found["loss_nats"], total)), strict=True
     ):
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sort_of_the_first_error():
+    """The truth is 1 2 3 and the end, 9, with ids 4 5 6 0."""
+    cases = [
+        ([1, 2, 3, 9], [4, 5, 6, 0], None),
+        ([1, 7, 3, 9], [4, 5, 6, 0], "token"),
+        ([1, 7, 3, 9], [4, 8, 6, 0], "token"),
+        ([1, 2, 3, 9], [4, 8, 6, 0], "id"),
+        ([1, 2, 7, 9], [4, 8, 6, 0], "id"),
+        ([1, 2, 3, 9], [4, 5, 6, 1], "id"),
+        ([1, 2, 9], [4, 5, 0], "stop"),
+        ([1, 7, 9], [4, 5, 0], "token"),
+        ([1, 2, 3, 7, 7, 7], [4, 5, 6, 7, 7, 7], "stop"),
+        ([1, 2, 3], [4, 5, 6], "stop"),
+    ]
+    width = 6
+    decoded = Decoded(
+        tokens=torch.tensor([tokens + [9] * (width - len(tokens)) for tokens, _, _ in cases]),
+        ids=torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in cases]),
+        lengths=torch.tensor([len(tokens) for tokens, _, _ in cases]),
+    )
+    truth = torch.tensor([[1, 2, 3, 9, 0]]).repeat(len(cases), 1)
+    ids = torch.tensor([[4, 5, 6, 0, 0]]).repeat(len(cases), 1)
+    lengths = torch.full((len(cases),), 4)
+    expected = [sort for _, _, sort in cases]
+    assert compare(decoded, truth, lengths, end_token=9, true_ids=ids) == expected
+    without_ids = [None if sort == "id" else sort for sort in expected]
+    without_ids[4] = "token"
+    assert compare(decoded, truth, lengths, end_token=9) == without_ids
 
 
 def test_a_seed_decides_the_new_weights():
