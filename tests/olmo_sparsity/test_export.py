@@ -45,7 +45,6 @@ SHAPES = {  # name: changes of the model, class of transformers
 }
 MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "model.rope: False"),
-    "learned": ({"rope": False}, "model.rope: False"),
     **{name: ({"attention": name}, f"model.attention: {name}") for name in ATTENTIONS},
     "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2"),
     "norm biases": ({"bias_for_layer_norm": True}, "llama: model.bias_for_layer_norm: True;"),

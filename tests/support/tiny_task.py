@@ -7,8 +7,6 @@ import torch
 from olmo_sparsity.config.load import Config, load_config
 from tests.support.tiny import write_values
 
-ROOT = Path(__file__).parents[2]
-
 PARITY = {
     "seed": 3,
     "task": {"name": "scratchpad_parity", "parameters": {"train_length": [2, 5], "test_length": [2, 15]}},

@@ -62,38 +62,28 @@ def shell_cell(folder, name, *scripts):
 
 
 def test_cells_are_the_product_in_order_and_their_commands_make_their_configs(cells_of, tmp_path):
-    """Commas outside of brackets separate values."""
+    """Several configs are the slowest axis; commas outside of brackets separate values."""
     tiny.train_config(tmp_path)
-    schemes = "{scheme: contiguous, chunks: 2}, {scheme: pose, chunks: 3}"
-    axes = f"--grid seed=1,2 --grid 'positions={schemes}' --grid optimizer.betas=[0.9,0.95],[0.8,0.99]"
-    cells = cells_of(f"config.yaml {axes} --out out -- --max_duration=6")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "rope.yaml").write_text(text.replace("scheme: pose", "scheme: contiguous"))
+    rates = "{betas: [0.9, 0.95], eps: 1e-6}, {betas: [0.8, 0.99], eps: 1e-7}"
+    axes = f"--grid seed=1,2 --grid 'optimizer={rates}'"
+    cells = cells_of(f"rope.yaml config.yaml {axes} --out out -- --max_duration=6")
     assert [cell.name for cell in cells] == [
-        f"seed={seed},positions={scheme},optimizer.betas={betas}"
+        f"config={config},seed={seed},optimizer=betas-{rate}"
+        for config in ("rope", "config")
         for seed in (1, 2)
-        for scheme in ("scheme-contiguous-chunks-2", "scheme-pose-chunks-3")
-        for betas in ("0.9-0.95", "0.8-0.99")
+        for rate in ("0.9-0.95-eps-1e-6", "0.8-0.99-eps-1e-7")
     ]
-    *_, path, resume, where, name, duration, seed, scheme, betas = shlex.split(cells[5].command)
+    assert [cell.config.positions.scheme for cell in cells] == ["contiguous"] * 4 + ["pose"] * 4
+    *_, path, resume, where, name, duration, seed, rate = shlex.split(cells[7].command)
     assert resume == "--resume"
-    config = load_config(path, [where, name, duration, seed, scheme, betas])
-    assert config == cells[5].config
-    assert config.save_folder == str(cells[5].folder) == f"out/{cells[5].name}"
-    assert config.run_name == f"out-{cells[5].name}"
-    assert (config.seed, config.positions.scheme, config.max_duration) == (2, "contiguous", 6)
+    config = load_config(path, [where, name, duration, seed, rate])
+    assert config == cells[7].config
+    assert config.save_folder == str(cells[7].folder) == f"out/{cells[7].name}"
+    assert config.run_name == f"out-{cells[7].name}"
+    assert (config.seed, config.max_duration, config.optimizer.eps) == (2, 6, 1e-7)
     assert tuple(config.optimizer.betas) == (0.8, 0.99)
-
-
-def test_several_configs_are_the_slowest_axis(cells_of, tmp_path):
-    tiny.train_config(tmp_path)
-    for name, scheme in (("rope", "contiguous"), ("pose", "pose")):
-        text = (tmp_path / "config.yaml").read_text().replace("scheme: pose", f"scheme: {scheme}")
-        (tmp_path / f"{name}.yaml").write_text(text)
-    cells = cells_of("rope.yaml pose.yaml --grid seed=1,2 --out out")
-    named = [(cell.name, cell.config.positions.scheme) for cell in cells]
-    assert named == [
-        ("config=rope,seed=1", "contiguous"), ("config=rope,seed=2", "contiguous"),
-        ("config=pose,seed=1", "pose"), ("config=pose,seed=2", "pose"),
-    ]  # fmt: skip
 
 
 # What is refused before anything starts.

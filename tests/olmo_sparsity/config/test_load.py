@@ -123,7 +123,6 @@ FILES = {
     "base: x.yaml": "its base files form a circle",
     "save_folder: ${run_nam}/x": "save_folder: Interpolation key 'run_nam' not found",
     "positions: {scheem: pose}": "positions.scheem: Key 'scheem' not in 'PositionsConfig'. Did you mean: 'scheme'?",
-    "seed: 1.5": "seed: Value '1.5'",
     "seed: ???": "seed: ??? is left open",
     "data: {paths: [a, '${nowhere}']}": "data.paths[1]: Interpolation key 'nowhere' not found",
 }

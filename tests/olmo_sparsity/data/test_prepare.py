@@ -214,33 +214,26 @@ def _session_is_alive(session: int) -> bool:
 
 
 def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatch):
-    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
-    first = prepare(settings, out)
-    assert not (out / ".partial").exists()
-    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    monkeypatch.setattr("olmo_sparsity.data.sources.TextFiles.documents", None)
-    monkeypatch.setattr(prepare_module, "folder_lock", None)  # it may be on a disk that cannot be written to
-    again = prepare(settings, out)
-    assert (again.manifest, again.tokens_written) == (first.manifest, 0)
-    monkeypatch.undo()
-    for changed in ({"vocab_size": 280}, {"near_copy_tokens": 0}):
-        with refused(rf"other settings \({next(iter(changed))}\).*remove it"):
-            prepare(text_settings(settings.files, **changed), out)
-    assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    (out / "manifest.json").unlink()
-    with refused("no record of how it was made"):
-        prepare(settings, out)
-
-
-def test_a_corpus_of_before_is_found_finished(tmp_path):
-    """Its manifest has no entries of what was not there yet."""
+    """The manifest of one of before has no entries of what was not there yet."""
     settings, out = text_settings(some_files(tmp_path / "text"), near_copy_tokens=0), tmp_path / "out"
-    prepare(settings, out)
-    assert "near_cop" not in (out / "manifest.json").read_text()
-    assert prepare(settings, out).tokens_written == 0
+    first = prepare(settings, out)
+    assert "near_cop" not in (out / "manifest.json").read_text() and not (out / ".partial").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("olmo_sparsity.data.sources.TextFiles.documents", None)
+        patch.setattr(prepare_module, "folder_lock", None)  # it may be on a disk that cannot be written to
+        again = prepare(settings, out)
+    assert (again.manifest, again.tokens_written) == (first.manifest, 0)
+    for changed in ({"vocab_size": 280}, {"near_copy_tokens": 20}):
+        with refused(rf"other settings \({next(iter(changed))}\).*remove it"):
+            prepare(replace(settings, **changed), out)
+    assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     path = out / "train-00001.npy"
     path.write_bytes(path.read_bytes()[:-2])
     with refused("is truncated or was changed"):
+        prepare(settings, out)
+    (out / "manifest.json").unlink()
+    with refused("no record of how it was made"):
         prepare(settings, out)
 
 

@@ -87,9 +87,10 @@ def wide_ids(share: float, number: int = 20_000) -> np.ndarray:
         (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*write them anew"),
         (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "2 bytes, read as 4"),
         (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
+        (np.append(wide_ids(0.0, 300_000) % 50, [50, *[7] * 999]), "uint16", "uint16", 50, "id 50, beyond"),
     ],
 )
-def test_ids_of_another_size_are_refused(tmp_path, ids, written, read, vocab_size, message):
+def test_ids_of_another_size_or_vocabulary_are_refused(tmp_path, ids, written, read, vocab_size, message):
     config = tiny.train_config(tmp_path)
     config = replace(config, model=replace(config.model, vocab_size=vocab_size))
     ids.astype(written).tofile(tmp_path / "a.npy")
@@ -132,16 +133,6 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path):
     open_training_data(config)
     with refused("has vocab_size 50, the model has 49; set --model.vocab_size=50 or name the model's"):
         open_training_data(replace(config, model=replace(config.model, vocab_size=49)))
-
-
-def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
-    config = tiny.train_config(tmp_path)
-    ids = np.random.default_rng(0).integers(0, 50, 300_000).astype(np.uint16)
-    ids[-1000] = 50
-    ids.tofile(tmp_path / "late.npy")
-    late = tmp_path / "late.npy"
-    with refused(r"late\.npy holds id 50, beyond the vocabulary of 50 \(model\.vocab_size\)"):
-        verify_checksums(bare(config, [late]))
 
 
 @pytest.mark.parametrize("change", ["", "[]", {"version": 2}, {"extra": 1}, {"splits": []}, {"dtype": "int"}])

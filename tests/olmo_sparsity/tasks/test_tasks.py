@@ -9,7 +9,7 @@ from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.parts import labelled_batch
-from olmo_sparsity.tasks.task import Draws, _in_test
+from olmo_sparsity.tasks.task import _in_test
 from tests.support.refusals import refused
 
 SMALL = {
@@ -179,22 +179,6 @@ def test_planted_tokens_stand_at_the_distance_that_is_asked_for():
         distances = (batch.response_start[:, None] - batch.planted)[batch.planted >= 0]
         assert distances.min() == 10 and distances.max() == 30
     assert min(task.sample("train", 0, range(500)).response_start) == 12
-
-
-# --- random numbers ---
-
-
-def test_integers_are_uniform_and_independent_over_rows_columns_and_purposes():
-    draws = Draws.of(3, "train", np.arange(4000))
-    numbers = draws.integers(7, 6)
-    for column in numbers.T:
-        assert is_uniform(column, range(7))
-    other = [draws.named("other").integers(7, 6), Draws.of(4, "train", np.arange(4000)).integers(7, 6),
-             Draws.of(3, "test", np.arange(4000)).integers(7, 6), np.roll(numbers, 1, axis=0)]  # fmt: skip
-    together = np.concatenate([numbers, *other], axis=1)
-    assert abs(np.corrcoef(together.T) - np.eye(30)).max() < 0.07
-    bounds = np.arange(4000) % 5 + 1
-    assert (draws.integers(bounds, 50).max(axis=1) == bounds - 1).all()
 
 
 def test_the_split_of_a_prompt_never_changes():
