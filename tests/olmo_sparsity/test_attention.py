@@ -13,6 +13,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.predictive import decode
 from tests.support import tiny
+from tests.support.tiny import tokens
 
 
 def model(name, encoding="rope", **changes):
@@ -21,10 +22,6 @@ def model(name, encoding="rope", **changes):
         if "mixer" in parameter_name:  # large enough to matter, and different for each head
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
     return made
-
-
-def tokens(batch=2, length=24, seed=0):
-    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("encoding", ["rope", "nope", "alibi", "windowed hybrid"])
@@ -52,7 +49,7 @@ def test_the_optimizer_of_olmo_trains_every_parameter(name):
 )
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
 def test_a_cache_and_the_last_positions_alone_give_the_same_logits(name, changes):
-    ours, ids = model(name, **changes), tokens()
+    ours, ids = model(name, **changes), tokens(2, 24)
     position_ids = torch.arange(24).expand(2, -1) * 2 + 5
     whole = ours(ids, position_ids=position_ids).logits
     start = ours(ids[:, :12], position_ids=position_ids[:, :12], use_cache=True)
@@ -71,7 +68,8 @@ def test_a_prompt_is_continued_as_it_is_alone_whatever_stands_beside_it(name):
     together = decode(ours, prompts, ids, end_token=-1, max_tokens=8, prompt_mask=mask).tokens
     for row, length in enumerate(lengths[:, 0].tolist()):
         own = slice(row, row + 1), slice(length)
-        alone = decode(ours, prompts[own], ids[own], end_token=-1, max_tokens=8).tokens
+        further = {"response_ids": torch.arange(length, length + 8)[None]}  # as they go on without
+        alone = decode(ours, prompts[own], ids[own], end_token=-1, max_tokens=8, **further).tokens
         assert torch.equal(together[row], alone[0])
 
 

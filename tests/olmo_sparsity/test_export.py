@@ -164,15 +164,15 @@ def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_the_script_exports_once(tmp_path, run_here):
+def test_nothing_is_exported_twice(tmp_path, run_here):
     source, _ = checkpoint(tmp_path)
-    done = run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf")
-    assert done.returncode == 0, done.stderr
-    for out in (tmp_path / "hf", source):
-        with refused("exists already; give another --out, or remove it"):
-            export_checkpoint(source, out)
-    with refused("is a transformers directory already"):
-        export_checkpoint(tmp_path / "hf", tmp_path / "again")
+    assert run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf").returncode == 0
+    for given, out, message in (
+        (source, tmp_path / "hf", "exists already; give another --out, or remove it"),
+        (tmp_path / "hf", tmp_path / "again", "is a transformers directory already"),
+    ):
+        with refused(message):
+            export_checkpoint(given, out)
 
 
 def test_bad_input_leaves_nothing(tmp_path):

@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from olmo_sparsity.positions import SCHEMES, SchemeOptions, position_ids
-from tests.support import tiny
 
 LENGTH, TARGET = 16, 40
 
@@ -17,10 +15,6 @@ def draw(name, count, chunks=2, length=LENGTH, target=TARGET, **where):
             for i in range(count)
         ]
     )
-
-
-def test_contiguous_is_the_index():
-    assert (draw("contiguous", 3) == np.arange(LENGTH)).all()
 
 
 def test_random_start_is_uniform_and_contiguous():
@@ -84,18 +78,3 @@ def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
         assert (everything != draw(name, 50, epoch=1)).any()
         assert (everything != draw(name, 50, seed=8)).any()
         assert len(np.unique(everything, axis=0)) > 10
-
-
-@pytest.mark.parametrize("switch", ["rope", "alibi", "nope", None])
-@torch.no_grad()
-def test_a_model_reads_ids_as_its_encoding_says(switch):
-    model = tiny.model(**{name: name == switch for name in ("rope", "alibi", "nope")})
-    learns = switch is None
-    assert any("wpe" in name for name in model.state_dict()) == model.config.learns_positions == learns
-    tokens, ids = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(0)), torch.arange(12)
-
-    def logits(position_ids):
-        return model(tokens, position_ids=position_ids[None]).logits
-
-    assert torch.allclose(logits(2 * ids), logits(ids), atol=1e-4) == (switch == "nope")
-    assert torch.allclose(logits(ids + 5), logits(ids), atol=1e-4) == (not learns)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis import load
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.util.errors import UserError
@@ -296,20 +295,6 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     assert f"start 2: {processes} processes" in text
     assert "resuming from" in text
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, steps + 1))
-
-
-@pytest.mark.slow
-def test_an_array_of_shards_is_merged(slurm, tmp_path):
-    tiny.train_config(tmp_path)
-    length = ("--max_duration=100", "--save_interval=100", "--optimizer.learning_rate=1e-2")
-    call("scripts/train.py", tmp_path / "config.yaml", *length)
-    sizes = "--n-long 20 --n-short 5 --tau 0.3 --k 1,2 --targets 200 --device cpu"
-    where = ("--corpus", "corpus", "--out", "records", "--array", 3, "--cpus", 1, "--time", "30")
-    numbers = submitted("influence", "run", *where, "--", *sizes.split(), cwd=tmp_path)
-    assert len(numbers) == 2
-    job = local_slurm.wait_for_end(numbers[1], 240)
-    assert job["JobState"] == "COMPLETED", logs_of(tmp_path / "records")
-    assert len(load(tmp_path / "records").over) > 10
 
 
 @pytest.mark.slow

@@ -19,18 +19,8 @@ from olmo_sparsity.cli.sweep import Cell, plan, run_cells
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.loop import train
-from tests.support import tiny
+from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
-
-TASK = """\
-model: {d_model: 16, n_heads: 2, n_layers: 1, mlp_ratio: 2, rope: true, include_bias: false, layer_norm_type: rms,
-        vocab_size: 6, embedding_size: 64, eos_token_id: 0, pad_token_id: 0, max_sequence_length: 24}
-task: {name: scratchpad_parity, parameters: {train_length: [5, 10], test_length: [5, 20]}}
-positions: {scheme: coupled, table_size: 30}
-scheduler: {name: linear_with_warmup, t_warmup: 2}
-max_duration: 2
-global_train_batch_size: 4
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +98,9 @@ def test_bad_arguments_are_named_and_nothing_starts(cells_of, tmp_path, argument
 
 
 def test_what_the_evaluation_would_refuse_is_refused_before_the_training(cells_of, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
+    tiny_task.write(tmp_path)
     with refused("length 1000: "):
-        cells_of("config.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
+        cells_of("task.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
 
 
 # Running.
@@ -193,10 +183,10 @@ def test_two_real_cells_are_trained_and_left_out_when_finished(sweep_here, tmp_p
 
 
 def test_a_cell_is_finished_when_it_is_trained_and_measured_as_asked(sweep_here, call_main, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
-    command = "config.yaml --grid seed=1,2 --out out --evaluate '--samples {}' --dry-run"
+    tiny_task.write(tmp_path)
+    command = "task.yaml --grid seed=1,2 --out out --evaluate '--samples {}' --dry-run"
     overrides = ["--seed=2", "--save_folder=out/seed=2"]
-    train(load_config("config.yaml", overrides))
+    train(load_config("task.yaml", overrides))
     assert "# finished" not in sweep_here(command.format(5))[1]
     call_main("exact_match", "out/seed=2", "--samples", 5)
     first, second = sweep_here(command.format(5))[1].splitlines()
@@ -207,11 +197,11 @@ def test_a_cell_is_finished_when_it_is_trained_and_measured_as_asked(sweep_here,
 
 
 def test_a_dry_run_prints_a_command_a_cell_and_only_one_where_it_is_asked_for(sweep_here, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
-    command = "config.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run --max_duration=3"
+    tiny_task.write(tmp_path)
+    command = "task.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run --max_duration=3"
     start = f"{shlex.quote(sys.executable)} -P -m olmo_sparsity.cli"
     lines = [
-        f"{start} train config.yaml --resume --save_folder=out/seed={seed} "
+        f"{start} train task.yaml --resume --save_folder=out/seed={seed} "
         f"--run_name=out-seed={seed} --max_duration=3 --seed={seed} && "
         f"{start} exact_match out/seed={seed} --overwrite --samples 5"
         for seed in (1, 2)

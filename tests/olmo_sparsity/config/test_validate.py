@@ -59,9 +59,12 @@ INVALID = {
     "scheduler.name=inverse_sqrt_with_warmup scheduler.t_warmup=0": "scheduler.t_warmup",
 }
 ACCEPTED = [
-    "positions.scheme=random_start positions.target_length=null positions.chunks=1",
-    "positions.chunks=512 positions.target_length=1025 positions.content=skip",
-    "scheduler.t_warmup=10001 max_duration=2ep",
+    ("base", "positions.scheme=random_start positions.target_length=null positions.chunks=1"),
+    ("base", "positions.chunks=512 positions.target_length=1025 positions.content=skip"),
+    ("base", "scheduler.t_warmup=10001 max_duration=2ep"),
+    # attention that takes ids for places has ids that are
+    ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.rotate=index"),
+    ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.scheme=random_start"),
 ]
 
 
@@ -74,9 +77,9 @@ def test_refused_by_name(overrides: str) -> None:
     assert refusal(BASE, *options(overrides)).startswith(f"FILE: {INVALID[overrides]}: ")
 
 
-@pytest.mark.parametrize("overrides", ACCEPTED)
-def test_accepted(overrides: str) -> None:
-    load_config(BASE, options(overrides))
+@pytest.mark.parametrize(("name", "overrides"), ACCEPTED)
+def test_accepted(name: str, overrides: str) -> None:
+    load_config(ROOT / "configs" / f"{name}.yaml", options(overrides))
 
 
 # Overrides of configs/synthetic, and the field that is refused.
@@ -104,12 +107,6 @@ OF_TASKS = [
 def test_of_tasks(name: str, overrides: str, field: str) -> None:
     lines = refusal(ROOT / "configs" / "synthetic" / f"{name}.yaml", *options(overrides)).splitlines()
     assert any(line.removeprefix("FILE: ").strip().startswith(field) for line in lines)
-
-
-@pytest.mark.parametrize("positions", ["positions.rotate=index", "positions.scheme=random_start"])
-def test_attention_that_takes_ids_for_places_has_ids_that_are(positions: str) -> None:
-    path = ROOT / "configs" / "synthetic" / "addition-small.yaml"
-    assert load_config(path, options(f"model.family=olmo model.attention=ssmax {positions}"))
 
 
 def olmo_fields(values: Any, prefix: str = "") -> set[str]:

@@ -8,6 +8,7 @@ from olmo.config import ActivationCheckpointingStrategy
 
 from olmo_sparsity.model.neox import PositionedNeoX
 from tests.support import tiny
+from tests.support.tiny import tokens
 
 
 def large_weights() -> PositionedNeoX:
@@ -36,10 +37,6 @@ def transformers_own(ours: PositionedNeoX):
     model = GPTNeoXForCausalLM(config).eval()
     model.load_state_dict(ours.model.state_dict())
     return model
-
-
-def tokens(batch=3, length=20):
-    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 def jumping_and_repeating(ids):

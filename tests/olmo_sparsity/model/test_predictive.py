@@ -84,20 +84,6 @@ def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind,
     assert_decoded(alone, expected[:1], end)
 
 
-@pytest.mark.parametrize("mode", ["oracle", "predicted", "plain"])
-def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(mode):
-    model = predictor(mode=mode)
-    tokens, ids = prompts([4, 6])
-    given = torch.tensor([[3, 9, 1, 30, 2], [8, 8, 5, 0, 21]])
-    if mode == "plain":
-        given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
-    rows = zip(tokens, ids, given.tolist(), strict=True)
-    expected = [answer_slowly(model, t[0], i[0], row[:4], -1) for t, i, row in rows]
-    (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
-    options = {"response_ids": None if mode == "plain" else given, "prompt_mask": mask}
-    assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
-
-
 @pytest.mark.parametrize("kind", ["neox", "olmo"])
 def test_without_table_the_decoder_is_all_there_is(kind):
     (tokens,), (ids,) = prompts([12])

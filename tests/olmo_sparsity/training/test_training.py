@@ -31,15 +31,20 @@ def losses(folder):
 
 
 DROPOUT = {f"{kind}_dropout": 0.1 for kind in ("residual", "attention", "embedding")}
-MODELS = {"plain": {}, "dropout": DROPOUT, "gpt_neox": {"family": "gpt_neox", **DROPOUT}}
+RUNS = {
+    "plain": {},
+    "dropout": {"model": DROPOUT},
+    "gpt_neox": {"model": {"family": "gpt_neox", **DROPOUT}},
+    "compiled": {"model": DROPOUT, "compile": {"backend": "aot_eager", "from_steps": 0}},
+}
 
 
-@pytest.mark.parametrize("model", slow_but(MODELS, "dropout", "gpt_neox"))
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, model):
+@pytest.mark.parametrize("kind", slow_but(RUNS, "dropout", "gpt_neox", "compiled"))
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, kind):
     """Bit for bit on the CPU in fp32, over an epoch's end, evaluations, dropout, and layers that are computed again."""
-    whole = tiny.train_config(
-        tmp_path, "--max_duration=12", model=MODELS[model], evaluation={"interval": 4}, console_log_interval=1
-    )
+    torch._dynamo.reset()
+    changes = {"evaluation": {"interval": 4}, "console_log_interval": 1, **RUNS[kind]}
+    whole = tiny.train_config(tmp_path, "--max_duration=12", **changes)
     expected = load_file(train(whole) / WEIGHTS)
     assert TrainingData(whole).steps_per_epoch < 12
     for name, again in (("parts", None), ("recomputed", ActivationCheckpointingStrategy.whole_layer)):
@@ -50,6 +55,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, model):
         assert losses(tmp_path / name) == losses(tmp_path / "run")
         weights = load_file(last / WEIGHTS)
         assert all(torch.equal(weights[each], expected[each]) for each in expected)
+    if kind == "compiled":
+        train(replace(whole, save_folder=str(tmp_path / "eager"), compile=None))
+        assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "eager"), abs=1e-5)
 
 
 @pytest.mark.parametrize("z_weight", [0.0, 1e-2])
