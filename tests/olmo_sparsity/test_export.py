@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from tests.support.refusals import refused
 from tests.support.slow import slow_but
 from tests.support.tiny import checkpoint
 
-ROOT = Path(__file__).parents[2]
 PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
 NORM_AFTER = {"norm_after": True, "attention_layer_norm": True}
 SHAPES = {  # name: changes of the model, class of transformers
@@ -107,6 +105,8 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
 
 
 def test_ids_and_reach_are_written_down(tmp_path):
+    for scheme, reach in (("contiguous", 32), ("random_start", 64), ("pose", 64)):
+        assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
     source, _ = checkpoint(tmp_path, weight_tying=True, eos_token_id=0, pad_token_id=1)
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -117,11 +117,6 @@ def test_ids_and_reach_are_written_down(tmp_path):
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
     assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
-
-
-@pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
-def test_the_reach_is_that_of_the_scheme(scheme, reach, tmp_path):
-    assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
 
 
 TEXT = "The ship, which  had sailed — isn't 'gone'!\n\nÉtoile 42<|endoftext|> again"

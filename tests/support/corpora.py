@@ -55,12 +55,6 @@ def sharded_settings(folder: Path, files: int = 4) -> PrepareSettings:
     return PrepareSettings("text", some_files(folder / "text", files), named, tokenizer="olmo")
 
 
-def arguments(settings: PrepareSettings, out: Path, *more: str) -> list[str]:
-    """Those of the command that prepares `sharded_settings`, with one worker."""
-    given = ["text", "--files", *settings.files, "--heldout-files", *settings.heldout_files]
-    return [*given, "--tokenizer", "olmo", "--workers", "1", "--out", str(out), *more]
-
-
 def bpe_command(files: list[str], out: Path, *more: str) -> list[str]:
     """The command, for a new process, that prepares `text_settings` of ``files``."""
     options = ["--vocab-size", "300", "--workers", "1", "--out", str(out), *more]

@@ -19,11 +19,9 @@ from tests.support import local_slurm, tiny
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
-TEMPLATES = sorted((ROOT / "slurm").glob("*.sbatch"))
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 SMALL = "--n-long 20 --n-short 5 --targets 3000"
 """What fits the documents of `tiny`."""
-INFLUENCE = "influence run --corpus corpus --out x"
 START = [sys.executable, "-P", "-m", "olmo_sparsity.cli"]
 
 
@@ -60,7 +58,7 @@ def run_folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "slurm").glob("*.sbatch")), ids=lambda path: path.name)
 def test_job_scripts_are_sound_bash(path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True).stderr == ""
     if SHELLCHECK:
@@ -109,7 +107,7 @@ def test_c4_becomes_an_array_and_a_merge(dry_run):
 
 def test_influence_measures_the_checkpoint_of_now_in_shards(submit, dry_run, run_folder):
     """Without --shard the same command puts the shards together."""
-    line = f"{INFLUENCE} --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
+    line = f"influence run --corpus corpus --out x --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
     folder = run_folder / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls; echo "5;cluster"\n')
@@ -254,21 +252,13 @@ def slurm():
     local_slurm.start()
 
 
-def call(*command, cwd=ROOT):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def submitted(*arguments, cwd) -> list[str]:
     """Submit for real; the numbers of the jobs."""
-    return re.findall(r"as job (\d+)", call("-m", "olmo_sparsity.cli", "submit", *arguments, cwd=cwd))
-
-
-def logs_of(folder: Path) -> str:
-    return "".join(path.read_text() for path in folder.glob("slurm-*.out"))
+    command = [sys.executable, "-m", "olmo_sparsity.cli", "submit", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"as job (\d+)", done.stdout)
 
 
 @pytest.mark.slow
@@ -309,7 +299,7 @@ def test_an_array_trains_all_cells_and_one_that_is_told_to_stop_goes_on_alone(sl
     subprocess.run(["scancel", "--signal=USR1", f"{number}_2"], check=True)
     local_slurm.start_now(f"{number}_2")
     jobs = [local_slurm.wait_for_end(f"{number}_{task}", 300) for task in (1, 2)]
-    logs = logs_of(tmp_path / "out")
+    logs = [path.read_text() for path in (tmp_path / "out").glob("slurm-*.out")]
     assert [(job["JobState"], job["Restarts"]) for job in jobs] == [("COMPLETED", "0"), ("COMPLETED", "1")], (
         logs
     )

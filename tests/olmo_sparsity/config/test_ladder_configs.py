@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import parse_duration
 from olmo_sparsity.model.build import empty_model
 
@@ -27,17 +27,13 @@ def without(values: dict, *names: str) -> dict:
     return {**kept, **parts}
 
 
-def tokens_of_run(config: Config) -> int:
-    steps, unit = parse_duration(config.max_duration)
-    assert unit == "steps"
-    return int(steps) * config.global_train_batch_size * config.model.max_sequence_length
-
-
 @pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
 def test_every_rung_has_five_tokens_per_parameter_and_the_size_it_is_named_after(path):
     config = load_config(path, warn=False)
     parameters = sum(parameter.numel() for parameter in empty_model(config, "meta").parameters())
-    assert tokens_of_run(config) / parameters == pytest.approx(5, abs=0.01)
+    steps, unit = parse_duration(config.max_duration)
+    tokens = steps * config.global_train_batch_size * config.model.max_sequence_length
+    assert unit == "steps" and tokens / parameters == pytest.approx(5, abs=0.01)
     assert f"{parameters / 1e6:.1f}m" == path.stem
     assert path.read_text().startswith(f"# {parameters:,} parameters")
 

@@ -20,10 +20,6 @@ from tests.olmo_sparsity.config.conftest import BASE, ROOT, TINY, Write, refusal
 pytestmark = pytest.mark.filterwarnings("ignore:register_new_resolver")  # of OLMo's own loader
 
 
-def as_ddp(text: str) -> str:
-    return text
-
-
 def as_fsdp(text: str) -> str:
     start, end = text.index("ddp:\n"), text.index("compile: null")
     section = (
@@ -41,9 +37,6 @@ def as_legacy(text: str) -> str:
     )
 
 
-VARIANTS = pytest.mark.parametrize("variant", [as_ddp, as_fsdp, as_legacy])
-
-
 def only_olmo(config: Config) -> dict[str, Any]:
     """``config`` as a dictionary, without the fields that OLMo does not have."""
     ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
@@ -55,16 +48,14 @@ def only_olmo(config: Config) -> dict[str, Any]:
     return values
 
 
-def test_a_config_of_an_older_checkpoint_loads(tmp_path: Path) -> None:
+def test_a_config_of_an_older_checkpoint_loads(write: Write) -> None:
     """It names what no run of its used, and has since been removed."""
-    (tmp_path / "old.yaml").write_text(
-        f"base: {BASE}\ncorpus: {{path: data/c4, stream: null}}\ntensorboard: true\n"
-    )
-    assert load_config(tmp_path / "old.yaml").corpus.path == "data/c4"
+    old = write(f"base: {BASE}\ncorpus: {{path: data/c4, stream: null}}\ntensorboard: true\n")
+    assert load_config(old).corpus.path == "data/c4"
 
 
 class TestOlmoFiles:
-    @VARIANTS
+    @pytest.mark.parametrize("variant", [str, as_fsdp, as_legacy])
     def test_as_olmo_loads_them(self, write: Write, tmp_path: Path, variant: Callable[[str], str]) -> None:
         path = write(variant(TINY.read_text(encoding="utf8")))
         config = load_config(path)
@@ -79,7 +70,6 @@ class TestOlmoFiles:
             ["--save-overwrite", "model.n_layers=3", "--max_duration=2e10T"],
             ["--data.paths=[a, 'b/${run_name}']", "--optimizer.betas=[0.8,0.99]"],
             ["--wandb=null", "--ddp.find-unused-params", "--optimizer.name=lionw", "--evaluators=[]"],
-            ["--data.instance_filter.repetition_max_count=5", "--compile.mode=max-autotune"],
         ],
     )
     def test_overrides_as_in_olmo(self, overrides: list[str]) -> None:

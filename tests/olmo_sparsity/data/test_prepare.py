@@ -26,7 +26,6 @@ from olmo_sparsity.data.tokens import CorpusManifest, open_verified
 from tests.support.corpora import (
     ENVIRONMENT,
     SCRIPT,
-    arguments,
     assert_same_as_one_go,
     bpe_command,
     errors,
@@ -293,7 +292,8 @@ def test_merged_shards_have_the_bytes_of_one_go(tmp_path, count):
 def test_shards_at_the_same_time(tmp_path):
     """Separate processes that start together in a folder that is not there yet."""
     settings = sharded_settings(tmp_path, files=5)
-    command = [sys.executable, str(SCRIPT), *arguments(settings, tmp_path / "out")]
+    command = [sys.executable, str(SCRIPT), "text", "--files", *settings.files, "--workers", "1"]
+    command += ["--heldout-files", *settings.heldout_files, "--tokenizer", "olmo", "--out", tmp_path / "out"]
     shards = [[*command, "--shard", f"{i}/3"] for i in (1, 2, 3)]
     tasks = [subprocess.Popen(each, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for each in shards]
     assert [task.wait(timeout=120) for task in tasks] == [0, 0, 0]

@@ -33,14 +33,10 @@ from tests.support.refusals import refused
 NESTED = '{"text": ' + "[" * 100_000
 
 
-def zstandard(data: bytes) -> bytes:
-    return pa.Codec("zstd").compress(data, asbytes=True)
-
-
 def write_packed(path: Path, data: bytes) -> None:
     """Write bytes as the file's name says that they are packed."""
-    pack = {".gz": gzip.compress, ".zst": zstandard}.get(path.suffix, bytes)
-    path.write_bytes(pack(data))
+    packing = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    path.write_bytes(pa.Codec(packing).compress(data, asbytes=True) if packing else data)
 
 
 def texts_of(unit: Unit) -> list[str]:

@@ -144,11 +144,6 @@ def test_the_splits_of_a_tiny_space_share_no_prompt_and_leave_none_out(name):
         assert is_uniform(drawn, set(drawn))  # drawing again favours no prompt
 
 
-def test_a_space_too_small_for_two_splits_is_refused_at_once():
-    with refused("length 1 has so few different prompts.*raise the lower end of test_length"):
-        make_task("scratchpad_parity", {"test_length": (1, 30)})
-
-
 # --- what would give wrong samples is refused ---
 
 
@@ -163,6 +158,7 @@ def test_a_space_too_small_for_two_splits_is_refused_at_once():
         ("planted", {"distance": [0, 40]}, "is 1 or more tokens before the label"),
         ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
         ("copy", {"symbols": 3}, "Key 'symbols' not in 'Copy'.*; it has train_length, test_length, num_symbols"),
+        ("scratchpad_parity", {"test_length": (1, 30)}, "length 1 has so few different prompts.*raise the lower end"),
         ("parity", {}, "unknown task 'parity'; choose one of addition, "),
     ],
 )  # fmt: skip

@@ -99,16 +99,12 @@ def test_the_response_is_what_a_solver_reads_from_the_prompt(name, split):
         assert [task.vocabulary[token] for token in batch.label] == answers
 
 
-def one_sample(name, length, **parameters):
-    task = make_task(name, {**SMALL[name], **parameters}).at_length(length)
-    return task, task.sample("test", 0, [5])
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_largest_id_and_most_tokens_are_those_of_a_sample(name):
     for length in (8, 12):
         parameters = {"k_train": 2, "k_test": (2,)} if "k_train" in dir(TASKS[name]) else {}
-        task, batch = one_sample(name, length, **parameters)
+        task = make_task(name, {**SMALL[name], **parameters}).at_length(length)
+        batch = task.sample("test", 0, [5])
         assert batch.lengths.tolist() == [task.max_tokens(length)]
         largest = None if batch.coupled_ids is None else batch.coupled_ids.max()
         assert largest == task.largest_id(length)

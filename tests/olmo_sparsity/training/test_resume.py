@@ -27,10 +27,6 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def steps_of(run):
-    return [path.name for path in checkpoints(run)]
-
-
 def files_of(run):
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
@@ -73,7 +69,7 @@ def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
     (tmp_path / "corpus" / "train-00000.npy").unlink()
     with refused("is missing"):
         train(replace(config, save_overwrite=True))
-    assert steps_of(tmp_path / "run") == ["step00000004"]
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step00000004"]
 
 
 # --- what may change on resume ---
