@@ -15,8 +15,7 @@ from analysis.result import load
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
 from olmo_sparsity.attention import ATTENTIONS
-from tests.support.adapters import OURS, tiny_adapter
-from tests.support.families import FAMILIES, random_model
+from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens

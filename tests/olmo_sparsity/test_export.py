@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from tests.support.refusals import refused
 from tests.support.slow import slow_but
 from tests.support.tiny import checkpoint
 
-ROOT = Path(__file__).parents[2]
 PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
 NORM_AFTER = {"norm_after": True, "attention_layer_norm": True}
 SHAPES = {  # name: changes of the model, class of transformers
@@ -45,7 +43,6 @@ SHAPES = {  # name: changes of the model, class of transformers
 }
 MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "model.rope: False"),
-    "learned": ({"rope": False}, "model.rope: False"),
     **{name: ({"attention": name}, f"model.attention: {name}") for name in ATTENTIONS},
     "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2"),
     "norm biases": ({"bias_for_layer_norm": True}, "llama: model.bias_for_layer_norm: True;"),
@@ -108,6 +105,8 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
 
 
 def test_ids_and_reach_are_written_down(tmp_path):
+    for scheme, reach in (("contiguous", 32), ("random_start", 64), ("pose", 64)):
+        assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
     source, _ = checkpoint(tmp_path, weight_tying=True, eos_token_id=0, pad_token_id=1)
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -118,11 +117,6 @@ def test_ids_and_reach_are_written_down(tmp_path):
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
     assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
-
-
-@pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
-def test_the_reach_is_that_of_the_scheme(scheme, reach, tmp_path):
-    assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
 
 
 TEXT = "The ship, which  had sailed — isn't 'gone'!\n\nÉtoile 42<|endoftext|> again"
@@ -165,15 +159,15 @@ def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_the_script_exports_once(tmp_path, run_here):
+def test_nothing_is_exported_twice(tmp_path, run_here):
     source, _ = checkpoint(tmp_path)
-    done = run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf")
-    assert done.returncode == 0, done.stderr
-    for out in (tmp_path / "hf", source):
-        with refused("exists already; give another --out, or remove it"):
-            export_checkpoint(source, out)
-    with refused("is a transformers directory already"):
-        export_checkpoint(tmp_path / "hf", tmp_path / "again")
+    assert run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf").returncode == 0
+    for given, out, message in (
+        (source, tmp_path / "hf", "exists already; give another --out, or remove it"),
+        (tmp_path / "hf", tmp_path / "again", "is a transformers directory already"),
+    ):
+        with refused(message):
+            export_checkpoint(given, out)
 
 
 def test_bad_input_leaves_nothing(tmp_path):

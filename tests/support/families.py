@@ -1,4 +1,4 @@
-"""Tiny models of transformers, of many families, and directories of them."""
+"""Tiny random models of transformers, of many families, directories of them, and adapters of them and of ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from analysis.model.adapter import Adapter, TransformersAdapter
+from analysis.ours import OlmoAdapter
 from olmo_sparsity.checkpoint import TOKENIZER
 from tests.support import tiny
 
@@ -112,3 +114,14 @@ def directory(folder: Path, family: str, shards: bool = False, **changes) -> Pat
     corpus = tiny.write_corpus(folder / "corpus", {"heldout": tiny.random_documents(3, 60)})
     shutil.copyfile(corpus / TOKENIZER, folder / TOKENIZER)
     return folder
+
+
+OURS = {**tiny.ENCODINGS, "grouped": {"n_kv_heads": 2}}
+"""Names of this project's models, with what is changed in their configuration."""
+
+
+def tiny_adapter(name: str) -> Adapter:
+    """The model of a name in `OURS`, or of a family of transformers, with frozen weights."""
+    if name in OURS:
+        return OlmoAdapter(tiny.model(**OURS[name])).requires_grad_(False)
+    return TransformersAdapter(random_model(name)).requires_grad_(False)

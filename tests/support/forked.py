@@ -94,14 +94,10 @@ class Forked:
         """An exit code that is not 0, where there is one; None until all have ended."""
         return None if self.running else next(filter(None, self.exit_codes.values()), 0)
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to every process."""
-        for process in self.running:
-            os.kill(process, number)
-
     def terminate(self) -> None:
         """End every process, also one that saves on SIGTERM or waits for another."""
-        self.send_signal(signal.SIGKILL)
+        for process in self.running:
+            os.kill(process, signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Wait for the end of all; what they printed. Raises `subprocess.TimeoutExpired` after so many seconds."""

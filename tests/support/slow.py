@@ -11,10 +11,7 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
     values = list(values)
     unknown = [each for each in quick if each not in values]
     assert not unknown, f"{unknown} are none of the parameters"
+    several = {each: each if isinstance(each, tuple) else (each,) for each in values}
     return [
-        each if each in quick else pytest.param(*_several(each), marks=pytest.mark.slow) for each in values
+        each if each in quick else pytest.param(*several[each], marks=pytest.mark.slow) for each in values
     ]
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

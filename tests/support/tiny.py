@@ -33,7 +33,6 @@ ENCODINGS = {
     **{name: {"attention": name} for name in ATTENTIONS},
 }
 """Changes of the model that choose each position encoding, and each attention."""
-SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def model_config(**changes) -> ModelConfig:
@@ -65,13 +64,18 @@ def model(seed: int = 0, std: float = 0.2, **changes) -> PositionedOLMo:
     return PositionedOLMo(model_config(init_std=std, **changes)).eval()
 
 
+def tokens(batch: int = 3, length: int = 20, seed: int = 0) -> torch.Tensor:
+    """Random token ids, (batch, length)."""
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
 def assert_dropped_is_masked(model: PositionedOLMo, position_ids: torch.Tensor | None = None) -> None:
     """The subsequence at the original ids has the logits of hiding the dropped tokens from every layer.
 
     ``position_ids``: (24,), 0 … 23 unless given.
     """
     positions = (torch.arange(24) if position_ids is None else position_ids).expand(2, -1)
-    ids = torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
+    ids = tokens(2, 24)
     dropped = torch.tensor([0, 3, 4, 11, 17])
     keep = torch.tensor([i for i in range(24) if i not in dropped])
     kept = model(ids[:, keep], position_ids=positions[:, keep], logits_to_keep=1).logits[:, 0]

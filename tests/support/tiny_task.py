@@ -1,11 +1,11 @@
-"""Configs of tiny runs on synthetic tasks."""
+"""Configs of tiny runs on synthetic tasks, and responses of a model, decoded without a cache."""
 
 from pathlib import Path
 
+import torch
+
 from olmo_sparsity.config.load import Config, load_config
 from tests.support.tiny import write_values
-
-ROOT = Path(__file__).parents[2]
 
 PARITY = {
     "seed": 3,
@@ -48,3 +48,19 @@ def config(folder: Path, *overrides: str, **changes) -> Config:
 
 
 OLMO = {"family": "olmo", "layer_norm_type": "rms", "include_bias": False}
+
+
+@torch.no_grad()
+def answer_slowly(model, tokens, ids, given, end):
+    """Lists of tokens and ids of one response, by a full pass for each of ``len(given)`` tokens.
+
+    ``given``: their ids, each of them None where the model predicts it.
+    """
+    tokens, ids, start = [*map(int, tokens)], [*map(int, ids)], len(tokens)
+    for id_ in given:
+        output = model(torch.tensor([tokens]), torch.tensor([ids]))
+        tokens.append(int(output.logits[0, -1].argmax()))
+        ids.append(int(output.id_logits[0, -1].argmax()) if id_ is None else id_)
+        if tokens[-1] == end:
+            break
+    return tokens[start:], ids[start:]

@@ -19,8 +19,7 @@ from analysis.ours import OlmoAdapter
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
-from tests.support.adapters import OURS, tiny_adapter
-from tests.support.families import FAMILIES, REACH, VOCABULARY, tiny_causal_lm
+from tests.support.families import FAMILIES, OURS, REACH, VOCABULARY, tiny_adapter, tiny_causal_lm
 from tests.support.plain import plain_loss, random_blocks, random_contexts
 from tests.support.slow import slow_but
 

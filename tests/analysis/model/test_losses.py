@@ -15,8 +15,7 @@ from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
 from tests.support import plain
-from tests.support.adapters import OURS, tiny_adapter
-from tests.support.families import FAMILIES, ROTARY, random_model
+from tests.support.families import FAMILIES, OURS, ROTARY, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks, random_contexts, single_target
 from tests.support.refusals import refused
 from tests.support.slow import slow_but

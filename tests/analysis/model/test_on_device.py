@@ -8,8 +8,8 @@ from analysis.model.adapter import with_prefix
 from analysis.model.losses import Scorer
 from analysis.selectors import SELECTORS, SelectorInput
 from olmo_sparsity.attention import ATTENTIONS
-from tests.support.adapters import tiny_adapter
 from tests.support.fake_cuda import DEVICE, fake_cuda, on_fake_cuda
+from tests.support.families import tiny_adapter
 from tests.support.plain import random_blocks
 from tests.support.slow import slow_but
 from tests.support.tiny import ENCODINGS

@@ -12,7 +12,7 @@ from analysis.result import Result
 from analysis.xray import InfluenceMap, xray
 from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError
-from tests.support.adapters import tiny_adapter
+from tests.support.families import tiny_adapter
 from tests.support.plain import plain_loss
 from tests.support.results import made_result
 from tests.support.xrays import made_map

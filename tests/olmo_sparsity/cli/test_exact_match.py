@@ -11,7 +11,6 @@ from olmo_sparsity.evaluate.exact_match import measure
 from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support.refusals import refused
 
@@ -56,31 +55,20 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     assert json.loads((tmp_path / "other" / "exact_match.json").read_text())["evaluation_seed"] == 1
 
 
-def test_script_measures_every_k_of_a_sparse_task(tmp_path, script):
-    parameters = {"train_length": [8, 10], "test_length": [8, 16], "k_train": 2, "k_test": [2, 7]}
-    save(make_config(tmp_path, "sparse_parity", "contiguous", parameters=parameters))
-    printed = script(tmp_path / "run", "--samples", 4, "--lengths", "8,16", "--device", "cpu")
-    rows = json.loads((tmp_path / "run" / "exact_match.json").read_text())["rows"]
-    assert [(row["length"], row["k"]) for row in rows] == [(8, 2), (16, 2), (16, 7)]
-    assert all(row["teacher_forced_ids"] is None and row["response_tokens"] == 4 for row in rows)
-    assert " k " in printed and "id" not in printed.splitlines()[0]
-    with pytest.raises(UserError, match="has no room for k = 7"):
-        script(tmp_path / "run", "--lengths", "8,16", "--ks", "2,7")
-
-
 def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, script):
     parameters = {
         "train_length": [8, 10],
         "test_length": [8, 16],
         "k_train": 2,
-        "k_test": [2],
+        "k_test": [2, 3],
         "num_background": 2,
     }
     config = make_config(tmp_path, "planted", "contiguous", parameters=parameters)
     save(config)
     far = tmp_path / "far"
-    options = "--samples", 40, "--lengths", 16, "--device", "cpu", "--out", far
-    script(tmp_path / "run", *options, "--parameters", "{distance: [9, 16], label_function: max}")
+    options = "--samples", 40, "--lengths", 16, "--ks", 2, "--device", "cpu", "--out", far
+    printed = script(tmp_path / "run", *options, "--parameters", "{distance: [9, 16], label_function: max}")
+    assert " k " in printed and "id" not in printed.splitlines()[0]
     record = json.loads((far / "exact_match.json").read_text())
     assert record["task"]["parameters"]["distance"] == [9, 16]
     assert record["trained"] == json.loads(json.dumps(asdict(make_task("planted", parameters))))

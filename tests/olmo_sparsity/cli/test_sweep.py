@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 import os
 import re
 import shlex
@@ -19,18 +18,8 @@ from olmo_sparsity.cli.sweep import Cell, plan, run_cells
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.loop import train
-from tests.support import tiny
+from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
-
-TASK = """\
-model: {d_model: 16, n_heads: 2, n_layers: 1, mlp_ratio: 2, rope: true, include_bias: false, layer_norm_type: rms,
-        vocab_size: 6, embedding_size: 64, eos_token_id: 0, pad_token_id: 0, max_sequence_length: 24}
-task: {name: scratchpad_parity, parameters: {train_length: [5, 10], test_length: [5, 20]}}
-positions: {scheme: coupled, table_size: 30}
-scheduler: {name: linear_with_warmup, t_warmup: 2}
-max_duration: 2
-global_train_batch_size: 4
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -61,51 +50,29 @@ def shell_cell(folder, name, *scripts):
 # The grid.
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "values"),
-    [
-        ("a.b=[5,20],[5,10]", "a.b", ["[5,20]", "[5,10]"]),
-        ("a={x: [1,2], y: 3},null", "a", ["{x: [1,2], y: 3}", "null"]),
-        ("optimizer.learning_rate=1e-4, 1e-3", "optimizer.learning_rate", ["1e-4", "1e-3"]),
-    ],
-)
-def test_commas_outside_of_brackets_separate_values(text, key, values):
-    assert module._axis(text) == (key, values)
-
-
 def test_cells_are_the_product_in_order_and_their_commands_make_their_configs(cells_of, tmp_path):
+    """Several configs are the slowest axis; commas outside of brackets separate values."""
     tiny.train_config(tmp_path)
-    axes = (
-        "--grid seed=1,2 --grid positions.scheme=contiguous,pose --grid optimizer.betas=[0.9,0.95],[0.8,0.99]"
-    )
-    cells = cells_of(f"config.yaml {axes} --out out -- --max_duration=6")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "rope.yaml").write_text(text.replace("scheme: pose", "scheme: contiguous"))
+    rates = "{betas: [0.9, 0.95], eps: 1e-6}, {betas: [0.8, 0.99], eps: 1e-7}"
+    axes = f"--grid seed=1,2 --grid 'optimizer={rates}'"
+    cells = cells_of(f"rope.yaml config.yaml {axes} --out out -- --max_duration=6")
     assert [cell.name for cell in cells] == [
-        f"seed={seed},positions.scheme={scheme},optimizer.betas={betas}"
+        f"config={config},seed={seed},optimizer=betas-{rate}"
+        for config in ("rope", "config")
         for seed in (1, 2)
-        for scheme in ("contiguous", "pose")
-        for betas in ("0.9-0.95", "0.8-0.99")
+        for rate in ("0.9-0.95-eps-1e-6", "0.8-0.99-eps-1e-7")
     ]
-    *_, path, resume, where, name, duration, seed, scheme, betas = shlex.split(cells[5].command)
+    assert [cell.config.positions.scheme for cell in cells] == ["contiguous"] * 4 + ["pose"] * 4
+    *_, path, resume, where, name, duration, seed, rate = shlex.split(cells[7].command)
     assert resume == "--resume"
-    config = load_config(path, [where, name, duration, seed, scheme, betas])
-    assert config == cells[5].config
-    assert config.save_folder == str(cells[5].folder) == f"out/{cells[5].name}"
-    assert config.run_name == f"out-{cells[5].name}"
-    assert (config.seed, config.positions.scheme, config.max_duration) == (2, "contiguous", 6)
+    config = load_config(path, [where, name, duration, seed, rate])
+    assert config == cells[7].config
+    assert config.save_folder == str(cells[7].folder) == f"out/{cells[7].name}"
+    assert config.run_name == f"out-{cells[7].name}"
+    assert (config.seed, config.max_duration, config.optimizer.eps) == (2, 6, 1e-7)
     assert tuple(config.optimizer.betas) == (0.8, 0.99)
-
-
-def test_several_configs_are_the_slowest_axis(cells_of, tmp_path):
-    tiny.train_config(tmp_path)
-    for name, scheme in (("rope", "contiguous"), ("pose", "pose")):
-        text = (tmp_path / "config.yaml").read_text().replace("scheme: pose", f"scheme: {scheme}")
-        (tmp_path / f"{name}.yaml").write_text(text)
-    cells = cells_of("rope.yaml pose.yaml --grid seed=1,2 --out out")
-    named = [(cell.name, cell.config.positions.scheme) for cell in cells]
-    assert named == [
-        ("config=rope,seed=1", "contiguous"), ("config=rope,seed=2", "contiguous"),
-        ("config=pose,seed=1", "pose"), ("config=pose,seed=2", "pose"),
-    ]  # fmt: skip
 
 
 # What is refused before anything starts.
@@ -120,6 +87,7 @@ def test_several_configs_are_the_slowest_axis(cells_of, tmp_path):
         ("--grid optimizer.betas=[0.9,0.95],'[0.9, 0.95]'", "two cells would share a folder"),
         ("--save-folder=x", "save_folder is x, not out/seed=1; leave it to the sweep"),
         ("--out 'a #1'", "save_folder is a, not a #1/seed=1"),
+        ("--grid positions.scheme=pose,posse", "one cannot run: seed=1,positions.scheme=posse: "),
     ],
 )
 def test_bad_arguments_are_named_and_nothing_starts(cells_of, tmp_path, arguments, message):
@@ -128,16 +96,10 @@ def test_bad_arguments_are_named_and_nothing_starts(cells_of, tmp_path, argument
         cells_of(f"config.yaml --grid seed=1,2 --out out {arguments}")
 
 
-def test_a_cell_that_cannot_run_is_named_and_none_starts(cells_of, tmp_path):
-    tiny.train_config(tmp_path)
-    with refused("no cell is started.*: positions.scheme=posse: .*posse is unknown; choose contiguous"):
-        cells_of("config.yaml --grid positions.scheme=pose,posse --out out")
-
-
 def test_what_the_evaluation_would_refuse_is_refused_before_the_training(cells_of, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
+    tiny_task.write(tmp_path)
     with refused("length 1000: "):
-        cells_of("config.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
+        cells_of("task.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
 
 
 # Running.
@@ -217,35 +179,27 @@ def test_two_real_cells_are_trained_and_left_out_when_finished(sweep_here, tmp_p
     logs = [Path(f"out/seed={seed}/sweep.log").read_bytes() for seed in (1, 2)]
     assert sweep_here(command) == (0, "2 of 2 cells are finished already\n")
     assert logs == [Path(f"out/seed={seed}/sweep.log").read_bytes() for seed in (1, 2)]
-    with refused(r"optimizer.learning_rate"):
-        sweep_here(f"{command} -- --optimizer.learning_rate=5e-4")
 
 
 def test_a_cell_is_finished_when_it_is_trained_and_measured_as_asked(sweep_here, call_main, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
-    command = "config.yaml --grid seed=1,2 --out out --evaluate '--samples {}' --dry-run"
+    tiny_task.write(tmp_path)
+    command = "task.yaml --grid seed=1,2 --out out --evaluate '--samples {}' --dry-run"
     overrides = ["--seed=2", "--save_folder=out/seed=2"]
-    train(load_config("config.yaml", overrides))
+    train(load_config("task.yaml", overrides))
     assert "# finished" not in sweep_here(command.format(5))[1]
     call_main("exact_match", "out/seed=2", "--samples", 5)
     first, second = sweep_here(command.format(5))[1].splitlines()
     assert "# finished" not in first and second.endswith("# finished")
     assert "# finished" not in sweep_here(command.format(6))[1]
-    record = json.loads(Path("out/seed=2/exact_match.json").read_text())
-    assert {row["samples"] for row in record["rows"]} == {5}
 
 
 def test_a_dry_run_prints_a_command_a_cell_and_only_one_where_it_is_asked_for(sweep_here, tmp_path):
-    (tmp_path / "config.yaml").write_text(TASK)
-    command = "config.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run --max_duration=3"
-    start = f"{shlex.quote(sys.executable)} -P -m olmo_sparsity.cli"
-    lines = [
-        f"{start} train config.yaml --resume --save_folder=out/seed={seed} "
-        f"--run_name=out-seed={seed} --max_duration=3 --seed={seed} && "
-        f"{start} exact_match out/seed={seed} --overwrite --samples 5"
-        for seed in (1, 2)
-    ]
+    tiny_task.write(tmp_path)
+    command = "task.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run --max_duration=3"
     code, printed = sweep_here(command)
-    assert (code, printed.splitlines()) == (0, lines)
-    assert sweep_here(f"{command} --only 2")[1].splitlines() == lines[1:]
+    start = f"{shlex.quote(sys.executable)} -P -m olmo_sparsity.cli"
+    for seed, line in enumerate(printed.splitlines(), start=1):
+        assert line.startswith(f"{start} train task.yaml --resume --save_folder=out/seed={seed} ")
+        assert line.endswith(f" && {start} exact_match out/seed={seed} --overwrite --samples 5")
+    assert (code, seed, sweep_here(f"{command} --only 2")[1]) == (0, 2, f"{line}\n")
     assert not os.path.exists("out")

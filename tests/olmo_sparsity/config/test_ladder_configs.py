@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import parse_duration
 from olmo_sparsity.model.build import empty_model
 
@@ -27,45 +27,44 @@ def without(values: dict, *names: str) -> dict:
     return {**kept, **parts}
 
 
-def tokens_of_run(config: Config) -> int:
-    steps, unit = parse_duration(config.max_duration)
-    assert unit == "steps"
-    return int(steps) * config.global_train_batch_size * config.model.max_sequence_length
-
-
 @pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
 def test_every_rung_has_five_tokens_per_parameter_and_the_size_it_is_named_after(path):
     config = load_config(path, warn=False)
     parameters = sum(parameter.numel() for parameter in empty_model(config, "meta").parameters())
-    assert tokens_of_run(config) / parameters == pytest.approx(5, abs=0.01)
+    steps, unit = parse_duration(config.max_duration)
+    tokens = steps * config.global_train_batch_size * config.model.max_sequence_length
+    assert unit == "steps" and tokens / parameters == pytest.approx(5, abs=0.01)
     assert f"{parameters / 1e6:.1f}m" == path.stem
     assert path.read_text().startswith(f"# {parameters:,} parameters")
 
 
-def test_rungs_differ_in_shape_and_steps_only():
-    assert len(RUNGS) >= 4
-    alike = [without(values_of(path), "d_model", "n_heads", "n_layers", "max_duration") for path in RUNGS]
-    assert all(each == alike[0] for each in alike)
+ALIKE = {
+    "rungs": (RUNGS, ("d_model", "n_heads", "n_layers", "max_duration")),
+    "encodings": (ENCODINGS, ("positions", "learning_rate", *OF_MODEL)),
+    "switched on after training": (
+        [CONFIGS / "length" / "rope.yaml", *LATER],
+        ("initial_weights", "max_duration", "scheduler", "positions", "learning_rate", *OF_MODEL),
+    ),
+    "pose, and the rung of its size": (
+        [CONFIGS / "length" / "pose.yaml", CONFIGS / "ladder" / "1.0m.yaml"], ("learning_rate",)
+    ),
+}  # fmt: skip
+"""Configs, and what they may differ in."""
 
 
-def test_encodings_differ_in_positions_and_learning_rate_only():
-    alike = [without(values_of(path), "positions", "learning_rate", *OF_MODEL) for path in ENCODINGS]
-    assert all(each == alike[0] for each in alike)
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_compared_differs_in_nothing_else(name):
+    paths, names = ALIKE[name]
+    first, *others = (without(values_of(path), *names) for path in paths)
+    assert others and all(each == first for each in others)
+
+
+def test_every_encoding_is_another_and_later_ones_go_on_from_rope_for_an_eighth_as_long():
     ways = {str((each["positions"], [each["model"][name] for name in OF_MODEL]))
             for each in map(values_of, ENCODINGS)}  # fmt: skip
-    assert len(ways) == len(ENCODINGS) >= 15
-
-
-def test_what_is_switched_on_after_training_goes_on_from_rope_for_an_eighth_as_long():
-    rope = values_of(CONFIGS / "length" / "rope.yaml")
-    own = ("initial_weights", "max_duration", "scheduler", "positions", "learning_rate", *OF_MODEL)
+    assert len(ways) == len(ENCODINGS) >= 15 and len(RUNGS) >= 4
     assert [path.stem for path in LATER] == ["drope", "ssmax-late"]
+    duration = int(values_of(CONFIGS / "length" / "rope.yaml")["max_duration"])
     for values in map(values_of, LATER):
-        assert without(values, *own) == without(rope, *own)
         assert values["initial_weights"].startswith("runs/encodings/config=rope,seed=")
-        assert int(values["max_duration"]) == round(int(rope["max_duration"]) / 8)
-
-
-def test_the_encoding_pose_is_the_rung_of_its_size():
-    encoding, rung = (values_of(CONFIGS / name) for name in ("length/pose.yaml", "ladder/1.0m.yaml"))
-    assert without(encoding, "learning_rate") == without(rung, "learning_rate")
+        assert int(values["max_duration"]) == round(duration / 8)

@@ -59,9 +59,12 @@ INVALID = {
     "scheduler.name=inverse_sqrt_with_warmup scheduler.t_warmup=0": "scheduler.t_warmup",
 }
 ACCEPTED = [
-    "positions.scheme=random_start positions.target_length=null positions.chunks=1",
-    "positions.chunks=512 positions.target_length=1025 positions.content=skip",
-    "scheduler.t_warmup=10001 max_duration=2ep",
+    ("base", "positions.scheme=random_start positions.target_length=null positions.chunks=1"),
+    ("base", "positions.chunks=512 positions.target_length=1025 positions.content=skip"),
+    ("base", "scheduler.t_warmup=10001 max_duration=2ep"),
+    # attention that takes ids for places has ids that are
+    ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.rotate=index"),
+    ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.scheme=random_start"),
 ]
 
 
@@ -74,9 +77,9 @@ def test_refused_by_name(overrides: str) -> None:
     assert refusal(BASE, *options(overrides)).startswith(f"FILE: {INVALID[overrides]}: ")
 
 
-@pytest.mark.parametrize("overrides", ACCEPTED)
-def test_accepted(overrides: str) -> None:
-    load_config(BASE, options(overrides))
+@pytest.mark.parametrize(("name", "overrides"), ACCEPTED)
+def test_accepted(name: str, overrides: str) -> None:
+    load_config(ROOT / "configs" / f"{name}.yaml", options(overrides))
 
 
 # Overrides of configs/synthetic, and the field that is refused.
@@ -91,6 +94,12 @@ OF_TASKS = [
     ("addition-small", "max_duration=2ep", "max_duration"),
     ("addition-small", "positions.scheme=contiguous positions.id_noise=0.1", "positions.id_noise"),
     ("multi_addition-small", "positions.scheme=pose positions.rotate=ids positions.chunks=6", "positions"),
+    ("multi_addition-small", "positions.second_table_size=4", "positions.second_table_size"),
+    ("multi_addition-small", "positions.second_table_size=null", "positions.second_table_size"),
+    ("multi_addition-small", "positions.scheme=coupled positions.rotate=ids", "positions.rotate"),
+    ("multi_addition-small", "positions.id_noise=0.1", "positions"),
+    ("addition-small", "positions.second_table_size=4", "positions.second_table_size"),
+    ("sparse_parity-small", "positions.scheme=predicted positions.table_size=99", "positions.scheme"),
 ]
 
 
@@ -98,12 +107,6 @@ OF_TASKS = [
 def test_of_tasks(name: str, overrides: str, field: str) -> None:
     lines = refusal(ROOT / "configs" / "synthetic" / f"{name}.yaml", *options(overrides)).splitlines()
     assert any(line.removeprefix("FILE: ").strip().startswith(field) for line in lines)
-
-
-@pytest.mark.parametrize("positions", ["positions.rotate=index", "positions.scheme=random_start"])
-def test_attention_that_takes_ids_for_places_has_ids_that_are(positions: str) -> None:
-    path = ROOT / "configs" / "synthetic" / "addition-small.yaml"
-    assert load_config(path, options(f"model.family=olmo model.attention=ssmax {positions}"))
 
 
 def olmo_fields(values: Any, prefix: str = "") -> set[str]:
@@ -131,14 +134,3 @@ def test_duration() -> None:
 def test_no_duration(value: int | str) -> None:
     with refused("is no duration; give"):
         parse_duration(value)
-
-
-def test_the_arithmetic_of_the_base_configs_comment() -> None:
-    config, comment = load_config(BASE), BASE.read_text(encoding="utf8")
-    micro, batch = config.device_train_microbatch_size, config.global_train_batch_size
-    length, (steps, unit) = config.model.max_sequence_length, parse_duration(config.max_duration)
-    assert micro * 4 * 8 == batch and unit == "steps"
-    tokens = f"{batch} examples x {length:,} tokens", f"= {batch * length:,} tokens", f"x {steps:,.0f} steps"
-    total = f"= {batch * length * steps / 1e9:.1f} billion tokens"
-    micro_batches = f"{micro} examples (microbatch) x 4 accumulated x 8 proc"
-    assert all(text in comment for text in (*tokens, total, micro_batches))

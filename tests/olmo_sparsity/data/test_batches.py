@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from olmo_sparsity import positions
-from olmo_sparsity.data.batches import TaskData, TaskPositions, open_training_data, task_of, to_batch
+from olmo_sparsity.data.batches import TaskData, TaskPositions, open_training_data, task_of
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -18,20 +18,6 @@ INDICES = np.arange(40)
 def ids_of(config, split="train", seed=5):
     samples = task_of(config).sample(split, seed, INDICES)
     return samples, TaskPositions(config).ids(samples, split=split, seed=seed, indices=INDICES)
-
-
-def test_the_loss_counts_exactly_where_a_response_token_is_predicted(tmp_path):
-    config = tiny_task.config(tmp_path)
-    samples, ids = ids_of(config)
-    batch = to_batch(samples, ids, 13, predicts_ids=True)
-    assert batch.input_ids.shape == (40, 13)
-    for row in range(40):
-        first, end = int(samples.response_start[row]), int(samples.lengths[row])
-        places = torch.arange(first - 1, end - 1)
-        assert batch.loss_mask[row].nonzero()[:, 0].tolist() == places.tolist()
-        assert batch.labels[row, places].tolist() == samples.tokens[row, first:end].tolist()
-        assert batch.id_labels[row, places].tolist() == ids[row, first:end].tolist()
-        assert samples.tokens[row, end - 1] == 2, "the end token is part of the response"
 
 
 def test_a_step_is_the_same_on_any_number_of_processes_workers_and_restarts(tmp_path):
@@ -63,13 +49,20 @@ def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip)
         assert after[0] == 0 and (np.diff(after) > 0).all() and after[-1] < 24
         jumps = int((np.diff(after[1:]) > 1).sum())
         assert jumps <= (1 if skip else 0)
-    _, of_test = ids_of(config, split="test")
+    of_test = TaskPositions(config).ids(samples, split="test", seed=5, indices=INDICES)
     gaps = [np.diff(np.unique(row[row > 0])) for row in of_test]
     assert all((gap == 1).all() for gap in gaps), "test samples do not skip"
+    assert (ids != of_test).any(axis=1).mean() > 0.6, "the same samples start elsewhere in the test"
 
 
 def test_two_levels_start_apart_and_make_one_id(tmp_path):
-    config = two_levels(tmp_path)
+    parameters = {"train_length": [2, 2], "test_length": [1, 8], "k_train": 3, "k_test": [2, 4]}
+    config = tiny_task.config(
+        tmp_path,
+        task={"name": "multi_addition", "parameters": parameters},
+        model={"vocab_size": 15, "max_sequence_length": 22},
+        positions={"table_size": 16, "second_table_size": 7, "rotate": "index", "skip_probability": 0.0},
+    )
     samples, ids = ids_of(config)
     second, first = np.divmod(ids, 16)
     marked = samples.coupled_ids > 0
@@ -90,28 +83,6 @@ def test_two_levels_start_apart_and_make_one_id(tmp_path):
         "the longest sample has id 4, the last of the table is 15"
     )
     assert {start for _, start in starts} == set(range(5)), "two or three numbers"
-
-
-def two_levels(folder, **positions):
-    parameters = {"train_length": [2, 2], "test_length": [1, 8], "k_train": 3, "k_test": [2, 4]}
-    task = {"name": "multi_addition", "parameters": parameters}
-    model = {"vocab_size": 15, "max_sequence_length": 22}
-    chosen = {"table_size": 16, "second_table_size": 7, "rotate": "index", "skip_probability": 0.0}
-    chosen |= positions
-    return tiny_task.config(folder, task=task, model=model, positions=chosen)
-
-
-def test_what_two_levels_cannot_have_is_refused(tmp_path):
-    for changes, reason in (
-        ({"second_table_size": 4}, "second_table_size: samples .* need ids up to 4"),
-        ({"second_table_size": None}, "second_table_size: samples .* need ids up to 4"),
-        ({"rotate": "ids"}, "set it to index or none"),
-        ({"id_noise": 0.1}, "leave them out"),
-    ):
-        with refused(reason):
-            two_levels(tmp_path, **changes)
-    with refused("scratchpad_parity couples on one level; set it to null"):
-        tiny_task.config(tmp_path, positions={"second_table_size": 4})
 
 
 def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path):
@@ -202,21 +173,3 @@ def test_other_schemes_number_each_sample_by_its_own_length(tmp_path, scheme):
     tested, test_ids = ids_of(config, split="test")
     for row, length in zip(test_ids, tested.lengths, strict=True):
         assert row[:length].tolist() == list(range(length))
-
-
-def test_schemes_that_a_task_cannot_have_are_refused_by_name(tmp_path):
-    sparse = {"name": "sparse_parity", "parameters": {"train_length": [20, 30], "test_length": [20, 40]}}
-    model = {"vocab_size": 5, "max_sequence_length": 31}
-    with refused("predicted needs coupled tokens, and sparse_parity has none"):
-        tiny_task.config(tmp_path, task=sparse, model=model)
-    tiny_task.config(tmp_path, "positions.scheme=pose", task=sparse, model=model)
-
-
-def test_the_same_samples_start_elsewhere_in_the_test(tmp_path):
-    config = tiny_task.config(tmp_path, "positions.skip_probability=0")
-    samples = task_of(config).sample("train", 5, INDICES)
-    trained, tested = (
-        TaskPositions(config).ids(samples, split=split, seed=5, indices=INDICES)
-        for split in ("train", "test")
-    )
-    assert ((trained == 0) == (tested == 0)).all() and (trained != tested).any(axis=1).mean() > 0.6

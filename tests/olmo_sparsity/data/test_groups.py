@@ -130,21 +130,6 @@ def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
     assert [manifest.splits[split][0].documents for split in ("train", "heldout")] == [20, 10]
 
 
-def test_a_document_without_a_url_stands_by_itself_wherever_it_is(tmp_path):
-    texts = some_texts(60, 5)
-    lines = [{"text": text, "url": f"http://{row // 3}.com"} for row, text in enumerate(texts)]
-    for row in (0, 1, 30):
-        del lines[row]["url"]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    prepare(text_settings([str(tmp_path / "a.jsonl")], heldout_fraction=0.25), tmp_path / "out")
-    train, heldout = (rows(tmp_path / "out", split) for split in ("train", "heldout"))
-    groups = {text: f"{texts.index(text) // 3}.com" for text in texts}
-    alone = {texts[row] for row in (0, 1, 30)}
-    assert {text for text, _ in train + heldout} == set(texts)
-    assert all(group == groups[text] for text, group in train + heldout if text not in alone)
-    assert all("by itself" in group for text, group in train + heldout if text in alone)
-
-
 def test_a_field_is_named_or_none(tmp_path):
     texts = some_texts(40, 5)
     lines = [{"text": text, "url": "http://one.com", "book": row % 8} for row, text in enumerate(texts)]

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.data import near_copies
-from olmo_sparsity.data.near_copies import (
-    find_near_copies,
-    in_near_copy,
-)
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.corpora import some_texts, text_settings, write_lines
@@ -47,7 +43,7 @@ def test_the_stretches_are_those_of_a_plain_search(
         heldout[at : at + len(piece)] = piece
     for number, tokens in enumerate([heldout, *train]):
         tokens.tofile(tmp_path / str(number))
-    found = find_near_copies(
+    found = near_copies.find_near_copies(
         tmp_path / "0",
         [tmp_path / str(number) for number in (1, 2, 3)],
         dtype=np.dtype(dtype),
@@ -72,15 +68,14 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     settings = text_settings(*files, near_copy_tokens=20)
     found = prepare(settings, tmp_path / "corpus").manifest
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
-    assert tokens.eos_token_id == EOS
     expected = plain(tokens.read(0), [TokenFiles.of_split(tmp_path / "corpus", "train").read(0)], 20)
     document = np.repeat(np.arange(6), 4)
     position = np.tile([0, 5, 40, 60], 6)
     at = tokens.document_bounds[document, 1] + position
-    np.testing.assert_array_equal(in_near_copy(tokens, document, position), expected[at])
+    np.testing.assert_array_equal(near_copies.in_near_copy(tokens, document, position), expected[at])
     assert expected[at].any() and not expected[at].all()
     assert found.settings["near_copies"]["tokens"] == expected.sum() > 20
     assert not prepare(settings, tmp_path / "corpus").tokens_written  # finished
     (tmp_path / "corpus" / "heldout-00000.near-copies").write_bytes(b"x")
     with refused(r"checksum mismatch in .*heldout-00000\.near-copies"):
-        in_near_copy(tokens, document, position)
+        near_copies.in_near_copy(tokens, document, position)

@@ -66,22 +66,16 @@ def test_gaps_are_log_uniform_and_places_uniform(config: Config) -> None:
     assert abs(np.mean(places) - 0.5) < 0.02
 
 
-def test_they_are_a_function_of_seed_epoch_and_index(config: Config) -> None:
-    def woven(config: Config, epoch: int = 0, index: int = 7) -> list[int]:
-        return NeedleWeaver(config).weave(text(7), epoch=epoch, index=index).tolist()
+def test_they_are_a_function_of_seed_epoch_and_index_in_a_share_of_the_windows(config: Config) -> None:
+    def woven(index: int = 7, epoch: int = 0, seed: int = config.seed, share: float = 1.0) -> list[int]:
+        changed = replace(config, seed=seed, needles=replace(config.needles, share=share))
+        return NeedleWeaver(changed).weave(text(index), epoch=epoch, index=index).tolist()
 
-    first = woven(config)
-    assert woven(config) == first
-    others = [woven(config, epoch=1), woven(config, index=8), woven(replace(config, seed=config.seed + 1))]
-    assert all(other != first for other in others)
-
-
-def test_so_many_windows_have_them(config: Config) -> None:
-    weaver = NeedleWeaver(replace(config, needles=replace(config.needles, share=0.3)))
-    changed = [not np.array_equal(weaver.weave(text(i), epoch=0, index=i), text(i)) for i in range(1000)]
-    assert 0.25 < np.mean(changed) < 0.35
-    none = NeedleWeaver(replace(config, needles=replace(config.needles, share=0.0)))
-    assert np.array_equal(none.weave(text(0), epoch=0, index=0), text(0))
+    assert woven() == woven()
+    at = NeedleWeaver(config).weave(text(7), epoch=0, index=8).tolist()
+    assert all(other != woven() for other in (woven(epoch=1), at, woven(seed=config.seed + 1)))
+    share = np.mean([woven(index, share=0.3) != text(index).tolist() for index in range(1000)])
+    assert 0.25 < share < 0.35 and woven(share=0.0) == text(7).tolist()
 
 
 def test_training_reads_them_and_nothing_else_changes(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from olmo_sparsity.data.sources import (
     Unit,
     file_units,
 )
+from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.corpora import (
     PROSE,
     some_texts,
@@ -31,14 +33,10 @@ from tests.support.refusals import refused
 NESTED = '{"text": ' + "[" * 100_000
 
 
-def zstandard(data: bytes) -> bytes:
-    return pa.Codec("zstd").compress(data, asbytes=True)
-
-
 def write_packed(path: Path, data: bytes) -> None:
     """Write bytes as the file's name says that they are packed."""
-    pack = {".gz": gzip.compress, ".zst": zstandard}.get(path.suffix, bytes)
-    path.write_bytes(pack(data))
+    packing = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    path.write_bytes(pa.Codec(packing).compress(data, asbytes=True) if packing else data)
 
 
 def texts_of(unit: Unit) -> list[str]:
@@ -47,12 +45,6 @@ def texts_of(unit: Unit) -> list[str]:
 
 def documents_of(path: Path | str) -> list[str]:
     return texts_of(TextFiles((str(path),)))
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz"])
-def test_json_lines_are_read_in_order_without_empty_ones(tmp_path, name):
-    texts = ["one\n\ntwo", "", " \n", "schön \U0001f600"]
-    assert documents_of(write_lines(tmp_path / name, texts)) == [texts[0], texts[3]]
 
 
 def test_half_an_emoji_becomes_a_question_mark(tmp_path):
@@ -116,7 +108,7 @@ def test_a_bad_line_is_named(tmp_path, line):
 
 
 @pytest.mark.parametrize("named", ["c4", "c4/en"])
-def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
+def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named):
     texts = {
         "train.00000": some_texts(5, 1),
         "train.00001": some_texts(4, 2),
@@ -133,6 +125,13 @@ def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
     manifest = prepare(settings, tmp_path / "out", workers=1).manifest
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
+    found = manifest.corpus, manifest.vocab_size, manifest.eos_token_id, manifest.dtype
+    assert found == ("c4", 50280, 50279, "uint16")
+    prepare(replace(settings, limit_tokens=200, heldout_documents=2), tmp_path / "limited", workers=1)
+    files = TokenFiles.of_split(tmp_path / "limited", "train")
+    *lengths, last = (end + 1 - start for _, start, end in files.document_bounds.tolist())
+    assert sum(lengths) < 200 <= sum(lengths) + last == sum(files.lengths)
+    assert len(TokenFiles.of_split(tmp_path / "limited", "heldout").document_bounds) == 2
     with refused("config en, split train cannot be opened"):
         prepare(PrepareSettings("c4", dataset=str(tmp_path / "none")), tmp_path / "other")
 

@@ -44,14 +44,6 @@ def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
 # --- tokenizers ---
 
 
-def test_bpe_gives_every_text_back_and_has_all_bytes():
-    tokenizer = train_bpe([PROSE] * 3, 300)
-    text = "naïve \U0001f600\x00\r\n\t  end"
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert id_range(tokenizer) == 300
-    assert find_eos(tokenizer) == tokenizer.token_to_id(EOS_TOKEN) == 0
-
-
 def test_olmos_tokenizer_and_the_search_for_eos(tmp_path, monkeypatch):
     olmo = load_tokenizer(tokenizer_file("olmo"))
     assert (id_range(olmo), find_eos(olmo)) == (50280, 50279)

@@ -19,7 +19,6 @@ from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
-from tests.support.replaced_tokens import change_one_byte
 
 
 def bare(config: Config, paths: list, dtype: str = "uint16") -> Config:
@@ -33,7 +32,8 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     path = tmp_path / "corpus" / "train-00000.npy"
     before = sha256_file(path)
     verify_checksums(config)
-    change_one_byte(path)
+    content = path.read_bytes()
+    path.write_bytes(content[2:4] + content[:2] + content[4:])
     with refused(f"mismatch in {path}: its manifest says sha256 {before}.* the file has {sha256_file(path)}"):
         verify_checksums(config)
     verify_checksums(bare(config, [path]))
@@ -78,31 +78,24 @@ def wide_ids(share: float, number: int = 20_000) -> np.ndarray:
     return ids
 
 
-TO_UINT32 = "set data.memmap_dtype: uint32"
-TO_ASTYPE = r"numpy\.fromfile\(old, 'int64'\)\.astype\('uint32'\)\.tofile\(new\)"
-
-
 @pytest.mark.parametrize(
     ("ids", "written", "read", "vocab_size", "message"),
     [
-        (wide_ids(0.037), "uint32", "uint16", 65_536, f"ids of 4 bytes, read as 2; {TO_UINT32}"),
-        (wide_ids(1.0)[5000:], "uint32", "uint16", 65_536, TO_UINT32),
-        (wide_ids(0.0) % 50, "uint32", "uint16", 50, TO_UINT32),
-        (np.append(np.zeros(9000, int), wide_ids(0.0)), "uint32", "uint16", 65_536, TO_UINT32),
-        (wide_ids(0.0) % 50, "int64", "uint16", 50, "ids of 8 bytes, read as 2; .*" + TO_ASTYPE),
-        (wide_ids(0.037), "int64", "uint16", 65_536, TO_ASTYPE),
-        (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*" + TO_ASTYPE),
+        (wide_ids(0.037), "uint32", "uint16", 65_536, "4 bytes, read as 2; set data.memmap_dtype: uint32"),
+        (wide_ids(0.0) % 50, "uint32", "uint16", 50, "4 bytes, read as 2"),
+        (wide_ids(0.037), "int64", "uint16", 65_536, "8 bytes, read as 2; .*write them anew"),
+        (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*write them anew"),
         (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "beyond the vocabulary of 50000"),
         (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
+        (np.append(wide_ids(0.0, 300_000) % 50, [50, *[7] * 999]), "uint16", "uint16", 50, "id 50, beyond"),
     ],
 )
-def test_ids_of_another_size_are_refused(tmp_path, ids, written, read, vocab_size, message):
+def test_ids_of_another_size_or_vocabulary_are_refused(tmp_path, ids, written, read, vocab_size, message):
     config = tiny.train_config(tmp_path)
     config = replace(config, model=replace(config.model, vocab_size=vocab_size))
     ids.astype(written).tofile(tmp_path / "a.npy")
-    for _ in range(2):
-        with refused(r"a\.npy holds .*" + message):
-            verify_checksums(bare(config, [tmp_path / "a.npy"], read))
+    with refused(r"a\.npy holds .*" + message):
+        verify_checksums(bare(config, [tmp_path / "a.npy"], read))
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -140,16 +133,6 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path):
     open_training_data(config)
     with refused("has vocab_size 50, the model has 49; set --model.vocab_size=50 or name the model's"):
         open_training_data(replace(config, model=replace(config.model, vocab_size=49)))
-
-
-def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
-    config = tiny.train_config(tmp_path)
-    ids = np.random.default_rng(0).integers(0, 50, 300_000).astype(np.uint16)
-    ids[-1000] = 50
-    ids.tofile(tmp_path / "late.npy")
-    late = tmp_path / "late.npy"
-    with refused(r"late\.npy holds id 50, beyond the vocabulary of 50 \(model\.vocab_size\)"):
-        verify_checksums(bare(config, [late]))
 
 
 @pytest.mark.parametrize("change", ["", "[]", {"version": 2}, {"extra": 1}, {"splits": []}, {"dtype": "int"}])

@@ -18,11 +18,11 @@ from olmo_sparsity.evaluate.exact_match import (
 )
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.tasks.parts import Part, coupled_batch
-from olmo_sparsity.tasks.samples import END
-from olmo_sparsity.tasks.task import Sizes, Task
+from olmo_sparsity.tasks.scratchpads import Copy
+from olmo_sparsity.tasks.task import Sizes
 from tests.support import tiny_task
 from tests.support.refusals import refused
+from tests.support.tiny_task import answer_slowly
 
 TABLE = 40
 SORTS = ("exact", "wrong_token", "wrong_id", "wrong_stop")
@@ -30,20 +30,12 @@ PROBABILITIES = ("mean_probability", "std_probability")
 
 
 @dataclass(frozen=True)
-class Mixed(Task):
-    """Prompts and responses of many sizes at one length: 3 … length symbols and ``=``; the first half of them again."""
+class Mixed(Copy):
+    """Copies of many sizes at one length: of 3 … length symbols."""
 
     train_length: tuple[int, int] = (4, 6)
     test_length: tuple[int, int] = (4, 20)
-    name = "mixed"
-    vocabulary = ("<pad>", "<bos>", "<eos>", "=", "a", "b", "c")
-    end_id = END
-
-    def largest_id(self, length):
-        return length + 1
-
-    def max_tokens(self, length):
-        return length + 2 + (length + 1) // 2 + 1
+    num_symbols: int = 3
 
     def _sizes(self, split, draws):
         sizes = super()._sizes(split, draws)
@@ -53,11 +45,7 @@ class Mixed(Task):
         return Sizes(np.array([4]), np.array([4]))
 
     def _make(self, sizes, draws):
-        width = int(sizes.length.max())
-        symbols = 4 + draws.named("symbols").integers(3, width)
-        ids = np.broadcast_to(np.arange(2, width + 2), symbols.shape)
-        prompt = [Part(symbols, ids, sizes.k), Part.same(3, 1, len(sizes.k))]
-        return coupled_batch(prompt, [Part(symbols, ids, (sizes.k + 1) // 2)], sizes.length)
+        return replace(super()._make(Sizes(sizes.k, sizes.k), draws), task_length=sizes.length)
 
 
 def make_config(folder, task="scratchpad_parity", scheme="predicted", family="gpt_neox", **changes):
@@ -89,22 +77,6 @@ def learned(config, batch, ids, steps):
     return model.eval()
 
 
-@torch.no_grad()
-def answer_slowly(model, tokens, ids, given, end):
-    """Lists of tokens and ids of one response, by a full pass for each of ``len(given)`` tokens.
-
-    ``given``: their ids, each of them None where the model predicts it.
-    """
-    tokens, ids, start = list(tokens), list(ids), len(tokens)
-    for id_ in given:
-        output = model(torch.tensor([tokens]), torch.tensor([ids]))
-        tokens.append(int(output.logits[0, -1].argmax()))
-        ids.append(int(output.id_logits[0, -1].argmax()) if id_ is None else id_)
-        if tokens[-1] == end:
-            break
-    return tokens[start:], ids[start:]
-
-
 def first_error(tokens, ids, true_tokens, true_ids, end):
     """In plain Python; ``ids`` None where they are no part of the answer."""
     for step, truth in enumerate(true_tokens):
@@ -118,13 +90,13 @@ def first_error(tokens, ids, true_tokens, true_ids, end):
 
 
 @torch.no_grad()
-def probability_slowly(model, tokens, ids, start):
-    """Of the tokens from ``start`` on, one factor at a time."""
-    found = 1.0
+def forced_slowly(model, tokens, ids, start):
+    """Of each token from ``start`` on, given the true ones before: predicted token and id, probability of the true."""
     for column in range(start, len(tokens)):
         output = model(torch.tensor([tokens[:column]]), torch.tensor([ids[:column]]))
-        found *= float(output.logits[0, -1].softmax(dim=-1)[tokens[column]])
-    return found
+        id_ = None if output.id_logits is None else int(output.id_logits[0, -1].argmax())
+        probabilities = output.logits[0, -1].softmax(dim=-1)
+        yield int(probabilities.argmax()), id_, float(probabilities[tokens[column]])
 
 
 def alike(one, other):
@@ -148,18 +120,15 @@ def measured_slowly(model, task, positions, samples, seed):
         answer = answer_slowly(model, tokens[:start], ids[:start], given, task.end_id)
         answered_ids = answer[1] if predicts else None
         sort = first_error(answer[0], answered_ids, tokens[start:], ids[start:], task.end_id)
-        forced = [
-            answer_slowly(model, tokens[:column], ids[:column], [None if predicts else 0], None)
-            for column in range(start, len(tokens))
-        ]
-        right = [token == truth for ((token,), _), truth in zip(forced, tokens[start:], strict=True)]
-        right_ids = [id_ == truth for (_, (id_,)), truth in zip(forced, ids[start:], strict=True)]
+        forced = list(forced_slowly(model, tokens, ids, start))
+        right = [token == truth for (token, *_), truth in zip(forced, tokens[start:], strict=True)]
+        right_ids = [id_ == truth for (_, id_, _), truth in zip(forced, ids[start:], strict=True)]
         counts[sort] += 1
         counts["response_tokens"] += len(right)
         counts["teacher_forced_tokens"] += sum(right)
         counts["teacher_forced_ids"] += sum(right_ids)
         counts["teacher_forced_exact"] += all(right) and (all(right_ids) or not predicts)
-        probabilities.append(probability_slowly(model, tokens, ids, start))
+        probabilities.append(np.prod([p for *_, p in forced]))
     counts["mean_probability"], counts["std_probability"] = np.mean(probabilities), np.std(probabilities)
     return counts
 

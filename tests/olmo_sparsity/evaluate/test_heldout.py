@@ -12,17 +12,14 @@ from olmo_sparsity.training.loop import train
 from tests.support import tiny
 from tests.support.refusals import refused
 
-
-@pytest.fixture
-def documents():
-    """Held-out documents of many lengths."""
-    return [doc for n in (5, 64, 30, 150, 63, 90) for doc in tiny.random_documents(1, n, seed=n)]
+DOCUMENTS = [doc for n in (5, 64, 30, 150, 63, 90) for doc in tiny.random_documents(1, n, seed=n)]
+"""Held out, of many lengths."""
 
 
 @pytest.fixture
-def make(tmp_path, documents):
+def make(tmp_path):
     """A config over these held-out documents, with windows of 32."""
-    splits = {"train": tiny.random_documents(12, 90), "heldout": documents}
+    splits = {"train": tiny.random_documents(12, 90), "heldout": DOCUMENTS}
     corpus = tiny.write_corpus(tmp_path / "corpus", splits)
 
     def config(*overrides, **changes):
@@ -41,10 +38,6 @@ def model_of(config):
     return model
 
 
-def identity(tensor):
-    return tensor
-
-
 def losses_of(model, window):
     """Loss [nats] of each token of a window but the first, given all before it, from the model itself."""
     ids = torch.tensor(np.asarray(window, dtype=np.int64))[None]
@@ -54,15 +47,11 @@ def losses_of(model, window):
     return -picked.numpy()
 
 
-def stream_of(documents):
-    return [token for document in documents for token in [*document, tiny.EOS]]
-
-
-def test_loss_in_windows_of_the_training_length(make, documents):
+def test_loss_in_windows_of_the_training_length(make):
     config = make()
     model = model_of(config)
-    row = HeldoutEvaluation(config).run(model, identity)
-    stream = stream_of(documents)
+    row = HeldoutEvaluation(config).run(model, lambda tensor: tensor)
+    stream = [token for document in DOCUMENTS for token in [*document, tiny.EOS]]
     windows = [stream[i : i + 32] for i in range(0, len(stream) - 31, 32)]
     expected = np.concatenate([losses_of(model, window) for window in windows])
     assert row["heldout_tokens"] == len(expected) == len(windows) * 31
@@ -74,7 +63,7 @@ def test_loss_in_windows_of_the_training_length(make, documents):
 def test_any_number_of_processes_gives_the_same(make, processes):
     config = make("--device_train_microbatch_size=3")
     model = model_of(config)
-    alone = HeldoutEvaluation(config).run(model, identity)
+    alone = HeldoutEvaluation(config).run(model, lambda tensor: tensor)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
     shares = [HeldoutEvaluation(config, rank=rank, world_size=processes) for rank in range(processes)]
     for share, seen, sums in zip(shares, calls, collected, strict=True):

@@ -8,6 +8,7 @@ from olmo.config import ActivationCheckpointingStrategy
 
 from olmo_sparsity.model.neox import PositionedNeoX
 from tests.support import tiny
+from tests.support.tiny import tokens
 
 
 def large_weights() -> PositionedNeoX:
@@ -20,7 +21,7 @@ def large_weights() -> PositionedNeoX:
     return model
 
 
-def transformers_own(ours: PositionedNeoX, attention: str = "sdpa"):
+def transformers_own(ours: PositionedNeoX):
     """GPT-NeoX as a user of transformers would configure it, with the same weights."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -31,15 +32,11 @@ def transformers_own(ours: PositionedNeoX, attention: str = "sdpa"):
         num_attention_heads=2,
         intermediate_size=128,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
-        attn_implementation=attention,
+        attn_implementation="eager",
     )
     model = GPTNeoXForCausalLM(config).eval()
     model.load_state_dict(ours.model.state_dict())
     return model
-
-
-def tokens(batch=3, length=20):
-    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 def jumping_and_repeating(ids):
@@ -49,26 +46,19 @@ def jumping_and_repeating(ids):
     return row.expand(ids.shape)
 
 
-def test_contiguous_ids_give_the_logits_of_transformers():
-    ours, ids = large_weights(), tokens()
-    expected = transformers_own(ours)(ids).logits
-    contiguous = torch.arange(20).expand(3, -1)
-    torch.testing.assert_close(ours(ids, contiguous).logits, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(ours(ids).logits, expected, atol=2e-5, rtol=1e-4)
-
-
-def test_attention_crosses_ids_that_jump_or_repeat():
+def test_logits_are_those_of_transformers_across_ids_that_jump_or_repeat_too():
     """Against plain attention under a causal mask that is spelled out, which nothing can reinterpret."""
     ours, ids = large_weights(), tokens()
-    position_ids = jumping_and_repeating(ids)
+    jumping, contiguous = jumping_and_repeating(ids), torch.arange(20).expand(3, -1)
     causal = torch.full((20, 20), torch.finfo(torch.float32).min).triu(diagonal=1).expand(3, 1, 20, 20)
-    spelled_out = transformers_own(ours, "eager")
-    expected = spelled_out(ids, position_ids=position_ids, attention_mask=causal).logits
-    result = ours(ids, position_ids).logits
-    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
-    changed = ids.clone()
+    spelled_out = transformers_own(ours)
+    for given, position_ids in ((jumping, jumping), (contiguous, contiguous), (None, contiguous)):
+        expected = spelled_out(ids, position_ids=position_ids, attention_mask=causal).logits
+        result = ours(ids, given).logits
+        torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
+    result, changed = ours(ids, jumping).logits, ids.clone()
     changed[:, 0] += 1 - 2 * (changed[:, 0] == 49).long()
-    assert ((ours(changed, position_ids).logits - result)[:, -1].abs().amax(dim=-1) > 1e-3).all()
+    assert ((ours(changed, jumping).logits - result)[:, -1].abs().amax(dim=-1) > 1e-3).all()
 
 
 def test_a_cache_of_keys_gives_the_same_logits():

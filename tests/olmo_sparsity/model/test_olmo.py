@@ -10,6 +10,7 @@ from olmo.config import ModelConfig as OLMoModelConfig
 from olmo.model import OLMo
 
 from tests.support import tiny
+from tests.support.tiny import tokens
 
 SHAPES = {
     "plain": {},
@@ -26,10 +27,6 @@ def unmodified(ours):
     olmo = OLMo(OLMoModelConfig(**values)).eval()
     olmo.load_state_dict(ours.state_dict())
     return olmo
-
-
-def tokens(batch=3, length=20, seed=0):
-    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def contiguous(ids):
@@ -75,16 +72,6 @@ def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
         return [parameter.grad for parameter in model.parameters()]
 
     for ours, expected in zip(gradients(True), gradients(False), strict=True):
-        torch.testing.assert_close(ours, expected)
-
-
-def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():
-    ids = tokens()
-    places = contiguous(ids) * 3
-    for interval, encoding in ((1, "nope"), (3, "rope")):  # every layer of the two, and none of them
-        hybrid, pure = tiny.model(nope_layer_interval=interval), tiny.model(**tiny.ENCODINGS[encoding])
-        pure.load_state_dict(hybrid.state_dict())
-        ours, expected = (model(ids, position_ids=places).logits for model in (hybrid, pure))
         torch.testing.assert_close(ours, expected)
 
 

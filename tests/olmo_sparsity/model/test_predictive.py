@@ -6,10 +6,10 @@ import torch
 from olmo_sparsity.config.schema import PositionsConfig
 from olmo_sparsity.model.predictive import Decoded, PositionPredictor, compare, decode
 from tests.support import tiny
+from tests.support.tiny_task import answer_slowly
 
 TABLE = 40
 DECODERS = ["neox", "olmo", "olmo with groups", "alibi", "two levels"]
-ROTATIONS = ["ids", "index", "none"]
 
 
 def decoder(kind):
@@ -46,23 +46,6 @@ def padded(rows, filler):
     return values, lengths
 
 
-@torch.no_grad()
-def decode_slowly(model, tokens, ids, end_token, max_tokens, given=None):
-    """One prompt, a full forward pass without cache for every token: lists of the response's tokens and ids."""
-    start = tokens.shape[1]
-    while tokens.shape[1] < start + max_tokens:
-        output = model(tokens, ids)
-        token = output.logits[:, -1].argmax(dim=-1, keepdim=True)
-        if given is None:
-            id_ = output.id_logits[:, -1].argmax(dim=-1, keepdim=True)
-        else:
-            id_ = torch.tensor([[given[tokens.shape[1] - start]]])
-        tokens, ids = torch.cat([tokens, token], dim=1), torch.cat([ids, id_], dim=1)
-        if token.item() == end_token:
-            break
-    return tokens[0, start:].tolist(), ids[0, start:].tolist()
-
-
 def assert_decoded(decoded, expected, end_token):
     """``expected``: (tokens, ids) of each row."""
     for row, (tokens, ids) in enumerate(expected):
@@ -81,15 +64,15 @@ def end_token_of_one(expected):
     )
 
 
-@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize("rotate", ["ids", "index", "none"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind, rotate):
     model = predictor(kind, rotate=rotate)
     tokens, ids = prompts([5, 9, 2, 9])
-    free = [decode_slowly(model, t, i, -1, 7) for t, i in zip(tokens, ids, strict=True)]
+    free = [answer_slowly(model, t[0], i[0], [None] * 7, -1) for t, i in zip(tokens, ids, strict=True)]
     assert len({tuple(response) for response, _ in free}) > 2, "responses that do not depend on the prompt"
     end = end_token_of_one(free)
-    expected = [decode_slowly(model, t, i, end, 7) for t, i in zip(tokens, ids, strict=True)]
+    expected = [answer_slowly(model, t[0], i[0], [None] * 7, end) for t, i in zip(tokens, ids, strict=True)]
     (batch, lengths), (batch_ids, _) = padded(tokens, 7), padded(ids, 11)
     decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_lengths=lengths)
     assert_decoded(decoded, expected, end)
@@ -97,36 +80,13 @@ def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind,
     assert_decoded(alone, expected[:1], end)
 
 
-@pytest.mark.parametrize("scheme", ["coupled", "predicted", "contiguous"])
-def test_given_ids_are_fed_back_and_without_coupling_they_go_on_by_steps_of_one(scheme):
-    model = predictor(scheme=scheme)
-    tokens, ids = prompts([4, 6])
-    given = torch.tensor([[3, 9, 1, 30, 2], [8, 8, 5, 0, 21]])
-    if scheme == "contiguous":
-        given = torch.cat([row[:, -1:] for row in ids]) + torch.arange(1, 6)
-    rows = zip(tokens, ids, given.tolist(), strict=True)
-    expected = [decode_slowly(model, *prompt, -1, 4, row) for *prompt, row in rows]
-    (batch, lengths), (batch_ids, _) = padded(tokens, 0), padded(ids, 0)
-    options = {"response_ids": None if scheme == "contiguous" else given, "prompt_lengths": lengths}
-    assert_decoded(decode(model, batch, batch_ids, end_token=-1, max_tokens=4, **options), expected, -1)
-
-
 @pytest.mark.parametrize("kind", ["neox", "olmo"])
 def test_without_table_the_decoder_is_all_there_is(kind):
+    """Rotated by nothing it is that of tokens which all stand at 0."""
     (tokens,), (ids,) = prompts([12])
-    model = predictor(kind, scheme="contiguous")
-    torch.testing.assert_close(model(tokens, ids).logits, model.decoder(tokens, position_ids=ids).logits)
-    by_index = predictor(kind, scheme="contiguous", rotate="index")
-    expected = by_index.decoder(tokens, position_ids=torch.arange(12)[None]).logits
-    torch.testing.assert_close(by_index(tokens, ids).logits, expected)
-
-
-def test_rotation_by_nothing_is_nope():
-    (tokens,), (ids,) = prompts([12])
-    model = predictor("olmo", scheme="contiguous", rotate="none")
-    nope = tiny.model(embedding_size=50, rope=False, nope=True)
-    nope.load_state_dict(model.decoder.state_dict())
-    torch.testing.assert_close(model(tokens, ids).logits, nope(tokens).logits, atol=1e-4, rtol=1e-4)
+    for rotate, seen in (("ids", ids), ("index", torch.arange(12)[None]), ("none", torch.zeros_like(ids))):
+        model = predictor(kind, scheme="contiguous", rotate=rotate)
+        torch.testing.assert_close(model(tokens, ids).logits, model.decoder(tokens, position_ids=seen).logits)
 
 
 @pytest.mark.parametrize("kind", ["neox", "olmo", "two levels"])

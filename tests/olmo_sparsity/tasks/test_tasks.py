@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.parts import labelled_batch
-from olmo_sparsity.tasks.task import Draws, _in_test
+from olmo_sparsity.tasks.task import _in_test
 from tests.support.refusals import refused
 
 SMALL = {
@@ -66,25 +65,6 @@ def test_a_sample_depends_on_nothing_but_split_seed_and_index(name, split):
     assert len(set(everything)) > 95
     for other in (small(name).sample(split, 5, range(100)), small(name).sample(split, 4, range(100, 200))):
         assert len({*samples(other)} & {*everything}) < 5
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("name", TASKS)
-def test_the_loss_mask_covers_exactly_the_response(name, split):
-    task = small(name)
-    batch = task.sample(split, 0, range(100))
-    assert batch.tokens.shape == batch.loss_mask.shape == (100, batch.lengths.max())
-    rows = batch.tokens, batch.loss_mask, batch.response_start, batch.lengths
-    for tokens, mask, start, end in zip(*rows, strict=True):
-        assert np.flatnonzero(mask).tolist() == list(range(start, end))
-        assert (tokens[:end] != 0).all() and (tokens[end:] == 0).all()
-        assert 0 < start < end
-        assert tokens.max() < len(task.vocabulary)
-        if task.end_id is None:
-            assert end - start == 1
-        else:
-            assert np.flatnonzero(tokens == task.end_id).tolist() == [end - 1]
-    assert len(set(task.vocabulary)) == len(task.vocabulary)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -164,11 +144,6 @@ def test_the_splits_of_a_tiny_space_share_no_prompt_and_leave_none_out(name):
         assert is_uniform(drawn, set(drawn))  # drawing again favours no prompt
 
 
-def test_a_space_too_small_for_two_splits_is_refused_at_once():
-    with refused("length 1 has so few different prompts.*raise the lower end of test_length"):
-        make_task("scratchpad_parity", {"test_length": (1, 30)})
-
-
 # --- what would give wrong samples is refused ---
 
 
@@ -183,6 +158,7 @@ def test_a_space_too_small_for_two_splits_is_refused_at_once():
         ("planted", {"distance": [0, 40]}, "is 1 or more tokens before the label"),
         ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
         ("copy", {"symbols": 3}, "Key 'symbols' not in 'Copy'.*; it has train_length, test_length, num_symbols"),
+        ("scratchpad_parity", {"test_length": (1, 30)}, "length 1 has so few different prompts.*raise the lower end"),
         ("parity", {}, "unknown task 'parity'; choose one of addition, "),
     ],
 )  # fmt: skip
@@ -199,34 +175,6 @@ def test_planted_tokens_stand_at_the_distance_that_is_asked_for():
         distances = (batch.response_start[:, None] - batch.planted)[batch.planted >= 0]
         assert distances.min() == 10 and distances.max() == 30
     assert min(task.sample("train", 0, range(500)).response_start) == 12
-
-
-# --- random numbers ---
-
-
-def test_orders_and_subsets_are_uniform():
-    draws = Draws.of(0, "train", np.arange(12_000))
-    eligible = np.zeros((12_000, 6), dtype=bool)
-    eligible[:, [0, 2, 3, 5]] = True
-    order = draws.order(eligible)
-    assert is_uniform(map(tuple, order[:, :4].tolist()), permutations([0, 2, 3, 5]))
-    assert (order[:, 4:] == [1, 4]).all()
-    chosen = draws.subset(eligible, np.full(12_000, 2))
-    assert is_uniform([tuple(np.flatnonzero(row)) for row in chosen], combinations([0, 2, 3, 5], 2))
-    assert not draws.subset(eligible, np.zeros(12_000, dtype=int)).any()
-
-
-def test_integers_are_uniform_and_independent_over_rows_columns_and_purposes():
-    draws = Draws.of(3, "train", np.arange(4000))
-    numbers = draws.integers(7, 6)
-    for column in numbers.T:
-        assert is_uniform(column, range(7))
-    other = [draws.named("other").integers(7, 6), Draws.of(4, "train", np.arange(4000)).integers(7, 6),
-             Draws.of(3, "test", np.arange(4000)).integers(7, 6), np.roll(numbers, 1, axis=0)]  # fmt: skip
-    together = np.concatenate([numbers, *other], axis=1)
-    assert abs(np.corrcoef(together.T) - np.eye(30)).max() < 0.07
-    bounds = np.arange(4000) % 5 + 1
-    assert (draws.integers(bounds, 50).max(axis=1) == bounds - 1).all()
 
 
 def test_the_split_of_a_prompt_never_changes():

@@ -1,7 +1,6 @@
 """Every task's answer against a solver that reads the text of its prompt, and its ids against ids written by hand."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from olmo_sparsity.tasks import TASKS, make_task
@@ -18,6 +17,7 @@ def texts(task, batch):
         words = [task.vocabulary[token] for token in batch.tokens[row]]
         start, end = batch.response_start[row], batch.lengths[row]
         assert set(words[end:]) <= {"<pad>"}
+        assert np.flatnonzero(batch.loss_mask[row]).tolist() == [*range(start, end)]
         prompt, response = words[:start], words[start:end]
         if task.end_id is not None:
             assert prompt.pop(0) == "<bos>"
@@ -88,6 +88,7 @@ SOLVERS = {name: globals()[f"solve_{name}"] for name in TASKS}
 def test_the_response_is_what_a_solver_reads_from_the_prompt(name, split):
     task = make_task(name, SMALL[name])
     batch = task.sample(split, 3, range(200))
+    assert len(set(task.vocabulary)) == len(task.vocabulary)
     responses = set()
     for prompt, response in texts(task, batch):
         assert response == SOLVERS[name](prompt)
@@ -98,29 +99,12 @@ def test_the_response_is_what_a_solver_reads_from_the_prompt(name, split):
         assert [task.vocabulary[token] for token in batch.label] == answers
 
 
-def one_sample(name, length, **parameters):
-    task = make_task(name, {**SMALL[name], **parameters}).at_length(length)
-    return task, task.sample("test", 0, [5])
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_every_step_has_the_ids_of_its_assignment(split):
-    task = make_task("variable_assignment", SMALL["variable_assignment"])
-    batch = task.sample(split, 1, range(50))
-    for row, (prompt, response) in enumerate(texts(task, batch)):
-        ids = batch.coupled_ids[row, 1 : batch.lengths[row] - 1].tolist()
-        asked, answered = ids[: len(prompt)], ids[len(prompt) :]
-        assert asked == [*range(2, len(prompt)), 1, 1]
-        where = {tuple(prompt[i : i + 3]): asked[i : i + 3] for i in range(0, len(prompt) - 2, 3)}
-        expected = [where[tuple(response[i : i + 3])] for i in range(0, len(response) - 1, 3)]
-        assert answered == [*np.concatenate(expected), expected[-1][2]]
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_largest_id_and_most_tokens_are_those_of_a_sample(name):
     for length in (8, 12):
         parameters = {"k_train": 2, "k_test": (2,)} if "k_train" in dir(TASKS[name]) else {}
-        task, batch = one_sample(name, length, **parameters)
+        task = make_task(name, {**SMALL[name], **parameters}).at_length(length)
+        batch = task.sample("test", 0, [5])
         assert batch.lengths.tolist() == [task.max_tokens(length)]
         largest = None if batch.coupled_ids is None else batch.coupled_ids.max()
         assert largest == task.largest_id(length)
@@ -198,57 +182,48 @@ def test_long_carries():
 
 
 TWO = {"k_train": 2, "k_test": (2,)}
-ASSIGNMENTS = {"num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)}
-SHOWN = {
-    ("addition", 3): """
-token  <bos>  5  8  2  +  3  6  0  =  >  2  4  9  0  <eos>
-id         0  4  3  2  1  4  3  2  1     2  3  4  5      0""",
-    ("multi_addition", 2): """
-token      <bos>  1  7  +  9  4  =  >  7  1  0  =  1  1  1  <eos>
-id             0  3  2  1  3  2  1     2  3  4  1  2  3  4      0
-second id      0  1  1  2  2  2  1     1  1  1  2  2  2  2      0""",
-    ("digit_multiplication", 3): """
-token  <bos>  1  3  4  *  3  =  >  2  0  4  0  <eos>
-id         0  4  3  2  1  2  1     2  3  4  5      0""",
-    ("copy", 4): """
-token  <bos>  5  1  3  1  =  >  5  1  3  1  <eos>
-id         0  2  3  4  5  1     2  3  4  5      0""",
-    ("scratchpad_parity", 5): """
-token  <bos>  0  1  0  1  0  =  >  0  1  1  0  0  <eos>
-id         0  2  3  4  5  6  1     2  3  4  5  6      0""",
-    ("sparse_parity", 8): """
-token    on  0  off  1  on  0  off  0  >  0
-planted      ^              ^""",
-    ("planted", 8): """
-token    c  e  d  0  b  1  e  d  >  1
-id       1  2  3  9  5  9  7  8     9
-planted           ^     ^""",
-    ("variable_assignment", 1): """
-token  <bos>  d  =  f  h  =  9  f  =   0  ?  f  >  f  =   0   0  <eos>
-id         0  2  3  4  5  6  7  8  9  10  1  1     8  9  10  10      0""",
+PARAMETERS = {
+    **dict.fromkeys(["sparse_parity", "planted", "multi_addition"], TWO),
+    "variable_assignment": {"num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)},
 }
-
-
-def written(task, batch, row):
-    """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
-    used = int(batch.lengths[row])
-    rows = {"token": [task.vocabulary[token] for token in batch.tokens[row, :used]]}
-    if batch.coupled_ids is not None:
-        rows["id"] = batch.coupled_ids[row, :used].tolist()
-    if batch.second_ids is not None:
-        rows["second id"] = batch.second_ids[row, :used].tolist()
-    if batch.planted is not None:
-        rows["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
-    for name, cells in rows.items():
-        cells.insert(int(batch.response_start[row]), ">" if name == "token" else "")
-    return pd.DataFrame(rows.values(), index=[*rows]).to_string(header=False, line_width=110)
+SHOWN = {  # name and length of a sample: prompt, response, ids or planted columns
+    ("addition", 3): (
+        "<bos> 5 8 2 + 3 6 0 =", "2 4 9 0 <eos>",
+        {"coupled_ids": [0, 4, 3, 2, 1, 4, 3, 2, 1, 2, 3, 4, 5, 0]},
+    ),
+    ("multi_addition", 2): (
+        "<bos> 1 7 + 9 4 =", "7 1 0 = 1 1 1 <eos>",
+        {
+            "coupled_ids": [0, 3, 2, 1, 3, 2, 1, 2, 3, 4, 1, 2, 3, 4, 0],
+            "second_ids": [0, 1, 1, 2, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2, 0],
+        },
+    ),
+    ("digit_multiplication", 3): (
+        "<bos> 1 3 4 * 3 =", "2 0 4 0 <eos>", {"coupled_ids": [0, 4, 3, 2, 1, 2, 1, 2, 3, 4, 5, 0]}
+    ),
+    ("copy", 4): ("<bos> 5 1 3 1 =", "5 1 3 1 <eos>", {"coupled_ids": [0, 2, 3, 4, 5, 1, 2, 3, 4, 5, 0]}),
+    ("scratchpad_parity", 5): (
+        "<bos> 0 1 0 1 0 =", "0 1 1 0 0 <eos>", {"coupled_ids": [0, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 0]}
+    ),
+    ("sparse_parity", 8): ("on 0 off 1 on 0 off 0", "0", {"planted": [1, 5]}),
+    ("planted", 8): (
+        "c e d 0 b 1 e d", "1", {"coupled_ids": [1, 2, 3, 9, 5, 9, 7, 8, 9], "planted": [3, 5]}
+    ),
+    ("variable_assignment", 2): (
+        "<bos> b = 6 e = 9 f = b g = a h = e a = b ? a", "a = b b = 6 6 <eos>",
+        {"coupled_ids": [0, *range(2, 20), 1, 1, 17, 18, 19, 2, 3, 4, 4, 0]},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "length"), SHOWN)
 def test_one_sample_of_each_task_checked_by_hand(name, length):
     """Written out so that a later version which draws other samples for the same seed is noticed."""
-    parameters = dict.fromkeys(["sparse_parity", "planted", "multi_addition"], TWO)
-    parameters["variable_assignment"] = ASSIGNMENTS
-    task = make_task(name, parameters.get(name, {})).at_length(length)
-    shown = written(task, task.sample("test", 0, [0, 1]), 0).splitlines()
-    assert [line.rstrip() for line in shown] == SHOWN[name, length].splitlines()[1:]
+    task = make_task(name, PARAMETERS.get(name, {})).at_length(length)
+    batch = task.sample("test", 0, [0, 1])
+    prompt, response, columns = SHOWN[name, length]
+    words = [task.vocabulary[token] for token in batch.tokens[0, : batch.lengths[0]]]
+    assert words == [*prompt.split(), *response.split()]
+    assert batch.response_start[0] == len(prompt.split())
+    for column, values in columns.items():
+        assert getattr(batch, column)[0, : len(values)].tolist() == values

@@ -82,10 +82,7 @@ def assert_same(rows, expected):
         assert row["learning_rate"] == expected[step]["learning_rate"]
 
 
-SLOW_STAGES = [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 3)]
-
-
-@pytest.mark.parametrize("stage", [None, 2, *SLOW_STAGES])
+@pytest.mark.parametrize("stage", slow_but([None, 2, 0, 1, 3], None, 2))
 def test_two_processes_have_the_losses_of_one(folder, alone, stage, tmp_path):
     """Gradient accumulation too: each process runs its two windows one by one, one process runs two at a time.
 
@@ -193,10 +190,7 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
             assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
 
 
-STOPS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
-
-
-@pytest.mark.parametrize("number", slow_but(STOPS, signal.SIGTERM))
+@pytest.mark.parametrize("number", slow_but([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_to_all_processes_saves_and_asks_to_be_requeued(folder, tmp_path, number):
     """As SLURM and a terminal send it: to the workers of the data loader too."""
     workers = "--data.num_workers=2", "--data.prefetch_factor=2", "--data.persistent_workers"
@@ -211,11 +205,6 @@ def test_a_signal_to_all_processes_saves_and_asks_to_be_requeued(folder, tmp_pat
     assert f"({number.name})" in output
     step = load_state(checkpoints(tmp_path)[-1]).step
     assert 3 <= step == read_metrics(tmp_path / "metrics.jsonl")[-1]["step"]
-
-
-def error_lines(errors):
-    """What our script said, without the launcher's own report."""
-    return [line for line in errors.splitlines() if line.startswith("error: ")]
 
 
 @pytest.mark.parametrize("lost", slow_but([0, 1], 0))
@@ -234,7 +223,7 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tm
     _, errors = ended(process)
     assert process.exit_codes[ranks[1 - lost]] == 1
     assert "Traceback" in errors and "gloo" in errors  # the transport's own words
-    [line] = error_lines(errors)
+    [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")
 
 

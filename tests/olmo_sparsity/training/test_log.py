@@ -37,8 +37,10 @@ def rows_of(config):
     return read_metrics(Path(config.save_folder) / "metrics.jsonl")
 
 
-def test_rows_at_the_interval_and_at_the_end(tmp_path):
+def test_rows_at_the_interval_and_at_the_end_by_one_process(tmp_path, capsys):
     config = tiny.train_config(tmp_path, "--console_log_interval=4")
+    run(config, evaluate_at=(2,), enabled=False)  # another process
+    assert not Path(config.save_folder).exists() and capsys.readouterr() == ("", "")
     run(config, evaluate_at=(3,))
     training = [row for row in rows_of(config) if "loss_nats" in row]
     steps = [(row["step"], row["tokens"], row["loss_nats"]) for row in training]
@@ -46,13 +48,6 @@ def test_rows_at_the_interval_and_at_the_end(tmp_path):
     assert {"step": 3, "tokens": 384, **HELDOUT} in rows_of(config)
     assert all(row["tokens_per_second"] > 0 and 0.05 < row["peak_memory_gb"] < 100 for row in training)
     assert all("mfu" not in row for row in training)  # a processor's peak is not known
-
-
-def test_other_processes_write_and_show_nothing(tmp_path, capsys):
-    config = tiny.train_config(tmp_path)
-    run(config, evaluate_at=(2,), enabled=False)
-    assert not Path(config.save_folder).exists()
-    assert capsys.readouterr() == ("", "")
 
 
 def test_tokens_per_second_over_the_last_steps_without_pauses_and_mfu_of_all_devices(tmp_path, monkeypatch):
