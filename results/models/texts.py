@@ -2,14 +2,15 @@
 
     python results/models/texts.py releases SDISTS OUT.jsonl [YYYY-MM-DD]
     python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
+    python results/models/texts.py joined OUT.jsonl FILE.jsonl
     python results/models/texts.py library OUT.jsonl
 
 The first reads change logs and release notes in the .tar.gz files of SDISTS (source distributions), keeps the sections
 whose headings carry a later date, and writes a text per file with its package as the group: a model that was trained
 before the date has not read them, as far as releases after it describe new work. The second draws one text of every
 group of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a
-group, as a package is; others are as `olmo_sparsity.data.groups` has them. The third does so with the files of the
-library of this Python.
+group, as a package is; others are as `olmo_sparsity.data.groups` has them. The third joins all texts of a group, if
+they have at least 58,000 characters. The last draws as the second among the files of the library of this Python.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DATES = (
 )
 HEADING_LENGTH = 120  # a date in a longer line is not a heading's
 SHORTEST_TEXT = 1500  # characters
-SHORTEST_DRAWN = 4000
+SHORTEST_DRAWN, SHORTEST_JOINED = 4000, 58_000
 
 
 def date_of(line: str) -> date | None:
@@ -93,6 +94,15 @@ def one_each(out: str, *files: str) -> None:
     write([text for _, _, text in sorted(drawn.values())], out)
 
 
+def joined(out: str, file: str) -> None:
+    """Write all texts of a group as one."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for line in map(json.loads, Path(file).read_text(encoding="utf8").splitlines()):
+        groups.setdefault(line["group"], []).append(line)
+    texts = [lines[0] | {"text": "\n\n".join(line["text"] for line in lines)} for lines in groups.values()]
+    write([text for text in texts if len(text["text"]) >= SHORTEST_JOINED], out)
+
+
 def library(out: str) -> None:
     """Write one file of every module of Python's library."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -123,4 +133,6 @@ def write(texts: list[dict[str, str]], out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"releases": releases, "one-each": one_each, "library": library}[sys.argv[1]](*sys.argv[2:])
+    {"releases": releases, "one-each": one_each, "joined": joined, "library": library}[sys.argv[1]](
+        *sys.argv[2:]
+    )
