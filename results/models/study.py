@@ -23,6 +23,7 @@ from analysis.stats.show import show
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)
+FIGURES = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
 SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
 
 
@@ -70,11 +71,14 @@ def main():
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-        for what in (numbers.kinds, numbers.tokens_needed, numbers.distances):
+        for what in (numbers.kinds, numbers.tokens_needed, numbers.distances, numbers.placebos):
             tidy = what(result)
-            of_context = tidy["far_context"] if "far_context" in tidy else pd.Series("true", index=tidy.index)
-            print("\n" + show(tidy[of_context.fillna("true") == "true"], title=f"{cell}, {what.__name__}"))
-        save_figure(levels_figure(result), HERE, cell)
+            if "far_context" in tidy and what is not numbers.placebos:
+                tidy = tidy[tidy["far_context"].fillna("true") == "true"]
+            if len(tidy):
+                print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
+        if cell.endswith(FIGURES):
+            save_figure(levels_figure(result), HERE, cell)
 
 
 if __name__ == "__main__":
