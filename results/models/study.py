@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from analysis import load, load_study
@@ -19,6 +20,7 @@ from analysis.figures.style import save_figure
 from analysis.parts import stacked
 from analysis.result import FRAMES, RESULT_NAME, save_study, setting_differences
 from analysis.stats import numbers
+from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
 HERE = Path(__file__).parent
@@ -64,6 +66,25 @@ def shares_by_tau(result):
     return shares[shares["name"].isin(SHARES)]
 
 
+def beyond_same_group(result):
+    """Tidy: how much more the true context recovers than another place of the same document, paired, by k."""
+    over = result.targets[result.targets["over_tau"]].reset_index(drop=True)
+    gain, bootstrap = (
+        (over["loss_short_nats"] - over["loss_long_nats"]).to_numpy(float),
+        ClusterBootstrap.of(over),
+    )
+    rows = []
+    for level, choices in result.choices.groupby("level", sort=False):
+        losses = {
+            context: np.stack(of_context.set_index("target_id").loc[over["target_id"], "loss_nats"])
+            for context, of_context in choices.groupby("far_context")
+        }
+        for k, more in zip(result.ks, (losses["same-group"] - losses["true"]).T, strict=True):
+            interval = vars(bootstrap.interval(bootstrap.ratio(more.astype(float), gain)))
+            rows.append({"name": "true_minus_same_group", "level": level, "k": k, **interval})
+    return pd.DataFrame(rows)
+
+
 def main():
     """Print all tables of every cell, and draw its figure."""
     for cell, result in load_study(HERE).items():
@@ -77,6 +98,8 @@ def main():
                 tidy = tidy[tidy["far_context"].fillna("true") == "true"]
             if len(tidy):
                 print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
+        if "same-group" in result.far_contexts:
+            print("\n" + show(beyond_same_group(result), title=cell))
         if cell.endswith(FIGURES):
             save_figure(levels_figure(result), HERE, cell)
 
