@@ -10,6 +10,7 @@ tokens of a prefix, V vocabulary (logits), W width, H heads, D head dimension.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -203,6 +204,9 @@ class TransformersAdapter(Adapter):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        # transformers 5.24 has another name for it, and warns of the old one
+        takes_cache = "cache" in inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if takes_cache else "past_key_values"
         config = model.config.get_text_config()
         self.vocabulary_size = len(model.get_input_embeddings().weight)
         limit = getattr(config, "max_position_embeddings", None)  # rotary models can be read beyond it
@@ -236,7 +240,7 @@ class TransformersAdapter(Adapter):
         position_ids = position_ids[:, -inputs.shape[1] :]
         cache = DynamicCache(past or None)
         if past is not None:
-            options["past_key_values"] = cache
+            options[self._cache_argument] = cache
         if bias is not None:
             attention_mask = (bias[:, None] + causal_bias(bias)).to(self.model.dtype)
         elif attention_mask is None:

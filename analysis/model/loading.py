@@ -28,7 +28,7 @@ from torch import nn
 from analysis.contexts import TextDecoder
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
@@ -323,10 +323,17 @@ def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
 def _from_hub(name: str) -> Path:
     """The local copy of a model's configuration, tokenizer and safetensors weights."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.model", "*.safetensors"]
-    # a star reaches into folders, whose files transformers never reads
-    return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    try:
+        # a star reaches into folders, whose files transformers never reads
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise UserError(
+            f"{name} is no path here and was not got from the Hugging Face hub ({first_line(error)}); check the name, "
+            "the network and, of a gated model, the login"
+        ) from None
 
 
 def _open_transformers(path: Path, name: str, dtype: str, attention: str | None) -> LoadedModel:

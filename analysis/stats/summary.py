@@ -108,7 +108,10 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
 
 def _table(frame: pd.DataFrame, name: str, across: str) -> str:
     in_nats = name in IN_NATS
-    title = f"{name} [{'nats' if in_nats else '%'}]"
+    both = not in_nats and "name" in frame and frame["name"].str.endswith("_nats").any()
+    title = f"{name} [{'nats' if in_nats else '%, or nats where a name ends so' if both else '%'}]"
+    if name == "recovery":
+        title += ", best: the lowest loss of all selectors"
     return show(frame, across=across if across in frame else None, percent=not in_nats, title=title)
 
 
