@@ -215,9 +215,14 @@ def _make_cell(options: argparse.Namespace, name: str, path: str, overrides: Seq
 def _axis(text: str) -> tuple[str, list[str]]:
     """Key and values of ``key=1,2`` or ``key=[5,20],[5,10]``: commas inside brackets belong to a value."""
     key, _, rest = text.partition("=")
-    values = [
-        value.strip() for value in re.split(r",(?![^\[{]*[\]}])", rest)
-    ]  # no bracket is closed behind it
+    values, depth = [""], 0
+    for character in rest:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += character
+    values = [value.strip() for value in values]
     if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or not all(values):
         raise UserError(
             f"--grid {text}: write a key of the config and its values, such as seed=1,2 or seed=null"

@@ -55,14 +55,14 @@ def test_cells_are_the_product_in_order_and_their_commands_make_their_configs(ce
     tiny.train_config(tmp_path)
     text = (tmp_path / "config.yaml").read_text()
     (tmp_path / "rope.yaml").write_text(text.replace("scheme: pose", "scheme: contiguous"))
-    rates = "{betas: [0.9, 0.95], eps: 1e-6}, {betas: [0.8, 0.99], eps: 1e-7}"
+    rates = "{betas: [0.9, 0.95], eps: 1e-6}, {eps: 1e-7, betas: [0.8, 0.99]}"
     axes = f"--grid seed=1,2 --grid 'optimizer={rates}'"
     cells = cells_of(f"rope.yaml config.yaml {axes} --out out -- --max_duration=6")
     assert [cell.name for cell in cells] == [
-        f"config={config},seed={seed},optimizer=betas-{rate}"
+        f"config={config},seed={seed},optimizer={rate}"
         for config in ("rope", "config")
         for seed in (1, 2)
-        for rate in ("0.9-0.95-eps-1e-6", "0.8-0.99-eps-1e-7")
+        for rate in ("betas-0.9-0.95-eps-1e-6", "eps-1e-7-betas-0.8-0.99")
     ]
     assert [cell.config.positions.scheme for cell in cells] == ["contiguous"] * 4 + ["pose"] * 4
     *_, path, resume, where, name, duration, seed, rate = shlex.split(cells[7].command)
