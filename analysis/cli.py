@@ -172,8 +172,8 @@ def checked_influence(arguments: list[str]) -> Any:
     from analysis.engine import SELECTORS, check_options
 
     given = influence_parser().parse_args(arguments)
-    ways = {"placebos": given.placebos, "give_back": given.give_back}
-    check_options(given.n_long, given.n_short, given.ks, given.selectors or SELECTORS, **ways)
+    further = {"placebos": given.placebos, "give_back": given.give_back, "tau_nats": given.tau_nats}
+    check_options(given.n_long, given.n_short, given.ks, given.selectors or SELECTORS, **further)
     return given
 
 

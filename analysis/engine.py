@@ -133,11 +133,7 @@ def measure(
     selectors, placebos, give_back = (
         [names] if isinstance(names, str) else names for names in (selectors, placebos, give_back)
     )
-    check_options(n_long, n_short, ks, selectors, placebos, give_back)
-    if not np.isfinite(tau_nats):
-        raise UserError(f"tau ({tau_nats} nats) must be a finite number")
-    if min(targets, targets_per_block) < 1:
-        raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
+    check_options(n_long, n_short, ks, selectors, placebos, give_back, (targets, targets_per_block), tau_nats)
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     with ExitStack() as stack:
@@ -404,8 +400,17 @@ def check_options(
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
     give_back: Sequence[str] = ("text",),
+    counts: tuple[int, int] = (1, 1),
+    tau_nats: float = 1.0,
 ) -> None:
-    """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
+    """Raise `UserError` for options of `measure` that do not go together, before a model is opened.
+
+    ``counts``: targets, and those of a block.
+    """
+    if not np.isfinite(tau_nats):
+        raise UserError(f"tau ({tau_nats} nats) must be a finite number")
+    if min(counts) < 1:
+        raise UserError(f"targets ({counts[0]}) and targets_per_block ({counts[1]}) must be at least 1")
     if not 0 < n_short < n_long:
         raise UserError(
             f"N = {n_long} must be larger than M = {n_short}, and M at least 1; change one of them"

@@ -42,7 +42,7 @@ def needle_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
         axes.label_outer()
     bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
     figure.colorbar(image, ax=panels, label="exact match [% of needles]", **bar)
-    alone = f"{models[0]}: " if len(models) == 1 else ""
+    alone = _title(cells, models[0]).replace("\n", ", ") + ": " if len(models) == 1 else ""
     style.add_heading(figure, alone + heading)
     return figure
 

@@ -107,11 +107,12 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
 
 
 def _table(frame: pd.DataFrame, name: str, across: str) -> str:
-    in_nats = name in IN_NATS
-    both = not in_nats and "name" in frame and frame["name"].str.endswith("_nats").any()
-    title = f"{name} [{'nats' if in_nats else '%, or nats where a name ends so' if both else '%'}]"
-    if name == "recovery":
-        title += ", best: the lowest loss of all selectors"
+    in_nats, unit = name in IN_NATS, "%"
+    if in_nats:
+        unit = "nats"
+    elif "name" in frame and frame["name"].str.endswith("_nats").any():
+        unit = "%, or nats where a name ends so"
+    title = f"{name} [{unit}]" + (", best: the lowest loss of all selectors" if name == "recovery" else "")
     return show(frame, across=across if across in frame else None, percent=not in_nats, title=title)
 
 

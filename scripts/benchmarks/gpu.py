@@ -151,9 +151,9 @@ def read_resumed(out: Path, printed: str) -> Json:
     return {"found": found, "failed": not apart <= RESUMED_BOUND_NATS, "largest_loss_difference_nats": apart}
 
 
-def read_speed(name: str, plain: str, bound_nats: float, out: Path, printed: str) -> Json:
+def read_speed(name: str, plain: str | None, bound_nats: float, out: Path, printed: str) -> Json:
     """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
-    run, compared = out / "work" / name, numbers_of(out, plain)
+    run, compared = out / "work" / name, numbers_of(out, plain) if plain else None
     rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
     row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
@@ -184,9 +184,12 @@ COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
-def speed(name: str, size: str, how: str, environment: str = "", more: str = "", plain: str = "") -> Part:
-    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several."""
-    plain = plain or f"train-{size}-eager"
+def speed(name: str, size: str, how: str, environment: str = "", more: str = "", alike: bool = True) -> Part:
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several.
+
+    ``alike``: whether it is the model of the part `train-SIZE-eager`, so that losses are compared.
+    """
+    plain = f"train-{size}-eager" if alike else None
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
@@ -228,8 +231,10 @@ PARTS: dict[str, Part] = {
         f"train-{size}-{how}": speed(f"train-{size}-{how}", size, how)
         for size, how in product(("60m", "150m", "1b"), COMPILE)
     },
-    # heads of 128 instead of 64: another model, compared with none
-    "train-150m-6-heads": speed("train-150m-6-heads", "150m", "compiled", "", "--model.n_heads=6", plain="-"),
+    # heads of 128 instead of 64
+    "train-150m-6-heads": speed(
+        "train-150m-6-heads", "150m", "compiled", "", "--model.n_heads=6", alike=False
+    ),
     "targets": Part(
         3,
         f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
