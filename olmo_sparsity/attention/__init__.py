@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,9 @@ SOFTMAX = "softmax"
 """The usual one, which OLMo's blocks compute themselves."""
 ATTENTIONS: dict[str, type[Attention]] = {}
 """Every other attention by its name."""
-LONGEST_IN_FLOAT32 = 128
-"""Keys; above, bf16 is as fast (results/benchmarks)."""
+LONGEST_BY_PRODUCTS = 1024
+"""Tokens, up to which matrix products train faster than PyTorch's kernel on a CPU."""
+QUERIES_OF_A_PRODUCT = 128
 
 
 @dataclass(frozen=True)
@@ -115,21 +115,43 @@ def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
     return add
 
 
-def attend(
-    attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
-) -> Any:
-    """``attention(q, k, v, mask, **options)``; of few keys in float32 where a CPU trains in bf16.
+def by_products(q: Tensor, k: Tensor) -> bool:
+    """Whether softmax of all queries (B, H, T, D) is trained faster by matrix products than by PyTorch's kernel.
 
-    PyTorch's CPU kernel takes several times as long for the backward pass of short sequences in bf16 as in float32.
-    Shapes are those of `torch.nn.functional.scaled_dot_product_attention`.
+    So it is on a CPU where it is compiled or in bf16, above all in the backward pass (results/benchmarks).
     """
-    trains_in_bf16 = q.device.type == "cpu" and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-    if not trains_in_bf16 or k.shape[-2] > LONGEST_IN_FLOAT32:
-        return attention(q, k, v, mask, **options)
-    if mask is not None and mask.is_floating_point():
-        mask = mask.float()
-    with torch.autocast("cpu", enabled=False):
-        return attention(q.float(), k.float(), v.float(), mask, **options)
+    trains = (
+        q.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and q.shape[-2] == k.shape[-2] <= LONGEST_BY_PRODUCTS
+    )
+    return trains and (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+def attention_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """What `torch.nn.functional.scaled_dot_product_attention` computes, causal where there is no ``mask``.
+
+    Of a block of queries after the other, so that a causal one forms no scores of later keys but its own. Softmax is
+    float32. Shapes: q, k, v (B, H, T, D), or fewer heads of k and v; mask (B or 1, 1 or H, T, T), added to the scores
+    or, if bool, what is seen.
+    """
+    times = q.shape[1] // k.shape[1]
+    if times > 1:
+        k, v = (part.repeat_interleave(times, dim=1) for part in (k, v))
+    q, length, read = q * q.shape[-1] ** -0.5, q.shape[-2], []
+    for first in range(0, length, QUERIES_OF_A_PRODUCT):
+        end = min(first + QUERIES_OF_A_PRODUCT, length)
+        keys = length if mask is not None else end
+        scores = (q[:, :, first:end] @ k[:, :, :keys].transpose(-1, -2)).float()
+        if mask is not None and mask.is_floating_point():
+            scores = scores + mask[:, :, first:end]
+        else:
+            causal = torch.ones(end - first, keys, dtype=torch.bool, device=q.device).tril(first)
+            seen = causal if mask is None else mask[:, :, first:end]
+            scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        weights = nn.functional.dropout(scores.softmax(-1), dropout)
+        read.append(weights.to(v.dtype) @ v[:, :, :keys])
+    return torch.cat(read, dim=-2)
 
 
 for _module in iter_modules(__path__):

@@ -14,7 +14,15 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, Places, Shape, attend
+from olmo_sparsity.attention import (
+    ATTENTIONS,
+    SOFTMAX,
+    Attention,
+    Places,
+    Shape,
+    attention_by_products,
+    by_products,
+)
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 from olmo_sparsity.model.rope import (
@@ -114,7 +122,9 @@ class PositionedBlock(OLMoSequentialBlock):
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """As OLMo's."""
-        return attend(super()._scaled_dot_product_attention, q, k, v, attn_mask, **options)
+        if by_products(q, k):
+            return attention_by_products(q, k, v, attn_mask, options["dropout_p"])
+        return super()._scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
     def _projected(self, h: Tensor, kept: int) -> list[Tensor]:
         """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""

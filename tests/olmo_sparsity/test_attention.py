@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from olmo.optim import build_optimizer
 
-from olmo_sparsity.attention import ATTENTIONS, Places, attend, sparse
+from olmo_sparsity import attention
+from olmo_sparsity.attention import ATTENTIONS, Places, sparse
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -199,25 +199,38 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
             torch.testing.assert_close(weights, whole.softmax(-1), atol=1e-5, rtol=1e-4)
 
 
-# --- softmax of short sequences: in float32 where a CPU trains in bf16, as it is everywhere else ---
+# --- softmax by matrix products, where a CPU trains ---
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_gradients_are_those_of_float32(masked):
-    q, k, v = (torch.randn(2, 3, 12, 8).bfloat16().requires_grad_() for _ in range(3))
-    # Half of the keys that come before, of every query its own.
-    mask = torch.zeros(2, 1, 12, 12, dtype=torch.bfloat16)
-    mask = mask.masked_fill(~(torch.rand(2, 1, 12, 12) < 0.5).tril() & ~torch.eye(12, dtype=torch.bool), -1e9)
-    options = {} if masked else {"is_causal": True}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        attended = attend(F.scaled_dot_product_attention, q, k, v, mask if masked else None, **options)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask_of", [None, torch.bool, torch.float32])
+def test_products_are_softmax_attention_with_its_gradients(mask_of, dtype, monkeypatch):
+    monkeypatch.setattr(attention, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
+    q, k, v = (torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2))
+    seen = torch.ones(12, 12, dtype=torch.bool).tril()
+    if mask_of:  # half of the keys that come before, of every query its own
+        seen = (torch.rand(2, 1, 12, 12) < 0.5).tril() | torch.eye(12, dtype=torch.bool)
+    mask = {None: None, torch.bool: seen}.get(mask_of, torch.zeros(seen.shape).masked_fill(~seen, -1e9))
+    attended = attention.attention_by_products(q, k, v, mask, dropout=0.0)
     found = torch.autograd.grad(attended.sum(), (q, k, v))
 
     own = [each.detach().double().requires_grad_() for each in (q, k, v)]
-    scores = own[0] @ own[1].transpose(-1, -2) / 8**0.5
-    bias = mask.double() if masked else torch.full((12, 12), -1e9, dtype=torch.double).triu(1)
-    expected = (scores + bias).softmax(dim=-1) @ own[2]
-    assert attended.dtype == torch.float32
-    torch.testing.assert_close(attended.double(), expected, rtol=1e-5, atol=1e-5)
+    keys, values = (each.repeat_interleave(2, dim=1) for each in own[1:])
+    scores = (own[0] @ keys.transpose(-1, -2) / 8**0.5).masked_fill(~seen, -1e9)
+    expected = scores.softmax(dim=-1) @ values
+    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
+    assert attended.dtype == dtype
+    torch.testing.assert_close(attended.double(), expected, **near)
     for one, other in zip(found, torch.autograd.grad(expected.sum(), own), strict=True):
-        torch.testing.assert_close(one, other.bfloat16(), rtol=1e-2, atol=1e-6)  # one rounding to bf16
+        torch.testing.assert_close(one.double(), other, **near)
+
+
+def test_a_cpu_takes_products_where_it_trains_in_bf16_or_compiled_and_nowhere_else():
+    q = torch.zeros(1, 1, 8, 4)
+    assert not attention.by_products(q, q)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention.by_products(q, q)
+        assert not attention.by_products(q[:, :, -1:], q)  # keys that were kept
+        with torch.no_grad():
+            assert not attention.by_products(q, q)
+    assert torch.compile(lambda q: q + attention.by_products(q, q), backend="eager")(q.requires_grad_()).all()
