@@ -1,8 +1,8 @@
 #!/bin/bash
 # The study of this folder, from the root of a clone: bash results/synthetic/study.sh all, or a part: PART [SEEDS] [TASK...]
-# Goes on where it was when the same command is given again. JOBS processes at a time; OPTIONS: further ones of learn, train and sparse.
+# Goes on where it was when the same command is given again. JOBS processes at a time; OPTIONS: further ones of learn, train, sparse and addition.
 # Eight minutes of one GPU: JOBS=8 OPTIONS="--device_train_microbatch_size=64 --compile.mode=reduce-overhead --compile.from_steps=0" \
-#   timeout --signal=USR1 480 bash results/synthetic/study.sh sparse 1,2,3,4,5,6,7,8
+#   timeout --signal=USR1 480 bash results/synthetic/study.sh sparse 1,2,3,4,5,6,7,8      # and `rest`, with 240
 set -euo pipefail
 trap : USR1 # the runs save, and this waits for them
 JOBS=${JOBS:-2} OUT=${OUT:-runs/synthetic} SEEDS=${2:-1,2,3} TASKS=("${@:3}")
@@ -47,15 +47,33 @@ train() { # from there as many steps as the config has, the learning rate fallin
     done
 }
 
-addition() { # PPC with attentions that do, and do not, thin out with the number of tokens; and without skips, within a window of ids or not
+attentions() { # PPC on addition with attentions that do, and do not, thin out with the number of tokens
     $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition --jobs "$JOBS" \
-        --grid 'model={family: gpt_neox},{family: olmo},{family: olmo, attention: entmax}' --evaluate "--samples 200 --seed 1"
-    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window=3,5,7,10,null \
+        --grid 'model={family: gpt_neox},{family: olmo},{family: olmo, attention: entmax}' --evaluate "--samples 200 --seed 1" \
+        -- ${OPTIONS-}
+}
+
+windows() { # without skips, whose sides would not see each other, within a window of ids or not
+    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window="${1:-3,5,7,10,null}" \
         --out $OUT/addition-window --jobs "$JOBS" --evaluate "--samples 200 --seed 1" \
-        -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
+        -- --model.family=olmo --positions.skip_probability=0 ${OPTIONS-}
+}
+
+longer() { # sums of twice as many digits, within twice the window
     $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition-longer --jobs "$JOBS" \
         --evaluate "--samples 200 --seed 1" -- --model.family=olmo --positions.skip_probability=0 --model.rope_window=10 \
-        "--task.parameters.train_length=[1,20]" --model.max_sequence_length=65 # twice the window
+        "--task.parameters.train_length=[1,20]" --model.max_sequence_length=65 ${OPTIONS-}
+}
+
+addition() {
+    attentions && windows && longer
+}
+
+rest() { # the seven cells of addition that the records lack, at once
+    SEEDS=3 attentions &
+    SEEDS=2,3 windows 3 &
+    SEEDS=2,3 longer &
+    until wait; do :; done # a signal ends a wait
 }
 
 products() { # PPC on addition of up to four numbers (two levels of ids) and on multiplication by a digit
