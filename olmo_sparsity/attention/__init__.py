@@ -1,4 +1,4 @@
-"""Attentions in the place of the softmax: what one is, and where each is registered; and how softmax itself is called.
+"""Attentions in the place of the softmax: what one is, and where each is registered.
 
 Every module of this folder is imported at the end, and registers what it defines: a new attention is one class.
 
@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 
-import torch
 from torch import Tensor, nn
 
 SOFTMAX = "softmax"
 """The usual one, which OLMo's blocks compute themselves."""
 ATTENTIONS: dict[str, type[Attention]] = {}
 """Every other attention by its name."""
-LONGEST_BY_PRODUCTS = 1024
-"""Tokens, up to which matrix products train faster than PyTorch's kernel on a CPU."""
-QUERIES_OF_A_PRODUCT = 128
 
 
 @dataclass(frozen=True)
@@ -113,45 +109,6 @@ def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
         return attention
 
     return add
-
-
-def by_products(q: Tensor, k: Tensor) -> bool:
-    """Whether softmax of all queries (B, H, T, D) is trained faster by matrix products than by PyTorch's kernel.
-
-    So it is on a CPU where it is compiled or in bf16, above all in the backward pass (results/benchmarks).
-    """
-    trains = (
-        q.device.type == "cpu"
-        and torch.is_grad_enabled()
-        and q.shape[-2] == k.shape[-2] <= LONGEST_BY_PRODUCTS
-    )
-    return trains and (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-
-
-def attention_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """What `torch.nn.functional.scaled_dot_product_attention` computes, causal where there is no ``mask``.
-
-    Of a block of queries after the other, so that a causal one forms no scores of later keys but its own. Softmax is
-    float32. Shapes: q, k, v (B, H, T, D), or fewer heads of k and v; mask (B or 1, 1 or H, T, T), added to the scores
-    or, if bool, what is seen.
-    """
-    times = q.shape[1] // k.shape[1]
-    if times > 1:
-        k, v = (part.repeat_interleave(times, dim=1) for part in (k, v))
-    q, length, read = q * q.shape[-1] ** -0.5, q.shape[-2], []
-    for first in range(0, length, QUERIES_OF_A_PRODUCT):
-        end = min(first + QUERIES_OF_A_PRODUCT, length)
-        keys = length if mask is not None else end
-        scores = (q[:, :, first:end] @ k[:, :, :keys].transpose(-1, -2)).float()
-        if mask is not None and mask.is_floating_point():
-            scores = scores + mask[:, :, first:end]
-        else:
-            causal = torch.ones(end - first, keys, dtype=torch.bool, device=q.device).tril(first)
-            seen = causal if mask is None else mask[:, :, first:end]
-            scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        weights = nn.functional.dropout(scores.softmax(-1), dropout)
-        read.append(weights.to(v.dtype) @ v[:, :, :keys])
-    return torch.cat(read, dim=-2)
 
 
 for _module in iter_modules(__path__):

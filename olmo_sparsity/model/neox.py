@@ -14,7 +14,7 @@ from olmo.model import OLMoOutput, should_checkpoint_block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.attention import attention_by_products, by_products
+from olmo_sparsity.attention.products import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 
@@ -157,7 +157,7 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _attention() -> str:
-    """The name under which transformers finds its own `sdpa`, or `attention_by_products` in its place."""
+    """The name under which transformers finds its own `sdpa`, or `causal_products` in its place."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -165,8 +165,8 @@ def _attention() -> str:
     def attention(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     ) -> Any:
-        if by_products(q, k):
-            return attention_by_products(q, k, v, mask, options["dropout"]).transpose(1, 2), None
+        if by_products(q, k, mask):
+            return causal_products(q, k, v, options["dropout"]).transpose(1, 2), None
         return sdpa_attention_forward(module, q, k, v, mask, **options)
 
     name = "sdpa_of_olmo_sparsity"

@@ -14,15 +14,8 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import (
-    ATTENTIONS,
-    SOFTMAX,
-    Attention,
-    Places,
-    Shape,
-    attention_by_products,
-    by_products,
-)
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, Places, Shape
+from olmo_sparsity.attention.products import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 from olmo_sparsity.model.rope import (
@@ -122,8 +115,8 @@ class PositionedBlock(OLMoSequentialBlock):
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """As OLMo's."""
-        if by_products(q, k):
-            return attention_by_products(q, k, v, attn_mask, options["dropout_p"])
+        if by_products(q, k, attn_mask):
+            return causal_products(q, k, v, options["dropout_p"])
         return super()._scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
     def _projected(self, h: Tensor, kept: int) -> list[Tensor]:

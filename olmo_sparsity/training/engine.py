@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGr
 from olmo.config import ActivationCheckpointingStrategy
 from olmo.optim import build_optimizer
 from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
 
 from olmo_sparsity.config.schema import Config, parse_duration
 from olmo_sparsity.data.windows import Batch
@@ -48,6 +50,14 @@ def chosen_precision(config: Config) -> str:
     on_gpu = torch.cuda.is_available()
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_fast_bf16()
     return "bf16" if has_bf16 else "no"
+
+
+def use_flash_attention_3(device: torch.device) -> None:
+    """Let PyTorch's attention call flash attention 3 where that is installed, on the GPUs that it is for (Hopper)."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    if is_hopper and find_spec("flash_attn_interface"):
+        activate_flash_attention_impl("FA3")
+        log.info("PyTorch's attention calls flash attention 3")
 
 
 def z_weight(config: Config) -> float:
@@ -82,6 +92,7 @@ class Engine:
         self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
         self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
         self.device = self.accelerator.device
+        use_flash_attention_3(self.device)
         if model is not None:
             self.prepare(model)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from olmo.optim import build_optimizer
 
-from olmo_sparsity import attention
-from olmo_sparsity.attention import ATTENTIONS, Places, sparse
+from olmo_sparsity.attention import ATTENTIONS, Places, products, sparse
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -203,20 +202,16 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mask_of", [None, torch.bool, torch.float32])
-def test_products_are_softmax_attention_with_its_gradients(mask_of, dtype, monkeypatch):
-    monkeypatch.setattr(attention, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
+def test_products_are_causal_attention_with_its_gradients(dtype, monkeypatch):
+    monkeypatch.setattr(products, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
     q, k, v = (torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    seen = torch.ones(12, 12, dtype=torch.bool).tril()
-    if mask_of:  # half of the keys that come before, of every query its own
-        seen = (torch.rand(2, 1, 12, 12) < 0.5).tril() | torch.eye(12, dtype=torch.bool)
-    mask = {None: None, torch.bool: seen}.get(mask_of, torch.zeros(seen.shape).masked_fill(~seen, -1e9))
-    attended = attention.attention_by_products(q, k, v, mask, dropout=0.0)
+    attended = products.causal_products(q, k, v, dropout=0.0)
     found = torch.autograd.grad(attended.sum(), (q, k, v))
 
     own = [each.detach().double().requires_grad_() for each in (q, k, v)]
     keys, values = (each.repeat_interleave(2, dim=1) for each in own[1:])
-    scores = (own[0] @ keys.transpose(-1, -2) / 8**0.5).masked_fill(~seen, -1e9)
+    later = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    scores = (own[0] @ keys.transpose(-1, -2) / 8**0.5).masked_fill(later, -1e9)
     expected = scores.softmax(dim=-1) @ values
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
     assert attended.dtype == dtype
@@ -227,10 +222,13 @@ def test_products_are_softmax_attention_with_its_gradients(mask_of, dtype, monke
 
 def test_a_cpu_takes_products_where_it_trains_in_bf16_or_compiled_and_nowhere_else():
     q = torch.zeros(1, 1, 8, 4)
-    assert not attention.by_products(q, q)
+    assert not products.by_products(q, q, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention.by_products(q, q)
-        assert not attention.by_products(q[:, :, -1:], q)  # keys that were kept
+        assert products.by_products(q, q, None)
+        assert not products.by_products(q[:, :, -1:], q, None)  # keys that were kept
+        assert not products.by_products(q, q, torch.zeros(8, 8))
         with torch.no_grad():
-            assert not attention.by_products(q, q)
-    assert torch.compile(lambda q: q + attention.by_products(q, q), backend="eager")(q.requires_grad_()).all()
+            assert not products.by_products(q, q, None)
+    assert torch.compile(lambda q: q + products.by_products(q, q, None), backend="eager")(
+        q.requires_grad_()
+    ).all()

@@ -10,6 +10,7 @@ from olmo_sparsity.config.schema import PositionsConfig
 from olmo_sparsity.model.build import decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor
+from olmo_sparsity.training import engine
 from olmo_sparsity.training.engine import compiled
 from olmo_sparsity.training.loop import train
 from tests.support import tiny
@@ -40,6 +41,17 @@ def test_a_training_step_is_one_graph(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = torch._dynamo.explain(model)(**batch, **more.get(kind, {}))
     assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
+
+
+@pytest.mark.parametrize(("major", "installed"), [(9, True), (9, False), (10, True)])
+def test_flash_attention_3_is_called_where_it_is_installed_on_hopper(monkeypatch, major, installed):
+    activated = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(engine, "find_spec", lambda name: installed and name == "flash_attn_interface")
+    monkeypatch.setattr(engine, "activate_flash_attention_impl", activated.append)
+    for device in "cpu", "cuda":
+        engine.use_flash_attention_3(torch.device(device))
+    assert activated == ["FA3"] * (major == 9 and installed)
 
 
 @pytest.mark.parametrize(
