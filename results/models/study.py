@@ -85,14 +85,59 @@ def beyond_same_group(result):
     return pd.DataFrame(rows)
 
 
+def of_both_seeds(first, second):
+    """The targets of two draws as one measurement with the counts of the first; none twice."""
+    place = ["text", "position"]
+    drawn = pd.MultiIndex.from_frame(first.targets[place])
+    new = second.targets[~pd.MultiIndex.from_frame(second.targets[place]).isin(drawn)]
+    behind = first.targets["target_id"].max() + 1
+    columns, chosen = [second.ks.index(k) for k in first.ks], len(first.choices["selected"].iloc[0])
+    choices = second.choices[second.choices["target_id"].isin(new["target_id"])]
+    choices = choices.assign(
+        target_id=choices["target_id"] + behind,
+        selected=[each[:chosen] for each in choices["selected"]],
+        influence=[each[:chosen] for each in choices["influence"]],
+        loss_nats=[each[columns] for each in choices["loss_nats"]],
+    )
+    targets = stacked([first.targets, new.assign(target_id=new["target_id"] + behind)])
+    return replace(first, targets=targets, choices=stacked([first.choices, choices]))
+
+
+def beside(exact, screened):
+    """The choices of both at the targets that both measured, so that they are compared in pairs."""
+    ids = screened.targets["target_id"]
+    settings = exact.settings | {"selectors": [*exact.selectors, *screened.selectors]}
+    choices = stacked([exact.choices[exact.choices["target_id"].isin(ids)], screened.choices])
+    return replace(screened, settings=settings, choices=choices)
+
+
+def cells():
+    """The measurements of this study by name, with what is compared of several."""
+    study = load_study(HERE)
+    releases, other = (study.get(f"smollm2-releases{seed}-n256") for seed in ("", "-seed-1"))
+    for n in (256, 4096):
+        exact = study.get({256: "smollm2-releases-n256", 4096: "smollm2-joined-n4096"}[n])
+        if exact and f"smollm2-screened-n{n}" in study:
+            study[f"smollm2-screened-n{n}"] = beside(exact, study[f"smollm2-screened-n{n}"])
+    if releases and other:
+        study["smollm2-releases-n256"] = of_both_seeds(releases, other)
+    return study
+
+
 def main():
     """Print all tables of every cell, and draw its figure."""
-    for cell, result in load_study(HERE).items():
+    for cell, result in cells().items():
         targets = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-        for what in (numbers.kinds, numbers.tokens_needed, numbers.distances, numbers.placebos):
+        for what in (
+            numbers.kinds,
+            numbers.tokens_needed,
+            numbers.differences,
+            numbers.distances,
+            numbers.placebos,
+        ):
             tidy = what(result)
             if "far_context" in tidy and what is not numbers.placebos:
                 tidy = tidy[tidy["far_context"].fillna("true") == "true"]
