@@ -55,7 +55,9 @@ def compare():
     bootstrap = ClusterBootstrap.of(whole.targets)
     for name in ("loss_long_nats", "loss_short_nats"):
         more = coarse.targets[name].to_numpy(float) - whole.targets[name].to_numpy(float)
-        print(name, "with four bits is higher by", bootstrap.interval(bootstrap.mean(more)))
+        print(
+            name, "with four bits is higher by", bootstrap.interval(bootstrap.ratio(more, np.ones(len(more))))
+        )
     print("correlation of the gains", np.corrcoef(whole.gain_nats, coarse.gain_nats)[0, 1])
     over = whole.targets["over_tau"].to_numpy(bool), coarse.targets["over_tau"].to_numpy(bool)
     print(f"over tau: {over[0].sum()}, {over[1].sum()}, both {(over[0] & over[1]).sum()}")

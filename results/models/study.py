@@ -21,6 +21,7 @@ from analysis.parts import stacked
 from analysis.result import FRAMES, RESULT_NAME, save_study, setting_differences
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.stats.numbers import SHARE_NEEDED
 from analysis.stats.show import show
 
 HERE = Path(__file__).parent
@@ -85,6 +86,39 @@ def beyond_same_group(result):
     return pd.DataFrame(rows)
 
 
+def kept_by_others(result):
+    """Tidy: the share of the first selector's k tokens that are among the k of another; ``chance`` is k of F."""
+    bootstrap, rows, (first, *others) = (
+        ClusterBootstrap.of(result.targets.iloc[result.over]),
+        [],
+        result.selectors,
+    )
+    for selector in others:
+        for k in result.ks:
+            one, other = (result.selected(name)[:, :k] for name in (first, selector))
+            kept = (one[:, :, None] == other[:, None, :]).any(axis=2).sum(axis=1)
+            interval = vars(bootstrap.ratio_interval(kept, np.full(len(kept), k)))
+            row = {"name": "kept", "first": first, "selector": selector, "k": k, "chance": k / result.n_far}
+            rows.append(row | interval)
+    return pd.DataFrame(rows)
+
+
+def held_by_few(result):
+    """Tidy: the share of the gain of all targets, net, that those hold which k tokens give nine tenths of their own."""
+    bootstrap, rows, selector = ClusterBootstrap.of(result.targets), [], result.selectors[0]
+    gains = result.gain_nats.astype(float)
+    for level, sinks in result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False):
+        losses = result.loss_nats(selector, level=level, sinks=sinks)
+        short = result.targets["loss_short_nats"].to_numpy(float)[result.over]
+        enough = short[:, None] - losses >= SHARE_NEEDED * gains[result.over, None]
+        for k, reached in zip(result.ks, np.logical_or.accumulate(enough, axis=1).T, strict=True):
+            of_few = np.zeros(len(gains))
+            of_few[result.over[reached]] = gains[result.over[reached]]
+            interval = vars(bootstrap.interval(bootstrap.ratio(of_few, gains)))
+            rows.append({"name": "held_by_few", "level": level, "sinks": sinks, "k": k} | interval)
+    return pd.DataFrame(rows)
+
+
 def of_both_seeds(first, second):
     """The targets of two draws as one measurement with the counts of the first; none twice."""
     place = ["text", "position"]
@@ -143,6 +177,10 @@ def main():
                 tidy = tidy[tidy["far_context"].fillna("true") == "true"]
             if len(tidy):
                 print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
+        if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
+            print("\n" + show(held_by_few(result), title=f"{cell}, by {result.selectors[0]}"))
+            if len(result.selectors) > 1:
+                print("\n" + show(kept_by_others(result), across="k", title=cell))
         if "same-group" in result.far_contexts:
             print("\n" + show(beyond_same_group(result), title=cell))
         if cell.endswith(FIGURES):
