@@ -9,6 +9,7 @@ over all texts. Intervals are 95 %, by group and text.
 
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,29 @@ def kept_by_others(result):
     return pd.DataFrame(rows)
 
 
+def net_differences(result):
+    """Tidy: how much more the first selector recovers, net of the placebo, than another, paired, by k."""
+    over = result.targets.iloc[result.over]
+    bootstrap, gain = ClusterBootstrap.of(over), result.gain_nats[result.over].astype(float)
+    short, rows = over["loss_short_nats"].to_numpy(float), []
+    for level, sinks in result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False):
+        net = {}
+        for selector in result.selectors:
+            recovered = [
+                bootstrap.ratio(
+                    short[:, None] - result.loss_nats(selector, far, level=level, sinks=sinks), gain
+                )
+                for far in ("true", "placebo")
+            ]
+            net[selector] = recovered[0] - np.maximum(recovered[1], 0)
+        first, *others = net
+        for selector, (column, k) in product(others, enumerate(result.ks)):
+            interval = vars(bootstrap.interval(net[first][:, column] - net[selector][:, column]))
+            keys = {"name": "net_difference", "level": level, "sinks": sinks, "first": first}
+            rows.append({**keys, "second": selector, "k": k, **interval})
+    return pd.DataFrame(rows)
+
+
 def held_by_few(result):
     """Tidy: the share of the gain of all targets, net, that those hold which k tokens give nine tenths of their own."""
     bootstrap, rows, selector = ClusterBootstrap.of(result.targets), [], result.selectors[0]
@@ -181,6 +205,7 @@ def main():
             print("\n" + show(held_by_few(result), title=f"{cell}, by {result.selectors[0]}"))
             if len(result.selectors) > 1:
                 print("\n" + show(kept_by_others(result), across="k", title=cell))
+                print("\n" + show(net_differences(result), across="k", digits=0, title=cell))
         if "same-group" in result.far_contexts:
             print("\n" + show(beyond_same_group(result), title=cell))
         if cell.endswith(FIGURES):
