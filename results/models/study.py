@@ -94,13 +94,13 @@ def kept_by_others(result):
         [],
         result.selectors,
     )
-    for selector in others:
-        for k in result.ks:
-            one, other = (result.selected(name)[:, :k] for name in (first, selector))
-            kept = (one[:, :, None] == other[:, None, :]).any(axis=2).sum(axis=1)
-            interval = vars(bootstrap.ratio_interval(kept, np.full(len(kept), k)))
-            row = {"name": "kept", "first": first, "selector": selector, "k": k, "chance": k / result.n_far}
-            rows.append(row | interval)
+    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
+    for (level, sinks), selector, k in product(levels, others, result.ks):
+        one, other = (result.selected(name, level=level, sinks=sinks)[:, :k] for name in (first, selector))
+        kept = (one[:, :, None] == other[:, None, :]).any(axis=2).sum(axis=1)
+        row = {"name": "kept", "level": level, "sinks": sinks, "first": first, "selector": selector, "k": k}
+        row["chance"] = k / result.n_far
+        rows.append(row | vars(bootstrap.ratio_interval(kept, np.full(len(kept), k))))
     return pd.DataFrame(rows)
 
 
