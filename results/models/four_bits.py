@@ -4,7 +4,7 @@
     python results/models/four_bits.py                                  prints what the two measurements say
 
 Matrices of layers are rounded to Q4_1 and the embedding, which is the output layer, too, to Q8_0, by the gguf package;
-norms stay. `compare` reads the cells checkpoint-n128 and checkpoint-q4-n128 of this study.
+norms stay. The rounded one is the cell checkpoint-q4-n128 of this study, the other is in its folder checkpoint.
 """
 
 import shutil
@@ -16,13 +16,13 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
-from analysis import load_study
+from analysis import load, load_study
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 
 HERE, WEIGHTS, EMBEDDING = Path(__file__).parent, "model.safetensors", "model.embed_tokens.weight"
-CELLS = ("checkpoint-n128", "checkpoint-q4-n128")
+CELL = "checkpoint-q4-n128"
 
 
 def rounded(name, weight):
@@ -47,8 +47,8 @@ def round_model(source, out):
 
 def compare():
     """Print both measurements, and how they differ on the same targets."""
-    whole, coarse = (load_study(HERE)[cell] for cell in CELLS)
-    for cell, result in zip(CELLS, (whole, coarse), strict=True):
+    whole, coarse = load(HERE / "checkpoint"), load_study(HERE)[CELL]
+    for cell, result in {"checkpoint": whole, CELL: coarse}.items():
         print("\n" + show(numbers.shares(result), title=cell))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
@@ -66,6 +66,7 @@ def compare():
             (result.choices["selector"] == "leave-one-out-kl")
             & (result.choices["far_context"] == "true")
             & (result.choices["level"] == "text")
+            & (result.choices["unit"] == "token")
         ].set_index("target_id")["selected"]
         for result in (whole, coarse)
     ]
