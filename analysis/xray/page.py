@@ -13,6 +13,7 @@ import io
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import matplotlib
@@ -97,4 +98,5 @@ def _image(figure: Figure) -> str:
     drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "olmo-sparsity"}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
+    # a fifth smaller than in base64, which its pictures are in already
+    return "data:image/svg+xml," + quote(drawn.getvalue(), safe=" !$'()*+,/:;=?@~")
