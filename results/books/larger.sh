@@ -16,6 +16,7 @@
 # in its time saves and is exported as it is. Leaves OUT/{pose,rope}: metrics, and weights in bf16 (28 MB each).
 set -eu
 export PYTHONPATH=${PYTHONPATH:-.}
+[ $# -ge 2 ] || { echo "give the corpus and a folder for the result; see the head of this file" >&2 && exit 2; }
 data=$1 out=$2
 shift 2
 shape=(--corpus.path="$data" --model.d_model=384 --model.n_heads=6 --model.max_sequence_length=1024
