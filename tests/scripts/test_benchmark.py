@@ -1,10 +1,12 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.config.schema import Config
 from tests.support.refusals import refused
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
@@ -68,3 +70,24 @@ def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(mo
     assert not again["second"]["failed"] and (tmp_path / "first.json").read_text() == kept
     with refused("measured with other --tiny or --data; give another --out"):
         gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
+
+
+@pytest.mark.parametrize(
+    ("others", "steps", "failed"),
+    [([3.0, 2.5], None, False), ([3.0], None, True), ([], None, True), ([], 4, False), ([3.0, 2.6], 4, True)],
+)
+def test_losses_of_a_run_are_compared_with_another(monkeypatch, tmp_path, others, steps, failed):
+    """A part that goes on from another is not right where that one has stopped early."""
+    monkeypatch.setattr(gpu, "resolve_checkpoint", lambda run: run)
+    monkeypatch.setattr(gpu, "config_of", lambda folder: Config())
+    for name, losses in (("run", [3.0, 2.5]), ("other", others)):
+        rows = [
+            {"step": i, "loss_nats": x, "grad_norm": 1.0, "tokens_per_second": 9}
+            for i, x in enumerate(losses)
+        ]
+        (tmp_path / "work" / name).mkdir(parents=True)
+        (tmp_path / "work" / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
+    row = gpu.read_run("run", "other", 1e-3, steps, tmp_path, "")
+    assert row["failed"] is failed and row["loss_nats"] == [3.0, 2.5]
