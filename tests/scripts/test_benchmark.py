@@ -1,6 +1,5 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -72,22 +71,16 @@ def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(mo
         gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
 
 
-@pytest.mark.parametrize(
-    ("others", "steps", "failed"),
-    [([3.0, 2.5], None, False), ([3.0], None, True), ([], None, True), ([], 4, False), ([3.0, 2.6], 4, True)],
-)
-def test_losses_of_a_run_are_compared_with_another(monkeypatch, tmp_path, others, steps, failed):
-    """A part that goes on from another is not right where that one has stopped early."""
-    monkeypatch.setattr(gpu, "resolve_checkpoint", lambda run: run)
-    monkeypatch.setattr(gpu, "config_of", lambda folder: Config())
-    for name, losses in (("run", [3.0, 2.5]), ("other", others)):
-        rows = [
-            {"step": i, "loss_nats": x, "grad_norm": 1.0, "tokens_per_second": 9}
-            for i, x in enumerate(losses)
-        ]
-        (tmp_path / "work" / name).mkdir(parents=True)
-        (tmp_path / "work" / name / "metrics.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows)
-        )
-    row = gpu.read_run("run", "other", 1e-3, steps, tmp_path, "")
-    assert row["failed"] is failed and row["loss_nats"] == [3.0, 2.5]
+def test_a_part_that_goes_on_from_a_run_cut_off_is_not_right(monkeypatch, tmp_path):
+    losses = {"run": [3.0, 2.5], "near": [3.0, 2.5], "far": [3.0, 2.6], "short": [3.0], "none": []}
+    row = {"grad_norm": 1.0, "tokens_per_second": 9}
+    rows = lambda path: [{"loss_nats": loss, **row} for loss in losses[path.parent.name]]  # noqa: E731
+    for name, made in (
+        ("read_metrics", rows),
+        ("config_of", lambda _: Config()),
+        ("resolve_checkpoint", str),
+    ):
+        monkeypatch.setattr(gpu, name, made)
+    failed = {case: gpu.read_run("run", case, 1e-3, None, tmp_path, "")["failed"] for case in losses}
+    assert failed == {"run": False, "near": False, "far": True, "short": True, "none": True}
+    assert not gpu.read_run("run", "none", 1e-3, 4, tmp_path, "")["failed"]  # compared with none
