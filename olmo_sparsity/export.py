@@ -4,15 +4,6 @@
           olmo_sparsity.json, which says what it was made of
 
 The class is the one whose arithmetic is exactly that of the checkpoint; a shape that none has is refused by name.
-
-| checkpoint                                                    | class   |
-|---------------------------------------------------------------|---------|
-| RMSNorm before each layer                                     | Llama   |
-| the same, with some or all layers of NoPE                     | SmolLM3 |
-| LayerNorm without weights before each layer, clip_qkv or not  | Olmo    |
-| RMSNorm after each layer and on queries and keys              | Olmo2   |
-
-All of them with SwiGLU and without biases, and with RoPE where nothing else is said. GPT-NeoX is itself.
 Shapes: B batch, T tokens, V embedding size (logits).
 """
 
@@ -38,7 +29,6 @@ from olmo_sparsity.util.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.util.provenance import provenance
 
 EXPORT_NAME = "olmo_sparsity.json"
-_OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 
 
 def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = False) -> dict[str, Any]:
@@ -58,9 +48,6 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = F
         raise UserError(
             "the export is for OLMo and GPT-NeoX without coupled ids; this checkpoint has another model"
         )
-    if bf16:
-        for parameter in original.parameters():
-            parameter.data = parameter.data.bfloat16().float()
     tokens = source / TOKENIZER
     if not tokens.is_file():
         raise UserError(f"{tokens} is missing; copy the tokenizer there that the model was trained with")
@@ -89,52 +76,46 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = F
 
 
 def family_of(config: ModelConfig) -> str:
-    """The transformers family that computes exactly this shape: llama, olmo, olmo2, or smollm3 for layers of NoPE.
+    """The transformers family that computes exactly this shape; GPT-NeoX is itself, and of OLMo's shapes
 
-    GPT-NeoX is itself. Raises one `UserError` that names everything about the shape that does not fit.
+    - llama has RMSNorm before each layer; smollm3 is the same with some or all layers of NoPE;
+    - olmo has LayerNorm without weights before each layer, clip_qkv or not;
+    - olmo2 has RMSNorm after each layer and on queries and keys;
+
+    all with SwiGLU, without biases, and with RoPE where nothing else is said. Raises one `UserError` that names
+    everything about the shape that does not fit.
     """
     if config.family == "gpt_neox":
         return config.family
+    off = ("include_bias", "bias_for_layer_norm", "scale_logits", "embedding_layer_norm")
+    needed: dict[str, Any] = {  # what Llama computes
+        **dict.fromkeys((*off, "norm_after", "attention_layer_norm"), False),
+        **dict.fromkeys(("rope_window", "nope_layer_interval", "clip_qkv"), None),
+        "attention": SOFTMAX,
+        "rope": True,
+        "activation_type": ActivationType.swiglu,
+        "layer_norm_type": LayerNormType.rms,
+    }
+    family = "llama"
     if config.norm_after or config.attention_layer_norm:
-        family = "olmo2"
+        family = "olmo2"  # the llama block ignores norm_after
+        needed |= {"norm_after": True, "attention_layer_norm": True, "block_type": BlockType.sequential}
     elif config.layer_norm_type != LayerNormType.rms:
         family = "olmo"
-    else:
-        family = "llama" if all(_rotated_layers(config)) else "smollm3"
-    after, is_olmo, rms = family == "olmo2", family == "olmo", LayerNormType.rms
-    needed: dict[str, Any] = {
-        "attention": SOFTMAX,
-        "rope_window": None,
-        "activation_type": ActivationType.swiglu,
-        "include_bias": False,
-        "scale_logits": False,
-        "embedding_layer_norm": False,
-        "norm_after": after,
-        "attention_layer_norm": after,
-        **({} if family == "smollm3" else {"nope_layer_interval": None}),
-        **({} if is_olmo else {"layer_norm_type": rms, "clip_qkv": None}),
-        **({"layer_norm_with_affine": False, "layer_norm_eps": _OLMO_EPS} if is_olmo else {}),
-        **({"block_type": BlockType.sequential} if after else {}),  # the llama block ignores norm_after
-    }
-    misfits = [
-        f"model.{name}: {value}" for name in needed if (value := getattr(config, name)) != needed[name]
-    ]
-    if not (config.rope or (family == "smollm3" and config.nope)):
-        misfits.append("model.rope: False")
-    if config.bias_for_layer_norm:  # unlike null, which is include_bias
-        misfits.append("model.bias_for_layer_norm: True")
+        needed |= {"layer_norm_with_affine": False, "layer_norm_eps": 1e-5}  # both fixed in transformers
+        needed |= {name: getattr(config, name) for name in ("layer_norm_type", "clip_qkv")}  # any
+    elif not config.rope or config.nope_layer_interval:
+        family = "smollm3"
+        needed |= {"rope": not config.nope, "nope_layer_interval": config.nope_layer_interval}
+    given = {name: getattr(config, name) for name in needed}
+    given["bias_for_layer_norm"] = bool(config.bias_for_layer_norm)  # null is include_bias
+    misfits = [f"model.{name}: {value}" for name, value in given.items() if value != needed[name]]
     if misfits:
         raise UserError(
             f"transformers has no class for this shape, the closest is {family}: {'; '.join(misfits)}; use the "
             "checkpoint folder itself, which scripts/influence.py reads"
         )
     return family
-
-
-def _rotated_layers(config: ModelConfig) -> list[bool]:
-    """Of each layer whether it has RoPE."""
-    interval = config.nope_layer_interval or config.n_layers + 1
-    return [config.rope and number % interval != 0 for number in range(1, config.n_layers + 1)]
 
 
 def position_reach(config: Config) -> int:
@@ -146,124 +127,101 @@ def position_reach(config: Config) -> int:
 
 def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> Any:
     """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    shape, family = config.model, family_of(config.model)
+    eos, pad = shape.eos_token_id, shape.pad_token_id
+    pad = pad if pad < shape.embedding_rows else eos  # where the model has no row for it; training reads none
+    ids = {
+        "max_position_embeddings": position_reach(config),
+        "bos_token_id": eos,  # in training an end of text stands before every document but the first
+        "eos_token_id": eos,
+        # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
+        "pad_token_id": None if pad == eos else pad,
+    }
+    if family == "gpt_neox":
+        sizes = transformers_config(shape, **ids)
+    else:
+        norm = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
+        every = shape.nope_layer_interval or shape.n_layers + 1
+        rotated = [int(shape.rope and number % every != 0) for number in range(1, shape.n_layers + 1)]
+        sizes = AutoConfig.for_model(
+            family,
+            # The rows that pad the vocabulary stay: softmax runs over them in training and analysis too, so that
+            # cutting them off would change every probability.
+            vocab_size=shape.embedding_rows,
+            hidden_size=shape.d_model,
+            # OLMo counts both halves of SwiGLU
+            intermediate_size=(shape.mlp_hidden_size or shape.mlp_ratio * shape.d_model) // 2,
+            num_hidden_layers=shape.n_layers,
+            num_attention_heads=shape.n_heads,
+            num_key_value_heads=shape.effective_n_kv_heads,
+            rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
+            tie_word_embeddings=shape.weight_tying,
+            attention_dropout=shape.attention_dropout,
+            initializer_range=shape.init_std,
+            **ids,
+            **norm,
+            **({"no_rope_layers": rotated} if family == "smollm3" else {}),
+        )
     with torch.random.fork_rng(devices=[]):  # it draws weights before they are replaced
-        exported = AutoModelForCausalLM.from_config(_transformers_config(config))
-    exported.load_state_dict(_weights(model), strict=True)
-    exported.generation_config = GenerationConfig(
-        bos_token_id=config.model.eos_token_id,
-        eos_token_id=config.model.eos_token_id,
-        pad_token_id=_padding_id(config.model),
-    )
+        exported = AutoModelForCausalLM.from_config(sizes)
+    norms = {name: ones for name, ones in exported.state_dict().items() if name.endswith("norm.weight")}
+    exported.load_state_dict(norms | _weights(model), strict=True)  # ones where OLMo's norm has no weights
+    exported.generation_config = GenerationConfig(bos_token_id=eos, eos_token_id=eos, pad_token_id=pad)
     return exported.eval()
 
 
-def _transformers_config(config: Config) -> Any:
-    from transformers import AutoConfig
-
-    shape, family = config.model, family_of(config.model)
-    ids = {
-        "max_position_embeddings": position_reach(config),
-        "bos_token_id": shape.eos_token_id,  # in training an end of text stands before every document but the first
-        "eos_token_id": shape.eos_token_id,
-        # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
-        "pad_token_id": None if _padding_id(shape) == shape.eos_token_id else shape.pad_token_id,
-    }
-    if family == "gpt_neox":
-        return transformers_config(shape, **ids)
-    of_family: dict[str, Any] = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
-    if family != "olmo":
-        of_family["rms_norm_eps"] = shape.layer_norm_eps
-    if family == "smollm3":
-        of_family["no_rope_layers"] = [*map(int, _rotated_layers(shape))]
-    hidden = shape.mlp_hidden_size or shape.mlp_ratio * shape.d_model
-    return AutoConfig.for_model(
-        family,
-        # The rows that pad the vocabulary stay: softmax runs over them in training and analysis too, so that cutting
-        # them off would change every probability.
-        vocab_size=shape.embedding_rows,
-        hidden_size=shape.d_model,
-        intermediate_size=hidden // 2,  # OLMo counts both halves of SwiGLU
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.effective_n_kv_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
-        tie_word_embeddings=shape.weight_tying,
-        attention_dropout=shape.attention_dropout,
-        initializer_range=shape.init_std,
-        **ids,
-        **of_family,
-    )
-
-
-def _padding_id(shape: ModelConfig) -> int:
-    """The padding id, or the end of text where the model has no row for it: training reads none."""
-    return shape.pad_token_id if shape.pad_token_id < shape.embedding_rows else shape.eos_token_id
-
-
 def _weights(model: PositionedOLMo | PositionedNeoX) -> dict[str, Tensor]:
-    """Weights under transformers' names; read from modules, so that OLMo's grouping of blocks does not matter."""
+    """All weights there are, by transformers' names; read from modules, since OLMo may group its blocks."""
     if isinstance(model, PositionedNeoX):
         return model.model.state_dict()
     parts: Any = model.transformer
-    tensors = {"model.embed_tokens.weight": parts["wte"].weight, "lm_head.weight": model.head().weight}
-    if (final := _norm_weight(parts["ln_f"], model.config)) is not None:
-        tensors["model.norm.weight"] = final
+    tensors = {
+        "model.embed_tokens": parts["wte"].weight,
+        "model.norm": parts["ln_f"].weight,
+        "lm_head": model.head().weight,
+    }
+    norms = ("input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
+    attn_norm, ff_norm = norms[1:] if model.config.norm_after else norms[:2]
     for number, block in enumerate(model.blocks()):
-        for name, tensor in _block_weights(block, model.config).items():
-            tensors[f"model.layers.{number}.{name}.weight"] = tensor
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _block_weights(block: Any, config: ModelConfig) -> dict[str, Tensor]:
-    if config.block_type == BlockType.llama:
-        q, k, v = block.q_proj.weight, block.k_proj.weight, block.v_proj.weight
-    else:
-        q, k, v = block.att_proj.weight.split(block.fused_dims)
-    up, gate = block.ff_proj.weight.chunk(2)  # OLMo: silu(second half) * first half
-    before = ("input_layernorm", "post_attention_layernorm")
-    after = ("post_attention_layernorm", "post_feedforward_layernorm")
-    norms = dict(zip(after if config.norm_after else before, (block.attn_norm, block.ff_norm), strict=True))
-    if config.attention_layer_norm:
-        norms |= {"self_attn.q_norm": block.q_norm, "self_attn.k_norm": block.k_norm}
-    scales = {name: _norm_weight(norm, config) for name, norm in norms.items()}
-    return {
-        "self_attn.q_proj": q,
-        "self_attn.k_proj": k,
-        "self_attn.v_proj": v,
-        "self_attn.o_proj": block.attn_out.weight,
-        "mlp.up_proj": up,
-        "mlp.gate_proj": gate,
-        "mlp.down_proj": block.ff_out.weight,
-    } | {name: scale for name, scale in scales.items() if scale is not None}
-
-
-def _norm_weight(norm: Any, config: ModelConfig) -> Tensor | None:
-    """Weight of a norm as transformers has it: Llama's RMSNorm has one always, Olmo's LayerNorm never."""
-    if config.layer_norm_type != LayerNormType.rms:
-        return None
-    return torch.ones(norm.normalized_shape) if norm.weight is None else norm.weight
+        if model.config.block_type == BlockType.llama:
+            q, k, v = block.q_proj.weight, block.k_proj.weight, block.v_proj.weight
+        else:
+            q, k, v = block.att_proj.weight.split(block.fused_dims)
+        up, gate = block.ff_proj.weight.chunk(2)  # OLMo: silu(second half) * first half
+        of_block = {
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": block.attn_out.weight,
+            "mlp.up_proj": up,
+            "mlp.gate_proj": gate,
+            "mlp.down_proj": block.ff_out.weight,
+            attn_norm: block.attn_norm.weight,
+            ff_norm: block.ff_norm.weight,
+        }
+        if model.config.attention_layer_norm:
+            of_block |= {"self_attn.q_norm": block.q_norm.weight, "self_attn.k_norm": block.k_norm.weight}
+        tensors |= {f"model.layers.{number}.{name}": tensor for name, tensor in of_block.items()}
+    return {f"{name}.weight": tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
 
 @torch.inference_mode()
 def assert_same_logits(original: PositionedOLMo | PositionedNeoX, exported: Any, config: Config) -> None:
     """Compare logits (1, T, V) of both on random tokens, at contiguous and at jumping position ids."""
-    reach = position_reach(config)
-    length = min(config.model.max_sequence_length, reach, 64)
+    length = min(config.model.max_sequence_length, 64)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.model.vocab_size, (1, length), generator=generator)
-    jumping = torch.randperm(reach, generator=generator)[:length].sort().values[None]
+    jumping = torch.randperm(position_reach(config), generator=generator)[:length].sort().values[None]
     for ids in (torch.arange(length)[None], jumping):
         expected = original(tokens, position_ids=ids).logits
         # Without a mask, transformers takes a jump of the ids for the beginning of another document.
         mask = torch.ones_like(tokens)
         actual = exported(tokens, position_ids=ids, attention_mask=mask, use_cache=False).logits
-        scale = float(expected.abs().nan_to_num().max())
-        same = torch.allclose(actual, expected, rtol=0.0, atol=1e-3 * scale + 1e-6, equal_nan=True)
-        assert same, (
-            f"exported logits differ by up to {(actual - expected).abs().max()}; this is a defect of ours"
-        )
+        atol = 1e-3 * float(expected.abs().nan_to_num().max()) + 1e-6
+        same = torch.allclose(actual, expected, rtol=0.0, atol=atol, equal_nan=True)
+        assert same, f"exported logits differ by up to {(actual - expected).abs().max()}: a defect of ours"
 
 
 def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:

@@ -64,7 +64,6 @@ def _parser() -> Parser:
     influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
     influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
-    influence.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     for name, default, what in (
         ("n-long", 256, "N"),
         ("n-short", 32, "M"),

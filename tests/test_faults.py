@@ -8,7 +8,6 @@ every loss bit for bit; every frame of a measurement.
 """
 
 import gzip
-import hashlib
 import json
 import os
 import random
@@ -23,6 +22,7 @@ import pytest
 
 from analysis import load
 from olmo_sparsity.training.log import read_metrics
+from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny
 from tests.support.forked import Forked
@@ -65,19 +65,17 @@ COMMANDS = {
 }
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def result_of(name: str, scene: Path) -> dict[str, str]:
     """What a command was run for, by name; what cannot be read is never the right one."""
     out = scene / COMMANDS[name].out
     if name == "prepare":
-        return {path.name: digest(path) for path in out.iterdir() if path.suffix in (".npy", ".gz", ".json")}
+        return {
+            path.name: sha256_file(path) for path in out.iterdir() if path.suffix in (".npy", ".gz", ".json")
+        }
     if name.startswith("train"):
         last = max(out.glob("step*"))
         losses = [(row["step"], row["loss_nats"]) for row in read_metrics(out / "metrics.jsonl")]
-        tensors = {path.name: digest(path) for path in last.glob("*.safetensors")}
+        tensors = {path.name: sha256_file(path) for path in last.glob("*.safetensors")}
         return {"checkpoint": last.name, "losses": json.dumps(losses), **tensors}
     result = load(out)
     return {frame: getattr(result, frame).to_json() for frame in ("targets", "choices", "texts")}
@@ -186,9 +184,8 @@ def run_again(name: str, scene: Path, right: dict[str, str], may_refuse: bool = 
     """The same command, undisturbed."""
     code, errors = end(start(name, scene, more=COMMANDS[name].again))
     if code and may_refuse:
-        assert 1 <= errors.count("error: ") <= COMMANDS[name].processes, (
-            errors
-        )  # a line of each, with its rank
+        # a line of each process, with its rank
+        assert 1 <= errors.count("error: ") <= COMMANDS[name].processes, errors
     else:
         assert code == 0, errors
         assert result_of(name, scene) == right, "another result"
@@ -203,7 +200,7 @@ def whole(scene: Path, out: str) -> dict[Path, str]:
     """Checksums of what a command may not change: its inputs, and what is somebody else's."""
     paths = [path for path in scene.rglob("*") if path.is_file()]
     kept = [path for path in paths if path.relative_to(scene).parts[0] != out or path.name == BYSTANDER]
-    return {path.relative_to(scene): digest(path) for path in kept}
+    return {path.relative_to(scene): sha256_file(path) for path in kept}
 
 
 PAIRS = [

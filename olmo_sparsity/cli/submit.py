@@ -157,8 +157,6 @@ def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.cli.sweep import plan
 
     planned, cells = plan(arguments)
-    for cell in cells:
-        _ = cell.is_finished  # refuses a folder with a run of other settings
     array = f"--array=1-{len(cells)}" + (f"%{planned.jobs}" if planned.jobs else "")
     command = command_line("sweep", [*arguments, "--only", TASK])
     return Job(planned.out.resolve().name, planned.out, command, [array])

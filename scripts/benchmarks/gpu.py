@@ -8,8 +8,9 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -20,10 +21,11 @@ import pandas as pd
 import torch
 
 from benchmarks.timing import Json, about_this_run
+from benchmarks.train import with_random_tokens
 from olmo_sparsity.checkpoint import config_of, resolve_checkpoint
 from olmo_sparsity.cli import command_line
-from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.data.batches import TaskData
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.model.build import Model, build_model
@@ -39,20 +41,20 @@ set before any run on a GPU: bf16 keeps 8 bits."""
 RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
 EPOCHS = 8  # of the model, at most: one this large memorizes a small corpus
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
+IN_THIS_PROCESS = """--data.num_workers=0 --data.prefetch_factor=null --data.persistent_workers=false
+    --data.pin_memory=false"""
 TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
 TINY = f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
-    --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0
-    --data.prefetch_factor=null --data.persistent_workers=false --data.pin_memory=false"""
+    --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8 {IN_THIS_PROCESS}"""
 OF_TINY = {  # variables of the commands that are empty but with --tiny; the source is else docs
     "TINY": TINY,
-    "TINY_OPTION": "--tiny",
+    "TINY_MODEL": TINY_MODEL,
     "TINY_COMPILER": "--compile.backend=eager",
     "TINY_SIZES": "--n-long 24 --n-short 4 --targets-per-block 4",
     "TINY_COUNTS": "--blocks 1 --alone 2 --rounds 1",
     "TINY_TARGETS": "--targets 64 --tau 0.01",
     "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
 }
-_SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 
 
 class Part(NamedTuple):
@@ -66,56 +68,44 @@ class Part(NamedTuple):
 
 # --- agreement with the CPU ---
 
+_TEXT, _TASK = "configs/demo.yaml $TINY", "configs/synthetic/scratchpad_parity-small.yaml $TINY_MODEL"
+CASES = {
+    "rope": _TEXT,
+    "alibi": f"{_TEXT} --model.rope=false --model.alibi=true",
+    "nope": f"{_TEXT} --model.rope=false --model.nope=true",
+    "learned": f"{_TEXT} --model.rope=false --positions.scheme=contiguous",
+    **{
+        f"{family}, {scheme}": f"{_TASK} --model.family={family} --positions.scheme={scheme}"
+        for family, scheme in product(("gpt_neox", "olmo"), ("predicted", "coupled", "pose"))
+    },
+}
+"""Every model and mask: a config and its changes, with variables of `OF_TINY`."""
 
-def measure_agreement(tiny: bool) -> Json:
-    """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
+
+def measure_agreement() -> Json:
+    """Loss and gradients of one batch on the CPU and on the device, of each of `CASES`, in fp32 and bf16."""
     rows = []
-    for case, model, batch in _cases(tiny):
-        for precision, bound in BOUNDS.items():
+    for case, command in CASES.items():
+        path, *changes = os.path.expandvars(f"{command} {IN_THIS_PROCESS}").split()
+        config = load_config(path, changes, warn=False)
+        with tempfile.TemporaryDirectory() as folder:
+            given = config if config.task.name else with_random_tokens(config, Path(folder))
+            batch = next(open_training_data(given).batches(0)).split(4)[0]
+        model = build_model(config)
+        for precision, bounds in BOUNDS.items():
             devices = torch.device("cpu"), pick_device(None)
-            cpu, ours = (_loss_and_gradients(model, batch, device, precision) for device in devices)
-            pairs = zip(*(gradients for _, gradients in (ours, cpu)), strict=True)
-            norms = [float((one - other).norm() / other.norm().clamp_min(1e-12)) for one, other in pairs]
-            apart = abs(ours[0] - cpu[0]), max(norms)
-            holds = all(one <= other for one, other in zip(apart, bound, strict=True))
-            rows.append((case, precision, ours[0], *apart, holds))
+            (expected, cpu), (loss, ours) = (
+                _loss_and_gradients(model, batch, each, precision) for each in devices
+            )
+            norms = [(a - b).norm() / b.norm().clamp_min(1e-12) for a, b in zip(ours, cpu, strict=True)]
+            apart = abs(loss - expected), float(max(norms))
+            rows.append((case, precision, loss, *apart, apart[0] <= bounds[0] and apart[1] <= bounds[1]))
     names = ["loss_difference_nats", "gradient_difference"]
     frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *names, "holds"])
     beyond = frame["case"][~frame["holds"]].tolist()
     found = f"{len(frame)} cases; {frame.groupby('precision')[names].max().to_dict()}"
     found = "; beyond rounding: ".join([found, *beyond])
     return {"found": found, "failed": bool(beyond), "rows": frame.to_dict("list")}
-
-
-def _cases(tiny: bool) -> Iterable[tuple[str, Model, Batch]]:
-    """Models with freshly drawn weights, each with a batch on the CPU."""
-    for name, changes in {
-        "rope": [],
-        "alibi": ["--model.rope=false", "--model.alibi=true"],
-        "nope": ["--model.rope=false", "--model.nope=true"],
-        "learned": ["--model.rope=false", "--positions.scheme=contiguous"],
-    }.items():
-        config = load_config("configs/demo.yaml", changes + TINY.split() * tiny, warn=False)
-        yield name, build_model(config), _text_batch(config, jumps=name != "learned")
-    for family, scheme in product(("gpt_neox", "olmo"), ("predicted", "coupled", "pose")):
-        changes = [f"--model.family={family}", f"--positions.scheme={scheme}", "--data.num_workers=0"]
-        task = "configs/synthetic/scratchpad_parity-small.yaml"
-        config = load_config(task, changes + TINY_MODEL.split() * tiny, warn=False)
-        yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
-
-
-def _text_batch(config: Config, *, jumps: bool = True) -> Batch:
-    """Random tokens whose ids jump once, as in PoSE."""
-    rows, length = 4, config.model.max_sequence_length
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)
-    index = torch.arange(length).expand(rows, -1)
-    return Batch(
-        input_ids=tokens,
-        position_ids=index + length // 2 * (index > length // 3) if jumps else index.clone(),
-        labels=tokens.roll(-1, dims=1),
-        loss_mask=index < length - 1,
-    )
 
 
 def _loss_and_gradients(
@@ -140,32 +130,28 @@ def numbers_of(out: Path, part: str) -> Json | None:
     return None if row is None or row["failed"] else row
 
 
-def read_resumed(out: Path, printed: str) -> Json:
-    """How far the losses of the second half of the run are from the CPU's."""
-    runs = (
-        [row["loss_nats"] for row in read_metrics(out / "work" / name / METRICS_NAME)]
-        for name in ("resumed", "cpu")
-    )
-    apart = max(abs(one - other) for one, other in zip(*runs, strict=True))
-    found = f"losses within {apart:.1e} nats of the CPU's"
-    return {"found": found, "failed": not apart <= RESUMED_BOUND_NATS, "largest_loss_difference_nats": apart}
+def read_run(name: str, plain: str, bound_nats: float, steps: int | None, out: Path, printed: str) -> Json:
+    """Tokens/s, MFU, memory, losses and norms of a run, and how far its losses are from those of the run ``plain``.
 
-
-def read_speed(name: str, plain: str | None, bound_nats: float, out: Path, printed: str) -> Json:
-    """Tokens/s, MFU, memory, losses and norms of a run; how far its losses are from those of the part ``plain``."""
-    run, compared = out / "work" / name, numbers_of(out, plain) if plain else None
-    rows, config = read_metrics(run / METRICS_NAME), config_of(resolve_checkpoint(run))
+    Those of its first ``steps`` are compared, where there are any of another run; None: of all, which must be there.
+    """
+    runs = [read_metrics(out / "work" / each / METRICS_NAME) for each in (name, plain)]
+    rows, config = runs[0], config_of(resolve_checkpoint(out / "work" / name))
     row: Json = {key: rows[-1].get(key) for key in ("tokens_per_second", "mfu", "peak_memory_gb")}
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
     row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
     mfu = f"{row['mfu']:.1%}" if row["mfu"] else "unknown"
-    found = [f"{row['tokens_per_second']:,.0f} tokens/s, MFU {mfu}"]
-    if compared is not None:
-        pairs = list(zip(row["loss_nats"], compared["loss_nats"], strict=True))[:4]
-        row["largest_loss_difference_nats"] = apart = max(abs(one - other) for one, other in pairs)
-        row["failed"] = row["failed"] or not apart <= bound_nats
-        found.append(f"losses within {apart:.1e} nats of {plain}")
-    return {"found": ", ".join(found), **row}
+    found = f"{row['tokens_per_second']:,.0f} tokens/s, MFU {mfu}"
+    ours, theirs = ([step["loss_nats"] for step in each[:steps]] for each in runs)
+    if steps is None or (theirs and name != plain):
+        apart = (
+            math.inf
+            if len(ours) != len(theirs)
+            else max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        )
+        row |= {"largest_loss_difference_nats": apart, "failed": row["failed"] or not apart <= bound_nats}
+        found = f"{found}, losses within {apart:.1e} nats of {plain}"
+    return {"found": found, **row}
 
 
 def read_json_line(out: Path, printed: str) -> Json:
@@ -179,17 +165,13 @@ def read_json_line(out: Path, printed: str) -> Json:
 
 SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5 \
             --console_log_interval=1 $TINY"""
-BENCHMARK = f"{sys.executable} {_SCRIPT}"
+BENCHMARK = f"{sys.executable} {Path(__file__).resolve().parents[1] / 'benchmark.py'}"
 COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0 $TINY_COMPILER"}
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
-def speed(name: str, size: str, how: str, environment: str = "", more: str = "", alike: bool = True) -> Part:
-    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several.
-
-    ``alike``: whether it is the model of the part `train-SIZE-eager`, so that losses are compared.
-    """
-    plain = f"train-{size}-eager" if alike else None
+def speed(name: str, size: str, how: str, environment: str = "", more: str = "") -> Part:
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several."""
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/{name} --save_overwrite \
@@ -198,16 +180,26 @@ def speed(name: str, size: str, how: str, environment: str = "", more: str = "",
                 {COMPILE[how]} --device_train_microbatch_size=$size $TINY && exit
         done
         exit 1"""
+    # losses of another shape are compared with none
+    plain = name if "--model." in more else f"train-{size}-eager"
     bound_nats = PROCESSES_BOUND_NATS if environment else math.inf
-    return Part(4 if size == "1b" else 3, commands, partial(read_speed, name, plain, bound_nats))
+    return Part(4 if size == "1b" else 3, commands, partial(read_run, name, plain, bound_nats, 4))
 
 
+RUNS = {  # by part: size, how, and what else `speed` takes
+    **{f"train-{size}-{how}": (size, how) for size, how in product(("60m", "150m", "1b"), COMPILE)},
+    "train-150m-6-heads": ("150m", "compiled", "", "--model.n_heads=6"),  # heads of 128 instead of 64
+    "zero2": ("150m", "eager", ONE_OF_SEVERAL, ZERO2),
+    "processes-ddp-compiled": ("150m", "compiled", ONE_OF_SEVERAL),
+    "processes-zero2-compiled": ("150m", "compiled", ONE_OF_SEVERAL, ZERO2),
+    "processes-zero2-1b": ("1b", "compiled", ONE_OF_SEVERAL, ZERO2),
+}
 PARTS: dict[str, Part] = {
     "data": Part(
         4,
         "[ -f $CORPUS/manifest.json ] || $RUN prepare_data $SOURCE --out $CORPUS; du -sh $CORPUS",
     ),
-    "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json $TINY_OPTION", read_json_line),
+    "agreement": Part(3, f"{BENCHMARK} gpu --agreement --out $OUT --json", read_json_line),
     "checkpoint": Part(
         3,
         f"""export CUDA_VISIBLE_DEVICES=
@@ -219,7 +211,7 @@ PARTS: dict[str, Part] = {
         2,
         f"""rm -rf $WORK/resumed; cp -r $WORK/half $WORK/resumed
         {SHORT} --save_folder=$WORK/resumed --resume""",
-        read_resumed,
+        partial(read_run, "resumed", "cpu", RESUMED_BOUND_NATS, None),
     ),
     "influence": Part(
         3,
@@ -227,21 +219,13 @@ PARTS: dict[str, Part] = {
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
         $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64""",
     ),
-    **{
-        f"train-{size}-{how}": speed(f"train-{size}-{how}", size, how)
-        for size, how in product(("60m", "150m", "1b"), COMPILE)
-    },
-    # heads of 128 instead of 64
-    "train-150m-6-heads": speed(
-        "train-150m-6-heads", "150m", "compiled", "", "--model.n_heads=6", alike=False
-    ),
+    **{name: speed(name, *how) for name, how in RUNS.items()},
     "targets": Part(
         3,
         f"""{BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
             --blocks 8 $TINY_SIZES $TINY_COUNTS""",
         read_json_line,
     ),
-    "zero2": speed("zero2", "150m", "eager", ONE_OF_SEVERAL, ZERO2),
     "model": Part(
         math.inf,
         """$RUN train configs/pose-c4-150m.yaml $VOCABULARY $COMPILER --save_folder=$WORK/model --save_overwrite \
@@ -255,9 +239,6 @@ PARTS: dict[str, Part] = {
             --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
         $RUN figure2 $WORK/influence --out $OUT/figure2""",
     ),
-    "processes-ddp-compiled": speed("processes-ddp-compiled", "150m", "compiled", ONE_OF_SEVERAL),
-    "processes-zero2-compiled": speed("processes-zero2-compiled", "150m", "compiled", ONE_OF_SEVERAL, ZERO2),
-    "processes-zero2-1b": speed("processes-zero2-1b", "1b", "compiled", ONE_OF_SEVERAL, ZERO2),
 }
 BY_DEFAULT = tuple(name for name in PARTS if not name.startswith("processes"))
 
@@ -296,7 +277,7 @@ def run(
     # cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
     if agreement:
-        return measure_agreement(tiny)
+        return measure_agreement()
     corpus = data or str(out / "work" / "data")
     about: Json = {"of": {"tiny": tiny, "data": data}, **about_this_run()}
     if about["machine"]["gpu"] is None and not tiny:
@@ -332,16 +313,14 @@ def measure_part(out: Path, name: str, seconds: float, known: dict[str, str]) ->
     log.parent.mkdir(parents=True, exist_ok=True)
     limited = ["timeout", "--signal=KILL", str(max(seconds, 1.0)), "bash", "-euc", PARTS[name].commands]
     with open(log, "w", encoding="utf8") as output:
-        environment = os.environ | known
-        code = subprocess.run(limited, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
+        code = subprocess.run(
+            limited, stdout=output, stderr=subprocess.STDOUT, env=os.environ | known
+        ).returncode
     if code in (0, REQUEUE_EXIT_CODE):  # the latter: at its own time limit, with all saved
         result = {"failed": False, **PARTS[name].read(out, log.read_text(encoding="utf8"))}
-    elif code in (-9, 137):
-        result = {
-            "failed": True,
-            "found": f"failed: not done in {seconds:,.0f} s, its limit or what was left; see {log}",
-        }
     else:
-        last = (last_line(log) or "it printed nothing")[:200]
-        result = {"failed": True, "found": f"failed: exit code {code}: {last}; see {log}"}
+        why = f"exit code {code}: {(last_line(log) or 'it printed nothing')[:200]}"
+        if code in (-9, 137):
+            why = f"not done in {seconds:,.0f} s, its limit or what was left"
+        result = {"failed": True, "found": f"failed: {why}; see {log}"}
     return {"seconds": time.monotonic() - started, **result}

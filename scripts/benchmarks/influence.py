@@ -25,9 +25,7 @@ OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
 _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
-def run(
-    model: str, text: str | None, tokenizer: str | None, device: str | None, rounds: int, **sizes: int
-) -> Json:
+def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **sizes: int) -> Json:
     """Targets per second of the three ways by selector, ratios to the plain loop, and how far its influences are.
 
     ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, how many the engine
@@ -35,33 +33,25 @@ def run(
     context, sampling, L_long, L_short and L_1 are in it.
     """
     about = about_this_run()
-    loaded = open_model(model, tokenizer=tokenizer, device=device)
-    pages = {path.name: path.read_text(encoding="utf8") for path in sorted(_DOCUMENTATION.glob("*.md"))}
-    texts = open_texts(text or pages, loaded.encode)
-    rows: dict[str, Json] = {}
-    for selector in ("leave-one-out", "leave-one-in"):
-        ways = compare_ways(selector, loaded, texts, rounds, **sizes)
-        rows |= {f"{selector}, {way}": row for way, row in ways.items()}
+    loaded = open_model(model, tokenizer=tokenizer)
+    texts = open_texts(text or sorted(_DOCUMENTATION.glob("*.md")), loaded.encode)
+    rows = {
+        f"{selector}, {way}": row
+        for selector in ("leave-one-out", "leave-one-in")
+        for way, row in compare_ways(selector, loaded, texts, rounds, **sizes).items()
+    }
     of_model = {"model": loaded.name, "parameters": loaded.parameters, "texts": text or "the documentation"}
     return {"benchmark": "influence", **of_model, **sizes, "unit": "targets/s", **about, "results": rows}
 
 
 def compare_ways(
-    selector: str,
-    loaded: LoadedModel,
-    texts: Texts,
-    rounds: int,
-    *,
-    targets: int,
-    alone: int,
-    blocks: int,
-    targets_per_block: int,
-    **sizes: int,
+    selector: str, loaded: LoadedModel, texts: Texts, rounds: int, *, targets: int, n_long: int, **sizes: int
 ) -> dict[str, Json]:
-    """The rows of one selector, by way; ``sizes``: N and M."""
+    """The rows of one selector, by way; ``sizes`` as for `run`."""
+    n_far, size = n_long - sizes["n_short"], sizes["targets_per_block"]
     results: dict[str, Result] = {}
-    options: Any = {**sizes, "tau_nats": OVER_ALL, "ks": (1,), "selectors": (selector,), "placebos": ()}
-    options |= {"scores": True, "progress": False}
+    options: Any = {"n_long": n_long, "n_short": sizes["n_short"], "tau_nats": OVER_ALL, "ks": (1,)}
+    options |= {"selectors": (selector,), "placebos": (), "scores": True, "progress": False}
 
     def engine(way: str, count: int, size: int) -> None:
         results[way] = measure(loaded, texts, targets=count, targets_per_block=size, **options)
@@ -71,28 +61,22 @@ def compare_ways(
         frame, size = results[of].targets, results[of].settings["targets_per_block"]
         influences = {}
         for row in frame.iloc[np.linspace(0, len(frame) - 1, targets).astype(int)].itertuples():
-            first = row.position - sizes["n_long"] - row.target_id % size
-            tokens, n_far = (
-                texts.tokens(row.text)[first : row.position + 1],
-                sizes["n_long"] - sizes["n_short"],
-            )
+            tokens = texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1]
             influences[row.target_id] = plain_influence(selector, loaded, tokens, n_far)
         return influences
 
     ways: dict[str, Callable[[], object]] = {
-        ALONE: partial(engine, ALONE, alone, 1),
+        ALONE: partial(engine, ALONE, sizes["alone"], 1),
         PLAIN: partial(plain, ALONE),
-        BLOCK: partial(engine, BLOCK, blocks * targets_per_block, targets_per_block),
+        BLOCK: partial(engine, BLOCK, sizes["blocks"] * size, size),
     }
     ways[ALONE]()  # whose targets the plain loop takes
-    seconds = time_in_turn(ways, rounds, loaded.device.type)
+    seconds = time_in_turn(ways, rounds)
     counts = {PLAIN: targets, **{way: len(result.targets) for way, result in results.items()}}
-    each = {way: [took / counts[way] for took in seconds[way]] for way in ways}  # target
-    rows = rates(each, 1, (PLAIN,))
-    return {
-        way: row | (agreement(results[way], plain(way)) if way in results else {})
-        for way, row in rows.items()
-    }
+    rows = rates({way: [took / counts[way] for took in seconds[way]] for way in ways}, 1, (PLAIN,))
+    for way, result in results.items():
+        rows[way] |= agreement(result, plain(way))
+    return rows
 
 
 @torch.inference_mode()
@@ -117,10 +101,7 @@ def agreement(result: Result, plain: dict[int, np.ndarray], k: int = 8) -> Json:
     """Share of targets whose first k tokens are those of the plain loop, and the largest difference of an influence."""
     assert result.scores is not None
     scores = result.scores.set_index("target_id")["influence"]
-    same, apart = [], 0.0
-    for target_id, influence in plain.items():
-        ours = np.asarray(scores[target_id])
-        first = [set(np.argsort(-each, kind="stable")[:k].tolist()) for each in (influence, ours)]
-        same.append(first[0] == first[1])
-        apart = max(apart, float(np.abs(ours - influence).max()))
-    return {"same_set": float(np.mean(same)), "largest_difference_nats": apart}
+    ours, theirs = np.stack([scores[target_id] for target_id in plain]), np.stack([*plain.values()])
+    first, expected = (np.sort(np.argsort(-each, kind="stable")[:, :k]) for each in (ours, theirs))
+    same, apart = (first == expected).all(axis=1).mean(), np.abs(ours - theirs).max()
+    return {"same_set": float(same), "largest_difference_nats": float(apart)}

@@ -23,16 +23,15 @@ def about_this_run() -> Json:
     return {name: made[name] for name in ("machine", "commit", "command", "started")}
 
 
-def synchronise(device: str) -> None:
-    """Wait until the device has finished its work."""
-    if device == "cuda":
+def synchronise() -> None:
+    """Wait until a GPU has finished its work."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def time_in_turn(
     runners: Mapping[str, Callable[[], object]],
     rounds: int,
-    device: str = "cpu",
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
@@ -45,10 +44,10 @@ def time_in_turn(
     for number in range(-warm_up, rounds):
         for shift in range(len(names)):
             name = names[(number + shift) % len(names)]
-            synchronise(device)
+            synchronise()
             started = clock()
             of_its_own = runners[name]()
-            synchronise(device)
+            synchronise()
             if number >= 0:
                 seconds[name].append(of_its_own if isinstance(of_its_own, float) else clock() - started)
     return seconds

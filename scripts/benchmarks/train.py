@@ -7,14 +7,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from olmo.config import ModelConfig
 from olmo.model import OLMo
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -48,10 +47,10 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
-        device, is_bf16 = loop.device, chosen_precision(of_run) == "bf16"
-        given = (of_run, device, is_bf16, steps)
+        is_bf16 = chosen_precision(of_run) == "bf16"
+        given = (of_run, loop.device, is_bf16, steps)
         dtype = torch.bfloat16 if is_bf16 else torch.float32
-        matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=device, dtype=dtype)
+        matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=loop.device, dtype=dtype)
         runners: dict[str, Runner] = {
             OLMO: plain_steps(*given),
             LOOP: loop_steps(loop, of_run, steps),
@@ -60,11 +59,11 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
             TRAINER + COMPILED: trainer_steps(*given, Path(folder), compiler.backend),
             PRODUCT: lambda: matrix @ matrix,
         }
-        seconds = time_in_turn(runners, rounds, device.type, warm_up=2)
+        seconds = time_in_turn(runners, rounds, warm_up=2)
         if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
     product = 2.0 * SIZE_OF_PRODUCT**3 / statistics.median(seconds[PRODUCT])
-    flops, peak = flops_per_token(of_run), peak_flops(of_run, device)
+    flops, peak = flops_per_token(of_run), peak_flops(of_run, loop.device)
     sides = {name: values for name, values in seconds.items() if name != PRODUCT}
     rows = rates(sides, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
     for row in rows.values():
@@ -109,25 +108,23 @@ def loop_steps(engine: Engine, config: Config, steps: int) -> Runner:
 
 def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int) -> Runner:
     """OLMo from its own wheel: forward, backward, clip, step, as short as PyTorch allows, with fused AdamW."""
-    values = {field.name: getattr(config.model, field.name) for field in fields(ModelConfig)}
-    model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
+    model = OLMo(replace(config.model, init_device="cpu"))
     model.load_state_dict(build_model(config).state_dict())
     model.to(device)
-    size, decay = config.device_train_microbatch_size, config.optimizer.weight_decay
+    decay = config.optimizer.weight_decay
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
-    batch = next(TrainingData(config).batches(0)).to(device)
-    starts = range(0, len(batch.labels), size)
+    parts = next(TrainingData(config).batches(0)).to(device).split(config.device_train_microbatch_size)
 
     def run() -> None:
-        for i in [start for _ in range(steps) for start in starts]:
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_bf16):
-                logits = model(batch.input_ids[i : i + size]).logits[:, :-1].flatten(0, 1).float()
-                loss = F.cross_entropy(logits, batch.labels[i : i + size, :-1].flatten()) / len(starts)
-            loss.backward()
-            if i == starts[-1]:
-                nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+        for _ in range(steps):
+            for part in parts:
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_bf16):
+                    logits = model(part.input_ids).logits[:, :-1].flatten(0, 1).float()
+                    loss = F.cross_entropy(logits, part.labels[:, :-1].flatten()) / len(parts)
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     return run
 
@@ -146,9 +143,8 @@ def trainer_steps(
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
         raise UserError(f"device_train_microbatch_size: {size} does not divide {batch}; give one that does")
-    dataset = TrainingData(config).dataset
-    windows = [dataset[index]["input_ids"] for index in range(min(len(dataset), (steps + 2) * batch))]
-    clock = _Clock(device.type)
+    windows = next(TrainingData(config).batches(0)).input_ids
+    clock = _Clock()
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -169,7 +165,7 @@ def trainer_steps(
             report_to=[],
             disable_tqdm=True,
         ),
-        train_dataset=[{"input_ids": ids, "labels": ids} for ids in map(torch.from_numpy, windows)],
+        train_dataset=[{"input_ids": ids, "labels": ids} for ids in windows] * (steps + 2),
         callbacks=[clock],
         optimizers=(optimizer, None),
     )
@@ -185,11 +181,10 @@ def trainer_steps(
 class _Clock(TrainerCallback):
     """Seconds from the end of the Trainer's first step to its end."""
 
-    def __init__(self, device: str):
-        self.device, self.started, self.seconds = device, 0.0, 0.0
+    started = seconds = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step in (1, args.max_steps):
-            synchronise(self.device)
+            synchronise()
             now = time.perf_counter()
             self.started, self.seconds = now, now - self.started
