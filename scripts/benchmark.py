@@ -12,8 +12,8 @@ examples:
 included, and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is not
 timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
-`influence` compares `analysis.measure`, one target at a time and in blocks, with a plain loop of one forward pass for
-each candidate: targets per second, and how far the influences are from the loop's.
+`influence` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
+per second, and how far the influences are from the loop's.
 
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
 """
@@ -60,7 +60,7 @@ def _parser() -> Parser:
     train.add_argument("--rounds", type=whole_number, default=12, help="how often each is timed")
     train.add_argument("--steps", type=whole_number, default=4, help="optimizer steps of each timing")
 
-    influence = add("influence", "influence of far tokens: a plain loop, the engine, and blocks of targets")
+    influence = add("influence", "influence of far tokens: a plain loop, and the engine in blocks of targets")
     influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
     influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
@@ -68,14 +68,13 @@ def _parser() -> Parser:
         ("n-long", 256, "N"),
         ("n-short", 32, "M"),
         ("targets", 2, "of the plain loop"),
-        ("alone", 16, "targets that the engine measures one at a time"),
         ("blocks", 4, "of targets"),
         ("targets-per-block", 32, "B"),
         ("rounds", 3, "how often each is timed"),
     ):
         influence.add_argument(f"--{name}", type=whole_number, default=default, help=what)
 
-    gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2")
+    gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, and speed")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")
     gpu.add_argument("--data", metavar="DIR", help="prepared corpus (default: docstrings, prepared here)")
     gpu.add_argument("--minutes", type=float, default=28.0, help="of all parts together")

@@ -33,13 +33,11 @@ from olmo_sparsity.training.log import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import last_line, read_json, write_json
 from olmo_sparsity.util.provenance import pick_device
-from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 
 BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
 """Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
 set before any run on a GPU: bf16 keeps 8 bits."""
 RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
-EPOCHS = 8  # of the model, at most: one this large memorizes a small corpus
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
 IN_THIS_PROCESS = """--data.num_workers=0 --data.prefetch_factor=null --data.persistent_workers=false
     --data.pin_memory=false"""
@@ -51,8 +49,7 @@ OF_TINY = {  # variables of the commands that are empty but with --tiny; the sou
     "TINY_MODEL": TINY_MODEL,
     "TINY_COMPILER": "--compile.backend=eager",
     "TINY_SIZES": "--n-long 24 --n-short 4 --targets-per-block 4",
-    "TINY_COUNTS": "--blocks 1 --alone 2 --rounds 1",
-    "TINY_TARGETS": "--targets 64 --tau 0.01",
+    "TINY_COUNTS": "--blocks 1 --rounds 1",
     "SOURCE": "docs --packages packaging rich --vocab-size 300 --group-field none",
 }
 
@@ -226,24 +223,11 @@ PARTS: dict[str, Part] = {
             --blocks 8 $TINY_SIZES $TINY_COUNTS""",
         read_json_line,
     ),
-    "model": Part(
-        math.inf,
-        """$RUN train configs/pose-c4-150m.yaml $VOCABULARY $COMPILER --save_folder=$WORK/model --save_overwrite \
-            --global_train_batch_size=64 --device_train_microbatch_size=$MICRO_BATCH --max_duration=$STEPS \
-            --scheduler.t_warmup=$((STEPS / 10 < 300 ? STEPS / 10 : 300)) --optimizer.learning_rate=6e-4 \
-            --save_interval=$STEPS --evaluation.interval=$STEPS --time_limit=$TIME_LIMIT $TINY""",
-    ),
-    "figure2": Part(
-        6,
-        """$RUN influence $WORK/model --corpus $CORPUS --out $WORK/influence --n-long 256 --n-short 32 \
-            --targets 4096 --targets-per-block 32 $TINY_SIZES $TINY_TARGETS
-        $RUN figure2 $WORK/influence --out $OUT/figure2""",
-    ),
 }
 BY_DEFAULT = tuple(name for name in PARTS if not name.startswith("processes"))
 
 
-def variables(out: Path, corpus: str, tiny: bool, seconds: float) -> dict[str, str]:
+def variables(out: Path, corpus: str, tiny: bool) -> dict[str, str]:
     """What stands in the commands, as far as it is known by now."""
     run = shlex.join(command_line("train")[:-1])
     known: dict[str, object] = {"RUN": run, "OUT": out, "WORK": out / "work", "CORPUS": corpus}
@@ -257,14 +241,6 @@ def variables(out: Path, corpus: str, tiny: bool, seconds: float) -> dict[str, s
             f"--corpus.path={corpus} --model.vocab_size={manifest.vocab_size} --model.eos_token_id={end}"
             f" --model.embedding_size={-(-manifest.vocab_size // 128) * 128} --model.pad_token_id={end}"
         )
-        speeds = {how: row for how in COMPILE if (row := numbers_of(out, f"train-150m-{how}"))}
-        if speeds:
-            how = max(speeds, key=lambda each: speeds[each]["tokens_per_second"])
-            fit = 0.8 * seconds * speeds[how]["tokens_per_second"]
-            steps = int(min(fit, EPOCHS * sum(each.tokens for each in files))) // (64 * 1024)
-            known |= {"STEPS": 20 if tiny else max(10, steps), "TIME_LIMIT": 0.9 * seconds}
-            compiler = COMPILE[how].replace("$TINY_COMPILER", str(known["TINY_COMPILER"]))
-            known |= {"COMPILER": compiler, "MICRO_BATCH": speeds[how]["micro_batch"]}
     return {name: str(value) for name, value in known.items()}
 
 
@@ -295,10 +271,7 @@ def run(
             raise UserError(f"{out}/{name}.json was measured with other --tiny or --data; give another --out")
         if row is None:
             seconds = min(60 * PARTS[name].minutes, deadline - time.monotonic())
-            if name == "model":
-                seconds -= 60 * PARTS["figure2"].minutes
-            known = variables(out, corpus, tiny, seconds)
-            row = {"part": name, **about, **measure_part(out, name, seconds, known)}
+            row = {"part": name, **about, **measure_part(out, name, seconds, variables(out, corpus, tiny))}
             write_json(out / f"{name}.json", row)
         rows[name] = row
         print(f"{name}: {row['found']}", file=sys.stderr, flush=True)
@@ -316,7 +289,7 @@ def measure_part(out: Path, name: str, seconds: float, known: dict[str, str]) ->
         code = subprocess.run(
             limited, stdout=output, stderr=subprocess.STDOUT, env=os.environ | known
         ).returncode
-    if code in (0, REQUEUE_EXIT_CODE):  # the latter: at its own time limit, with all saved
+    if code == 0:
         result = {"failed": False, **PARTS[name].read(out, log.read_text(encoding="utf8"))}
     else:
         why = f"exit code {code}: {(last_line(log) or 'it printed nothing')[:200]}"

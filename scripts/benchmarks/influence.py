@@ -1,4 +1,4 @@
-"""Leave-one-out and leave-one-in of all far tokens: a plain loop, one target at a time by the engine, and in blocks.
+"""Leave-one-out and leave-one-in of all far tokens: by a plain loop, and by the engine in blocks.
 
 The plain loop has one forward pass per candidate, no batch, nothing shared, and shares no code with the engine.
 Shapes: N long and M short context length, F = N - M far tokens, B targets of a block, at places 0 to B - 1 in it.
@@ -7,7 +7,6 @@ Shapes: N long and M short context length, F = N - M far tokens, B targets of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,16 @@ from analysis.contexts import Texts, open_texts
 from analysis.model.loading import LoadedModel, open_model
 from benchmarks.timing import Json, about_this_run, rates, time_in_turn
 
-PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, blocks"
+PLAIN, BLOCK = "plain loop", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
 _DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
 def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **sizes: int) -> Json:
-    """Targets per second of the three ways by selector, ratios to the plain loop, and how far its influences are.
+    """Targets per second of both ways by selector, ratios to the plain loop, and how far its influences are.
 
-    ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, how many the engine
-    measures ``alone`` and in ``blocks``. The engine's time is that of a whole `measure` of an open model: trying the
+    ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, and how many ``blocks``
+    the engine measures. Its time is that of a whole `measure` of an open model: trying the
     context, sampling, L_long, L_short and L_1 are in it.
     """
     about = about_this_run()
@@ -49,33 +48,29 @@ def compare_ways(
 ) -> dict[str, Json]:
     """The rows of one selector, by way; ``sizes`` as for `run`."""
     n_far, size = n_long - sizes["n_short"], sizes["targets_per_block"]
-    results: dict[str, Result] = {}
     options: Any = {"n_long": n_long, "n_short": sizes["n_short"], "tau_nats": OVER_ALL, "ks": (1,)}
     options |= {"selectors": (selector,), "placebos": (), "scores": True, "progress": False}
+    options |= {"targets": sizes["blocks"] * size, "targets_per_block": size}
+    result = measure(loaded, texts, **options)
 
-    def engine(way: str, count: int, size: int) -> None:
-        results[way] = measure(loaded, texts, targets=count, targets_per_block=size, **options)
-
-    def plain(of: str) -> dict[int, np.ndarray]:
+    def plain() -> dict[int, np.ndarray]:
         """Influence of all far tokens (F) by target, on evenly spaced ones of the engine's."""
-        frame, size = results[of].targets, results[of].settings["targets_per_block"]
         influences = {}
-        for row in frame.iloc[np.linspace(0, len(frame) - 1, targets).astype(int)].itertuples():
+        for row in result.targets.iloc[
+            np.linspace(0, len(result.targets) - 1, targets).astype(int)
+        ].itertuples():
             tokens = texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1]
             influences[row.target_id] = plain_influence(selector, loaded, tokens, n_far)
         return influences
 
-    ways: dict[str, Callable[[], object]] = {
-        ALONE: partial(engine, ALONE, sizes["alone"], 1),
-        PLAIN: partial(plain, ALONE),
-        BLOCK: partial(engine, BLOCK, sizes["blocks"] * size, size),
+    ways: dict[str, Callable[[], object]] = {PLAIN: plain, BLOCK: lambda: measure(loaded, texts, **options)}
+    counts = {PLAIN: targets, BLOCK: len(result.targets)}
+    seconds = {
+        way: [took / counts[way] for took in of_rounds]
+        for way, of_rounds in time_in_turn(ways, rounds).items()
     }
-    ways[ALONE]()  # whose targets the plain loop takes
-    seconds = time_in_turn(ways, rounds)
-    counts = {PLAIN: targets, **{way: len(result.targets) for way, result in results.items()}}
-    rows = rates({way: [took / counts[way] for took in seconds[way]] for way in ways}, 1, (PLAIN,))
-    for way, result in results.items():
-        rows[way] |= agreement(result, plain(way))
+    rows = rates(seconds, 1, (PLAIN,))
+    rows[BLOCK] |= agreement(result, plain())
     return rows
 
 
