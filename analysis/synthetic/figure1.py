@@ -165,11 +165,12 @@ def main() -> None:
     table = points.drop(columns=["parameters", "trained", "options"])
     write_tables(options.out / "figure1.json", {"points": table}, {})
     planted = points[points["k_train"] > 0]
-    figures = {task: accuracy_by_length_figure(rows) for task, rows in planted.groupby("task", sort=False)}
+    by_task = planted.groupby("task", sort=False)
+    figures = {f"figure1-{task}": accuracy_by_length_figure(rows) for task, rows in by_task}
     if len(planted) < len(points):
-        figures["schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
+        figures["figure1-schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
     for name, figure in figures.items():
-        style.save_figure(figure, options.out, f"figure1-{name}")
+        style.save_figure(figure, options.out, name)
     if options.rows:
         save(options.rows, rows)
     shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]

@@ -32,7 +32,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,11 +117,24 @@ def _submit(
     return number
 
 
+def _is_missing(options: argparse.Namespace, corpora: Iterable[str | Path | None]) -> bool:
+    """Whether one of these prepared corpora is not there, which is said. Raises `UserError` where none can come."""
+    from olmo_sparsity.data.tokens import MANIFEST_NAME
+
+    missing = sorted({str(path) for path in corpora if path and not Path(path, MANIFEST_NAME).is_file()})
+    if missing and not options.may_come:
+        raise UserError(
+            f"{missing[0]} is no prepared corpus; prepare it first, or name the job that does: --after JOB"
+        )
+    for corpus in missing:
+        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
+    return bool(missing)
+
+
 def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.data.tokens import MANIFEST_NAME
     from olmo_sparsity.data.windows import share_of_batch
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -135,11 +148,8 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     share_of_batch(config, processes)
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
-    is_text, corpus = config.task.name is None, config.corpus.path
-    is_missing = bool(options.may_come and is_text and corpus and not Path(corpus, MANIFEST_NAME).is_file())
-    if is_missing:
-        print(f"# the corpus {corpus} is not there yet; it must be when this job starts")
-    else:
+    is_text = config.task.name is None
+    if not _is_missing(options, [config.corpus.path if is_text else None]):
         open_training_data(config)
         if config.evaluation.interval is not None:
             (HeldoutEvaluation if is_text else TaskEvaluation)(config)
@@ -157,6 +167,7 @@ def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.cli.sweep import plan
 
     planned, cells = plan(arguments)
+    _is_missing(options, (cell.corpus for cell in cells))
     array = f"--array=1-{len(cells)}" + (f"%{planned.jobs}" if planned.jobs else "")
     command = command_line("sweep", [*arguments, "--only", TASK])
     return Job(planned.out.resolve().name, planned.out, command, [array])
@@ -184,6 +195,7 @@ def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 
     analysis = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
     given = analysis.checked_influence(list(arguments))
+    _is_missing(options, [given.corpus])
     path, _ = split_scaling(given.model)
     fixed = given.model
     if Path(path).is_dir() and not options.may_come:

@@ -55,6 +55,8 @@ class Cell(NamedTuple):
     """For a shell: the training and, where the config has a task, its evaluation."""
     is_finished: bool = False
     """Whether it is trained to the end, and measured as is asked for now."""
+    corpus: str | None = None
+    """Folder of the prepared text that it reads, if any."""
 
 
 def main() -> int:
@@ -122,7 +124,7 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
         wanted, record = exact_match.planned(how, config), (how.out or folder) / EXACT_MATCH_NAME
         if finished and last is not None:
             finished = record_is_of(record, last, *wanted, samples=how.samples, seed=how.seed)
-    return Cell(folder, command, finished)
+    return Cell(folder, command, finished, config.corpus.path if config.task.name is None else None)
 
 
 def run_cells(cells: Sequence[Cell], jobs: int) -> int:

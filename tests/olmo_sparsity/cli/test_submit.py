@@ -77,11 +77,18 @@ def test_a_training_of_many_nodes(dry_run, tmp_path):
     assert (script, command) == ("train.sbatch", [*START, "train", "config.yaml", "--seed=2", "--resume"])
 
 
-def test_a_dry_run_of_training_works_before_the_corpus_is_there_and_says_so(submit, tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train config.yaml --corpus.path=corpus",
+        "sweep config.yaml --grid seed=1,2 --out out -- --corpus.path=corpus",
+        "influence run --corpus corpus --out out",
+    ],
+)
+def test_a_dry_run_works_before_the_corpus_is_there_and_says_so(submit, tmp_path, line):
     tiny.train_config(tmp_path)
     shutil.move(tmp_path / "corpus", tmp_path / "later")
-    line = "train config.yaml --corpus.path=corpus"
-    assert "# the corpus corpus is not there yet; it must be when" in submit(f"{line} --dry-run")
+    assert "# the corpus corpus is not there yet; it must be when" in submit(f"--dry-run {line}")
     with refused("corpus is no prepared corpus"):
         submit(line)
 
@@ -197,6 +204,13 @@ def run_training(tmp_path: Path, code: str, *arguments: str) -> tuple[int, str, 
 def test_only_a_saved_run_is_requeued(tmp_path, code, expected, requeued):
     (tmp_path / ".saved-by-7").touch()  # of an earlier start
     assert run_training(tmp_path, f"raise SystemExit({code})")[::2] == (expected, requeued)
+    assert not list(tmp_path.glob(".saved-by-*"))
+
+
+def test_a_job_that_is_cancelled_while_it_saves_stays_so_and_leaves_no_mark(tmp_path):
+    parent = "parent = lambda of: int(open(f'/proc/{of}/stat').read().split()[3])"
+    cancel = f"import os, signal; {parent}; os.kill(parent(parent(os.getppid())), signal.SIGTERM)"
+    assert run_training(tmp_path, f"{cancel}; raise SystemExit(85)")[::2] == (0, "")
     assert not list(tmp_path.glob(".saved-by-*"))
 
 
