@@ -37,7 +37,7 @@ PARTS = [
 
 def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
     tokenizer.save(str(folder / "tokenizer.json"))
-    encoding = Encoding(str(folder / "tokenizer.json"), tokenizer.to_str(), 0, "uint16")
+    encoding = Encoding.of(folder / "tokenizer.json")
     return [ids[:-1].tolist() for _, ids in encode_documents(map(Document, texts), encoding)]
 
 
@@ -90,7 +90,7 @@ def test_a_long_run_is_cut_before_training_and_comes_back(tmp_path, run):
 
 
 def test_documents_in_batches_have_the_ids_of_the_tokenizer(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "BATCH_CHARACTERS", 170)
+    monkeypatch.setattr(text_module, "BATCH_DOCUMENTS", 2)
     texts = [" \n ".join(some_texts(1, seed, words=60)) + "\n\nfoo  bar" for seed in range(5)]
     texts += ["x" * 500, ""]
     tokenizer = train_bpe(texts, 400)
@@ -120,7 +120,7 @@ def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
         batch = texts[start : start + 500]
         for text, ids in zip(batch, encoder.encode(batch), strict=True):
             assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
-        assert sum(map(len, encoder.known)) == encoder.known_characters <= 20_000
+        assert sum(map(len, encoder)) == encoder.characters <= 20_000
 
 
 def test_tokenizers_that_look_beyond_a_word_are_left_to_themselves():
