@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.text import Encoding
 from olmo_sparsity.data.tokens import TokenFiles, beside, check_sum
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.rng import GAMMA, mix
@@ -25,19 +24,19 @@ CHUNK_TOKENS = 1 << 16
 
 
 def find_near_copies(
-    heldout: Path, train: Sequence[Path], encoding: Encoding, length: int, workers: int
+    heldout: Path, train: Sequence[Path], dtype: str, eos_token_id: int, length: int, workers: int
 ) -> np.ndarray:
     """Stretches of the held-out file that runs of L = ``length`` training tokens cover: first and one past the last
     token, (R, 2) int64, ascending.
 
     A run lies within one document. Reads every training file once; memory grows with the held-out file only.
     """
-    tokens = np.fromfile(heldout, dtype=encoding.dtype)
-    ends = np.cumsum(np.append(0, tokens == encoding.eos_token_id))
+    tokens = np.fromfile(heldout, dtype=dtype)
+    ends = np.cumsum(np.append(0, tokens == eos_token_id))
     starts = np.flatnonzero(ends[length:] == ends[:-length])  # of runs without the end of a document
     hashes = run_hashes(tokens, length)[starts]
     wanted = np.unique(hashes)
-    search = partial(_runs_in, wanted, encoding.dtype, length)
+    search = partial(_runs_in, wanted, dtype, length)
     seen = run_jobs(search, train, workers, "looking for near copies")
     copied = starts[np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes)]]
     depth = np.zeros(len(tokens) + 1, dtype=np.int64)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ from olmo_sparsity.data.sources import PrepareSettings, Unit, read_rows
 from olmo_sparsity.data.text import (
     Decontamination,
     Document,
-    Encoding,
-    encode_documents,
+    Encoder,
     paragraph_hashes,
     train_bpe,
     write_rows,
@@ -56,6 +55,8 @@ REQUEST_NAME = "request.json"
 OUTPUT_NAME = re.compile(
     r"manifest\.json|tokenizer\.json|\.partial|(train|heldout)-\d{5,}\.(npy|groups\.jsonl\.gz|near-copies)"
 )
+Shard = tuple[int, int]
+"""i and n of the i-th of n shares."""
 OTHER_FOLDER = "choose another --out, or remove it"
 
 
@@ -72,11 +73,7 @@ class Prepared:
 
 
 def prepare(
-    settings: PrepareSettings,
-    out: str | Path,
-    *,
-    workers: int | None = None,
-    shard: tuple[int, int] | None = None,
+    settings: PrepareSettings, out: str | Path, *, workers: int | None = None, shard: Shard | None = None
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
@@ -128,9 +125,7 @@ def _claim(out: Path, request: dict[str, Any]) -> None:
 
 
 def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
-    names = dict.fromkeys(
-        [*request, "group_field", "near_copy_tokens"]
-    )  # which are left out where they are off
+    names = dict.fromkeys([*request, "group_field", "near_copy_tokens"])  # left out where they are off
     if differing := [name for name in names if earlier.get(name) != request.get(name)]:
         what = f"a corpus, or the beginning of one, made with other settings ({', '.join(differing)})"
         raise UserError(f"{out} holds {what}; {OTHER_FOLDER}")
@@ -161,29 +156,23 @@ class _Work:
         self.settings, self.out, self.work = settings, out, out / WORK_NAME
         self.request, self.workers = request, workers
         self.rule = SplitRule(settings.seed, settings.heldout_fraction if settings.chooses_heldout else 0.0)
-        self.encoding: Encoding
+        self.encoder: Encoder
         self.of_heldout: frozenset[int] = frozenset()
         self.limit_tokens = settings.limit_tokens
 
-    def make(self, shard: tuple[int, int] | None) -> Prepared:
+    def make(self, shard: Shard | None) -> Prepared:
         """Run all stages and save the manifest; of a shard, those up to its training files."""
         units, given = (dict(enumerate(each)) for each in self.settings.units(self.work, self.workers))
         if self.settings.chooses_heldout and self.request.get("group_field"):
             self._choose_groups(units)
-        heldout = self._of_each(
-            given or units, "heldout-{:05d}.jsonl", "choosing held-out documents", self._hold_out
-        )
+        heldout = self._of_each(given or units, "heldout-{:05d}.jsonl", "holding out", self._hold_out)
         if not any(path.stat().st_size for path in heldout):
-            raise UserError(
-                "no document is held out; give more text, raise --heldout-fraction (now "
-                f"{self.settings.heldout_fraction:g}), or name --heldout-files with text"
-            )
+            remedy = "give more text, raise --heldout-fraction, or name --heldout-files with text"
+            raise UserError(f"no document is held out; {remedy}")
         self._make_tokenizer(units)
         if self.settings.decontaminate:
-            documents = _read_back(heldout)
-            self.of_heldout = frozenset(
-                digest for each in documents for digest in paragraph_hashes(each.text)
-            )
+            hashes = (paragraph_hashes(document.text) for document in _read_back(heldout))
+            self.of_heldout = frozenset(chain.from_iterable(hashes))
         if self.settings.limit_tokens is not None:
             self.limit_tokens = -(-self.settings.limit_tokens // len(units))
         number, count = shard or (1, 1)
@@ -225,10 +214,9 @@ class _Work:
     def _hold_out(self, job: tuple[Unit, Path]) -> None:
         """Copy the held-out documents of a unit to a file of JSON lines."""
         unit, path = job
+        documents = filter(self.rule.is_heldout, unit()) if self.settings.chooses_heldout else unit()
         with atomic_path(path) as temporary:
-            write_rows(
-                temporary, filter(self.rule.is_heldout, unit()) if self.settings.chooses_heldout else unit()
-            )
+            write_rows(temporary, documents)
 
     def _make_tokenizer(self, units: dict[int, Unit]) -> None:
         path = self.out / TOKENIZER_NAME
@@ -239,7 +227,7 @@ class _Work:
                     temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
                 else:
                     temporary.write_bytes(tokenizer_file(self.settings.tokenizer_name).read_bytes())
-        self.encoding = Encoding.of(path, self.settings.eos_token)
+        self.encoder = Encoder(path, self.settings.eos_token)
 
     def _sample(self, units: dict[int, Unit]) -> Iterator[str]:
         """Training documents from the start of every unit, `tokenizer_sample_mb` in all."""
@@ -256,7 +244,7 @@ class _Work:
     def _is_whole(self, record: Path) -> bool:
         """Whether the token file of a unit has the size that its record says; the record goes where it has not."""
         file = _recorded(record)
-        path, size = self.out / file.name, file.tokens * np.dtype(self.encoding.dtype).itemsize
+        path, size = self.out / file.name, file.tokens * np.dtype(self.encoder.dtype).itemsize
         is_whole = (path.stat().st_size if path.is_file() else 0) == size
         if not is_whole:
             record.unlink()
@@ -272,7 +260,7 @@ class _Work:
 
         def encoded() -> Iterator[tuple[Document, np.ndarray]]:
             tokens = 0
-            for document, ids in encode_documents(filterfalse(self.rule.is_heldout, unit()), self.encoding):
+            for document, ids in self.encoder.encode(filterfalse(self.rule.is_heldout, unit())):
                 if self.of_heldout:
                     contaminated.update(self.of_heldout.intersection(paragraph_hashes(document.text)))
                 yield document, ids
@@ -288,12 +276,10 @@ class _Work:
         records = [read_json(path, "remove it") for path in self.work.glob("train-*.json")]
         removal = Decontamination({digest for record in records for digest in record["contaminated"]})
         documents = removal.clean(_read_back(heldout))
-        file = _write_token_file(self.out / "heldout-00000.npy", encode_documents(documents, self.encoding))
+        file = _write_token_file(self.out / "heldout-00000.npy", self.encoder.encode(documents))
         if not file.tokens:
-            raise UserError(
-                "every held-out paragraph also stands in the training text; hold out other documents "
-                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
-            )
+            remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
+            raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
         found: dict[str, Any] = {}
         if file.groups_sha256 is not None:
             held = set(read_groups(self.out / file.name, file)) - {None}
@@ -301,18 +287,19 @@ class _Work:
             found["groups"] = {"heldout": len(held), "in_both": len(set().union(*shared))}
         if train and (length := self.settings.near_copy_tokens):
             path, *paths = (self.out / each.name for each in (file, *train))
-            near_copies = find_near_copies(path, paths, self.encoding, length, self.workers)
+            ids = self.encoder.dtype, self.encoder.eos_token_id
+            near_copies = find_near_copies(path, paths, *ids, length, self.workers)
             file = replace(file, near_copies_sha256=write_near_copies(path, near_copies))
-            counts = {"stretches": len(near_copies), "tokens": int(np.diff(near_copies).sum())}
-            found["near_copies"] = counts
+            covered = int(np.diff(near_copies).sum())
+            found["near_copies"] = {"stretches": len(near_copies), "tokens": covered}
         found["decontamination"] = removal.counts
         found["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
         manifest = CorpusManifest(
             corpus=self.settings.source,
-            tokenizer_sha256=self.encoding.tokenizer_sha256,
-            vocab_size=self.encoding.vocab_size,
-            eos_token_id=self.encoding.eos_token_id,
-            dtype=self.encoding.dtype,
+            tokenizer_sha256=self.encoder.sha256,
+            vocab_size=self.encoder.vocab_size,
+            eos_token_id=self.encoder.eos_token_id,
+            dtype=self.encoder.dtype,
             splits=({"train": train} if train else {}) | {"heldout": [file]},
             settings=self.request | found,
         )

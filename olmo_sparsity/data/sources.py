@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain, islice
@@ -27,12 +27,9 @@ from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
 
-KINDS = ".jsonl, .json or .txt, each also as .gz or .zst, or .parquet"
 KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
 PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
-ROW_LAYOUT = (
-    'each line must be one JSON object with a string "text", as in C4 (Parquet: each row); mend or remove it'
-)
+ROW_LAYOUT = 'each line (Parquet: row) must be one JSON object with a string "text"; mend or remove it'
 URL_FIELD, NO_GROUPS = "url", "none"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
@@ -70,9 +67,8 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
                 from pyarrow.parquet import ParquetFile
 
                 columns = ["text", *([] if group_field == NO_GROUPS else [group_field or URL_FIELD])]
-                opened = ParquetFile(
-                    file, buffer_size=READ_BYTES, pre_buffer=False
-                )  # else it reads row groups
+                # with its own defaults it reads whole row groups
+                opened = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
                 parts = opened.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
                 for number, row in enumerate((row for part in parts for row in part.to_pylist()), start=1):
                     yield f"{path}:{number}", row
@@ -83,11 +79,11 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
                     if line.strip():
                         yield f"{path}:{number}", json.loads(line)
     except (OSError, ArrowException) as error:
-        what = f"{path} cannot be read, or is truncated or damaged"
-        raise UserError(f"{what} ({first_line(error)}); put it back whole") from error
+        why = f"({first_line(error)}); put it back whole"
+        raise UserError(f"{path} cannot be read, or is truncated or damaged {why}") from error
     except (ValueError, RecursionError) as error:
-        what = f"{path}:{number} is not JSON, or not UTF-8"
-        raise UserError(f"{what} ({first_line(error)}); {ROW_LAYOUT}") from error
+        why = f"({first_line(error)}); {ROW_LAYOUT}"
+        raise UserError(f"{path}:{number} is not JSON, or not UTF-8 {why}") from error
 
 
 def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> Iterator[Document]:
@@ -234,13 +230,12 @@ class PrepareSettings:
         """Raise `UserError` for settings that do not go together, or that shards cannot share."""
         if self.source not in SOURCES:
             raise UserError(f"unknown source {self.source!r}; choose one of {', '.join(SOURCES)}")
-        of_others = set(chain.from_iterable(SOURCES.values())).difference(SOURCES[self.source])
-        for option in fields(self):
-            if option.name in of_others and getattr(self, option.name) != option.default:
-                raise UserError(f"--{option.name.replace('_', '-')} is not for source {self.source}")
+        for name in chain.from_iterable(SOURCES.values()):
+            if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
+                raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
         if self.tokenizer_name != "bpe":
             find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
-        elif self.heldout_files and not self.files:
+        elif self.source == "text" and not self.files:
             raise UserError(
                 "without --files there is no text to train a tokenizer on; name that of the model to evaluate with "
                 "--tokenizer (olmo, or the tokenizer.json of the corpus that it was trained on)"
@@ -259,7 +254,7 @@ class PrepareSettings:
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         groups = None if self.group_field == NO_GROUPS else self.group_field or URL_FIELD
         if self.source == "docs":
-            if groups not in (None, URL_FIELD):
+            if self.group_field not in (None, NO_GROUPS):
                 raise UserError(f"--group-field {groups}: of docs it is the package, or {NO_GROUPS}")
             request["packages"] = docs_packages(self.packages)
             groups = groups and "package"
@@ -308,6 +303,7 @@ def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
     """Names without folders: a manifest may be published, and a corpus copied together with its text."""
     for path in files:
         if not KIND.search(path) or not Path(path).is_file():
-            raise UserError(f"input file {path} is missing, or of another kind than {KINDS}")
+            kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
+            raise UserError(f"input file {path} is missing, or neither {kinds}")
     stats = [(Path(path).name, Path(path).stat()) for path in files]
     return [{"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]

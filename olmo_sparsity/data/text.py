@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -135,55 +134,13 @@ def dtype_name(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """How text becomes token ids."""
-
-    tokenizer: str
-    """Path of the tokenizer.json."""
-    tokenizer_sha256: str
-    vocab_size: int
-    eos_token_id: int
-    dtype: str
-    """uint16 or uint32."""
-
-    @classmethod
-    def of(cls, path: Path, eos_token: str | None = None) -> Encoding:
-        """That of a tokenizer.json; ``eos_token`` as in `find_eos`."""
-        tokenizer = load_tokenizer(path)
-        vocab_size, eos = id_range(tokenizer), find_eos(tokenizer, eos_token)
-        return cls(str(path), sha256_file(path), vocab_size, eos, dtype_name(vocab_size))
-
-
-def encode_documents(
-    documents: Iterable[Document], encoding: Encoding
-) -> Iterator[tuple[Document, np.ndarray]]:
-    """Each document with its ids and the EOS id, (n+1,).
-
-    Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
-    """
-    encoder, eos = _encoder(encoding), np.dtype(encoding.dtype).type(encoding.eos_token_id)
-    left = iter(documents)
-    while batch := list(islice(left, BATCH_DOCUMENTS)):
-        for document, ids in zip(batch, encoder.encode([document.text for document in batch]), strict=True):
-            yield document, np.append(ids[ids != eos], eos)
-
-
-@lru_cache(maxsize=2)
-def _encoder(encoding: Encoding) -> WordEncoder:
-    """Cached, because it remembers words."""
-    return WordEncoder(load_tokenizer(encoding.tokenizer), np.dtype(encoding.dtype))
-
-
-# --- words that were met before ---
-
 _WORD = re.compile(rf"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
 _SPACE_INSIDE = re.compile(rf"[^{SPACE}][{SPACE}]")
 MAX_KNOWN_CHARACTERS = 4_000_000
 """Of the words that are remembered, some 100 MB; a run of characters without white space is a word, however long."""
 
 
-class WordEncoder(dict[str, bytes]):
+class Encoder(dict[str, bytes]):
     """The ids of `Tokenizer.encode`, several times as fast for a tokenizer that `cuts_at_words`; keep it.
 
     A byte-level BPE cuts text with GPT-2's expression before it merges anything, and where white space follows
@@ -191,29 +148,49 @@ class WordEncoder(dict[str, bytes]):
     the other, a word being white space and what follows it, and most words were met before: it is a dict of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
-        self.tokenizer, self.dtype = tokenizer, dtype
-        self.cuts = cuts_at_words(tokenizer)
+    def __init__(self, path: str | Path, eos_token: str | None = None):
+        """``path`` is that of a tokenizer.json, ``eos_token`` as in `find_eos`."""
+        self.path, self.sha256, self.eos_token = path, sha256_file(path), eos_token
+        self.tokenizer = load_tokenizer(path)
+        self.vocab_size, self.eos_token_id = id_range(self.tokenizer), find_eos(self.tokenizer, eos_token)
+        self.dtype = dtype_name(self.vocab_size)
+        self.cuts = cuts_at_words(self.tokenizer)
         self.characters = 0
+
+    def __reduce__(self) -> Any:
+        """For other processes: each reads the file once."""
+        return _encoder, (self.path, self.sha256, self.eos_token)
 
     def __missing__(self, word: str) -> bytes:
         self[word] = np.array(self.tokenizer.encode(word, add_special_tokens=False).ids, self.dtype).tobytes()
         self.characters += len(word)
         return self[word]
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, (n,)."""
+    def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
+        """Each document with its ids and the EOS id, (n+1,).
+
+        Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
+        """
+        eos, left = np.dtype(self.dtype).type(self.eos_token_id), iter(documents)
+        while batch := list(islice(left, BATCH_DOCUMENTS)):
+            for document, ids in zip(batch, self._ids([each.text for each in batch]), strict=True):
+                yield document, np.append(ids[ids != eos], eos)
+
+    def _ids(self, texts: list[str]) -> Iterator[np.ndarray]:
         if not self.cuts:
-            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            return [np.array(one.ids, self.dtype) for one in encoded]
-        ids = []
+            for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+                yield np.array(encoded.ids, self.dtype)
+            return
         for text in texts:
-            words = map(self.__getitem__, _WORD.findall(text))
-            ids.append(np.frombuffer(b"".join(words), self.dtype))
+            yield np.frombuffer(b"".join(map(self.__getitem__, _WORD.findall(text))), self.dtype)
             if self.characters > MAX_KNOWN_CHARACTERS:
                 self.clear()  # the frequent ones are soon back
                 self.characters = 0
-        return ids
+
+
+@lru_cache(maxsize=2)
+def _encoder(path: str | Path, sha256: str, eos_token: str | None) -> Encoder:
+    return Encoder(path, eos_token)
 
 
 def cuts_at_words(tokenizer: Tokenizer) -> bool:

@@ -9,7 +9,6 @@ import pytest
 
 from olmo_sparsity.data import near_copies
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.text import Encoding
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.corpora import some_texts, text_settings, write_lines
 from tests.support.refusals import refused
@@ -47,9 +46,10 @@ def test_the_stretches_are_those_of_a_plain_search(
     found = near_copies.find_near_copies(
         tmp_path / "0",
         [tmp_path / str(number) for number in (1, 2, 3)],
-        Encoding("", "", 12, EOS, dtype),
+        dtype,
+        EOS,
         LENGTH,
-        1,
+        workers=1,
     )
     covered = np.zeros(len(heldout), dtype=bool)
     for first, end in found:
