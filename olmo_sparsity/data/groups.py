@@ -85,23 +85,22 @@ def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]
     share; then one more, where that comes nearer to it. A group that is larger than the share thus stays in
     training. Raises `UserError` where less than half of the share can be held out.
     """
-    sizes = dict(sorted(documents.items()))
-    wanted, held = share * sum(sizes.values()), 0
-    chosen = set()
-    for bucket, size in sizes.items():
+    total = sum(documents.values())
+    wanted, held = share * total, 0
+    chosen: set[int] = set()
+    for bucket, size in sorted(documents.items()):
         if held + size <= wanted:
             chosen.add(bucket)
             held += size
-    left = [bucket for bucket in sizes if bucket not in chosen]
-    smallest = min(left, key=sizes.__getitem__, default=0)
-    if len(left) > 1 and held + sizes[smallest] - wanted < wanted - held:
-        chosen.add(smallest)
-        held += sizes[smallest]
+    left = sorted((size, bucket) for bucket, size in documents.items() if bucket not in chosen)
+    if len(left) > 1 and held + left[0][0] - wanted < wanted - held:
+        chosen.add(left[0][1])
+        held += left[0][0]
     if held < wanted / 2:
         raise UserError(
-            f"the {sum(sizes.values()):,} documents are of {len(sizes):,} groups, too few or too large for whole "
-            f"groups to make up {share:.3g} of the documents (the smallest has {min(sizes.values()):,}); ask for "
-            "another --heldout-fraction or --seed, name --heldout-files, or use --group-field none"
+            f"the {total:,} documents are of {len(documents):,} groups, too few or too large for whole groups to make "
+            f"up {share:.3g} of the documents (the smallest has {min(documents.values()):,}); ask for another "
+            "--heldout-fraction or --seed, name --heldout-files, or split by document with --group-field none"
         )
     return frozenset(chosen)
 

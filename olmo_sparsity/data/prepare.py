@@ -28,9 +28,9 @@ from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.near_copies import find_near_copies, write_near_copies
 from olmo_sparsity.data.sources import PrepareSettings, Unit, read_rows
 from olmo_sparsity.data.text import (
-    Decontamination,
     Document,
     Encoder,
+    decontaminated,
     paragraph_hashes,
     train_bpe,
     write_rows,
@@ -56,7 +56,6 @@ OUTPUT_NAME = re.compile(
     r"manifest\.json|tokenizer\.json|\.partial|(train|heldout)-\d{5,}\.(npy|groups\.jsonl\.gz|near-copies)"
 )
 Shard = tuple[int, int]
-"""i and n of the i-th of n shares."""
 OTHER_FOLDER = "choose another --out, or remove it"
 
 
@@ -274,8 +273,9 @@ class _Work:
     def _finish(self, train: list[TokenFile], heldout: list[Path]) -> CorpusManifest:
         """Write the held-out split, without the paragraphs that are in training, and the manifest."""
         records = [read_json(path, "remove it") for path in self.work.glob("train-*.json")]
-        removal = Decontamination({digest for record in records for digest in record["contaminated"]})
-        documents = removal.clean(_read_back(heldout))
+        contaminated = {digest for record in records for digest in record["contaminated"]}
+        removed: dict[str, int] = {}
+        documents = decontaminated(_read_back(heldout), contaminated, removed)
         file = _write_token_file(self.out / "heldout-00000.npy", self.encoder.encode(documents))
         if not file.tokens:
             remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
@@ -292,7 +292,7 @@ class _Work:
             file = replace(file, near_copies_sha256=write_near_copies(path, near_copies))
             covered = int(np.diff(near_copies).sum())
             found["near_copies"] = {"stretches": len(near_copies), "tokens": covered}
-        found["decontamination"] = removal.counts
+        found["decontamination"] = removed
         found["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
         manifest = CorpusManifest(
             corpus=self.settings.source,

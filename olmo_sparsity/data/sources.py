@@ -147,10 +147,8 @@ def read_shard(
             for row in islice(stream, limit):
                 yield where, row
         except Exception as error:  # of datasets, pyarrow, zlib and httpx
-            raise UserError(
-                f"{where} can no longer be read ({first_line(error)}); see to the connection, or to the folder, and "
-                "run the same command again: what is finished is kept"
-            ) from error
+            why = f"({first_line(error)}); see to the connection and run the same command again"
+            raise UserError(f"{where} can no longer be read {why}: what is finished is kept") from error
 
     return documents_of(rows(), group_field)
 
@@ -168,10 +166,8 @@ def open_stream(dataset: str, config: str, split: str) -> Any:
                 return load_dataset("json", data_files=files, split=split, streaming=True)
         return load_dataset(dataset, config, split=split, streaming=True)
     except Exception as error:  # of many kinds
-        raise UserError(
-            f"{dataset}, config {config}, split {split} cannot be opened ({first_line(error)}); without a network, "
-            "copy the data set's folder here and name it with --dataset"
-        ) from error
+        why = f"({first_line(error)}); without a network, copy its folder here and name it with --dataset"
+        raise UserError(f"{dataset}, config {config}, split {split} cannot be opened {why}") from error
 
 
 # --- settings ---
@@ -199,8 +195,8 @@ class PrepareSettings:
     heldout_fraction: float = _option(0.1, "docs, text: share of documents to hold out, in whole groups")
     group_field: str | None = _option(
         None,
-        "field that names the book, site or package that a document is a part of; none: no groups (default: url, "
-        "of documents that have one: its site, or the work that its #fragment numbers parts of; of docs the package)",
+        "field that names the book or site of a document; none: no groups (default: the site, or the work whose parts "
+        "its #fragment numbers, of the url of those that have one; of docs the package)",
     )
     seed: int = _option(0, "another seed holds out other documents", whole_number_or_zero)
     tokenizer: str | None = _option(
@@ -236,15 +232,11 @@ class PrepareSettings:
         if self.tokenizer_name != "bpe":
             find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
         elif self.source == "text" and not self.files:
-            raise UserError(
-                "without --files there is no text to train a tokenizer on; name that of the model to evaluate with "
-                "--tokenizer (olmo, or the tokenizer.json of the corpus that it was trained on)"
-            )
+            remedy = "name that of the model to evaluate with --tokenizer (olmo, or a tokenizer.json)"
+            raise UserError(f"without --files there is no text to train a tokenizer on; {remedy}")
         if in_shards and (self.tokenizer_name == "bpe" or self.chooses_heldout):
-            raise UserError(
-                "--shard needs a tokenizer and held-out text that are there already; pass --tokenizer olmo, or a "
-                "tokenizer.json made by an earlier run without --shard, and name --heldout-files, or leave --shard out"
-            )
+            remedy = "pass --tokenizer olmo, or a tokenizer.json, and name --heldout-files, or leave it out"
+            raise UserError(f"--shard needs a tokenizer and held-out text that are there already; {remedy}")
 
     def request(self) -> dict[str, Any]:
         """What the token files depend on, for the manifest: equal requests make the same corpus.

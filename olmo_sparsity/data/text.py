@@ -60,26 +60,23 @@ def paragraph_hashes(text: str) -> Iterator[int]:
     return map(paragraph_hash, split_paragraphs(text))
 
 
-class Decontamination:
-    """Removes paragraphs that also occur in training documents from held-out ones, and counts them."""
+def decontaminated(
+    documents: Iterable[Document], contaminated: Set[int], counts: dict[str, int]
+) -> Iterator[Document]:
+    """Documents without the paragraphs of these hashes: unchanged where they have none, left out where none is left.
 
-    def __init__(self, contaminated: Set[int]):
-        """``contaminated``: hashes of the paragraphs to remove."""
-        self.contaminated = contaminated
-        names = ("paragraphs", "removed_paragraphs", "changed_documents", "dropped_documents")
-        self.counts = dict.fromkeys(names, 0)
-
-    def clean(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Documents without those paragraphs: unchanged where they have none, left out where nothing is left."""
-        for document in documents:
-            paragraphs = list(split_paragraphs(document.text))
-            kept = [p for p in paragraphs if paragraph_hash(p) not in self.contaminated]
-            self.counts["paragraphs"] += len(paragraphs)
-            self.counts["removed_paragraphs"] += len(paragraphs) - len(kept)
-            self.counts["changed_documents"] += 0 < len(kept) < len(paragraphs)
-            self.counts["dropped_documents"] += not kept
-            if kept:
-                yield document if len(kept) == len(paragraphs) else document._replace(text="\n\n".join(kept))
+    ``counts`` becomes how many there were, and what was done.
+    """
+    names = ("paragraphs", "removed_paragraphs", "changed_documents", "dropped_documents")
+    counts.update(dict.fromkeys(names, 0))
+    for document in documents:
+        paragraphs = list(split_paragraphs(document.text))
+        kept = [paragraph for paragraph in paragraphs if paragraph_hash(paragraph) not in contaminated]
+        changes = (len(paragraphs), len(paragraphs) - len(kept), 0 < len(kept) < len(paragraphs), not kept)
+        for name, number in zip(names, changes, strict=True):
+            counts[name] += number
+        if kept:
+            yield document if len(kept) == len(paragraphs) else document._replace(text="\n\n".join(kept))
 
 
 # --- a byte-level BPE trained on the corpus itself ---
