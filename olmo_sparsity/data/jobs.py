@@ -47,16 +47,14 @@ class _Pool(ProcessPoolExecutor):
         super().__init__(workers, context, _start_worker, (max(1, available_cores() // workers),))
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if kind is BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed, most likely for want of memory; run the same command again with fewer "
-                "--workers: what is finished is kept"
-            )
         if kind is not None:
             self.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
         super().__exit__(kind, *error)
+        if kind is BrokenProcessPool:
+            remedy = "run the same command again with fewer --workers: what is finished is kept"
+            raise UserError(f"a worker process was killed, most likely for want of memory; {remedy}")
 
 
 def _start_worker(threads: int) -> None:
