@@ -51,7 +51,6 @@ from olmo_sparsity.util.provenance import available_cores
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
 WORK_NAME = ".partial"
-REQUEST_NAME = "request.json"
 OUTPUT_NAME = re.compile(
     r"manifest\.json|tokenizer\.json|\.partial|(train|heldout)-\d{5,}\.(npy|groups\.jsonl\.gz|near-copies)"
 )
@@ -114,7 +113,7 @@ def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
 
 def _claim(out: Path, request: dict[str, Any]) -> None:
     """Make ``out`` ready for work: new, or to be gone on with. Raises `UserError` for another's."""
-    path = out / WORK_NAME / REQUEST_NAME
+    path = out / WORK_NAME / "request.json"
     if path.is_file():
         _refuse_other(out, read_json(path, OTHER_FOLDER), request)
     elif foreign := [file.name for file in _outputs(out) if file.is_file()]:
@@ -154,15 +153,20 @@ class _Work:
     def __init__(self, settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int):
         self.settings, self.out, self.work = settings, out, out / WORK_NAME
         self.request, self.workers = request, workers
-        self.rule = SplitRule(settings.seed, settings.heldout_fraction if settings.chooses_heldout else 0.0)
+        self.chooses_heldout = settings.chooses_heldout
+        self.rule = SplitRule(settings.seed, settings.heldout_fraction if self.chooses_heldout else 0.0)
         self.encoder: Encoder
         self.of_heldout: frozenset[int] = frozenset()
         self.limit_tokens = settings.limit_tokens
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What jobs need, and not the settings: they may name thousands of files."""
+        return {**vars(self), "settings": None, "request": None}
+
     def make(self, shard: Shard | None) -> Prepared:
         """Run all stages and save the manifest; of a shard, those up to its training files."""
         units, given = (dict(enumerate(each)) for each in self.settings.units(self.work, self.workers))
-        if self.settings.chooses_heldout and self.request.get("group_field"):
+        if self.chooses_heldout and self.request.get("group_field"):
             self._choose_groups(units)
         heldout = self._of_each(given or units, "heldout-{:05d}.jsonl", "holding out", self._hold_out)
         if not any(path.stat().st_size for path in heldout):
@@ -213,7 +217,7 @@ class _Work:
     def _hold_out(self, job: tuple[Unit, Path]) -> None:
         """Copy the held-out documents of a unit to a file of JSON lines."""
         unit, path = job
-        documents = filter(self.rule.is_heldout, unit()) if self.settings.chooses_heldout else unit()
+        documents = filter(self.rule.is_heldout, unit()) if self.chooses_heldout else unit()
         with atomic_path(path) as temporary:
             write_rows(temporary, documents)
 
