@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import leaves
-from olmo_sparsity.data.sources import TextFiles
+from olmo_sparsity.data.sources import read_files
 from olmo_sparsity.util.errors import UserError
 
 same_every_time = settings(
@@ -71,9 +71,7 @@ def test_documents_come_back(tmp_path: Path, texts: list[str], packed: bool) -> 
     path, whole = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl"), tmp_path / "x.txt"
     data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
     path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
-    assert [text for text, _ in TextFiles((str(path),)).documents()] == [
-        text for text in texts if text.strip()
-    ]
+    assert [text for text, _ in read_files([str(path)])] == [text for text in texts if text.strip()]
     whole.write_bytes("".join(texts).encode("utf8"))
-    one = [text for text, _ in TextFiles((str(whole),)).documents()]
+    one = [text for text, _ in read_files([str(whole)])]
     assert one == ["".join(texts)] * bool("".join(texts).strip())

@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
@@ -94,9 +93,5 @@ def _parser() -> Parser:
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )
     add("--shard", type=shard, metavar="I/N", help="share I of N only; not for docs, nor --tokenizer bpe")
-    settings = fields(PrepareSettings)[1:]
-    for sources in dict.fromkeys(setting.metadata["sources"] for setting in settings):
-        group = parser.add_argument_group(" and ".join(sources) or "all sources")
-        names = [setting.name for setting in settings if setting.metadata["sources"] == sources]
-        add_arguments(group, PrepareSettings, only=names)
+    add_arguments(parser, PrepareSettings)
     return parser

@@ -176,13 +176,10 @@ def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
 def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what each shard would refuse."""
     from olmo_sparsity.cli.prepare_data import parse_settings
-    from olmo_sparsity.data.prepare import check_shardable
 
     shards, _ = options.array
     settings, how = parse_settings([*arguments, *([f"--shard=1/{shards}"] if shards > 1 else [])])
-    settings.check()
-    if shards > 1:
-        check_shardable(settings)
+    settings.check(in_shards=shards > 1)
     # without --workers it would take all cores that it sees, on some clusters those of the whole node
     command = command_line("prepare_data", [*arguments, f"--workers={options.cpus}"])
     return _in_shards(options, command, how.out)

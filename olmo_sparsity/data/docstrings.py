@@ -6,7 +6,6 @@ One document per module (its docstrings in source order) and per topic. Modules 
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import platform
 import re
@@ -23,20 +22,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs
+from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs, write_rows
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 
 log = logging.getLogger(__name__)
 
-PROJECT = "olmo-sparsity"
 PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
 BASE = ("ai2-olmo", "datasets", "transformers", "accelerate", "deepspeed", "scipy", "matplotlib")
 """Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
 PARTS = 8
 """Files the documents are divided into, each one a unit."""
-MODULES_PER_JOB = 100
 MIN_CHARACTERS = 500
 MIN_REPEATED_CHARACTERS = 100
 """A paragraph at least this long is kept only where it stands first: packages copy whole parameter lists."""
@@ -64,63 +61,42 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
     By default Python itself and everything that `BASE` depends on, directly or not, without optional extras,
     so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
     """
-    versions = {}
-    for name in names or [PYTHON, *_requirements()]:
-        try:
-            version = platform.python_version() if name == PYTHON else distribution(name).version
-        except PackageNotFoundError as error:
-            raise UserError(
-                f"package {name} is not installed; --packages takes {PYTHON} and installed ones"
-            ) from error
-        versions[canonicalize_name(name)] = version
+    versions: dict[str, str] = {}
+    left = [*(names or (PYTHON, *BASE))]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name == PYTHON:
+            versions[name] = platform.python_version()
+        elif name not in versions:
+            try:
+                found = distribution(name)
+            except PackageNotFoundError:
+                if names or name in BASE:
+                    remedy = f"{PYTHON} and what is installed, such as by pip install 'olmo-sparsity[train]'"
+                    raise UserError(f"package {name} is not installed; docs takes {remedy}") from None
+                continue  # a requirement for another platform
+            versions[name] = found.version
+            needed = map(Requirement, () if names else found.requires or ())
+            left += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
     return dict(sorted(versions.items()))
-
-
-def _requirements() -> set[str]:
-    """Names of all installed packages that `BASE` needs. Raises `UserError` where one of `BASE` is absent."""
-    needed: set[str] = set()
-    names = list(BASE)
-    while names:
-        name = canonicalize_name(names.pop())
-        if name in needed:
-            continue
-        try:
-            requires = map(Requirement, distribution(name).requires or [])
-        except PackageNotFoundError:
-            if name in BASE:
-                raise UserError(
-                    f"{name}, whose docstrings the corpus has, is not installed; run: pip install '{PROJECT}[train]'"
-                ) from None
-            continue  # a requirement for another platform
-        needed.add(name)
-        names += [one.name for one in requires if not one.marker or one.marker.evaluate({"extra": ""})]
-    return needed
 
 
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
     """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
     modules = {name: path for package in packages for name, path in _modules(package)}
-    paths = list(modules.values())
-    jobs = [paths[i : i + MODULES_PER_JOB] for i in range(0, len(paths), MODULES_PER_JOB)]
-    description = f"reading docstrings ({len(modules):,} modules)"
-    parsed = run_jobs(read_docstrings, jobs, workers=workers, description=description, unit="parts")
-    documents = dict(zip(modules, chain.from_iterable(parsed), strict=True))
+    parsed = run_jobs(read_docstrings, list(modules.values()), workers, "reading docstrings")
+    documents = dict(zip(modules, parsed, strict=True))
     if PYTHON in packages:
         from pydoc_data.topics import topics
 
         documents |= {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
-    names = sorted(documents, key=_shuffle_key)
+    # A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package.
+    names = sorted(documents, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
     cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
     with atomic_path(folder) as temporary:
         temporary.mkdir()
         for part in range(PARTS):
-            with open(temporary / f"docs-{part:05d}.jsonl", "w", encoding="utf8") as file:
-                file.writelines(json.dumps(document._asdict()) + "\n" for document in cleaned[part::PARTS])
-
-
-def _shuffle_key(name: str) -> bytes:
-    """A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package."""
-    return blake2b(name.encode(), digest_size=8).digest()
+            write_rows(temporary / f"docs-{part:05d}.jsonl", cleaned[part::PARTS])
 
 
 def _modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -136,16 +112,12 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
     return ((f"{package}/{name}", path) for name, path in sources if not SKIPPED_FILES.search(name))
 
 
-def read_docstrings(modules: Sequence[Path]) -> list[list[str]]:
-    """Docstrings of each source file, in its order; none for a file that is missing or not Python."""
-    return [_docstrings(path) for path in modules]
-
-
-def _docstrings(path: Path) -> list[str]:
+def read_docstrings(module: Path) -> list[str]:
+    """Docstrings of a source file, in its order; none for a file that is missing or not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
-            tree = ast.parse(path.read_bytes())
+            tree = ast.parse(module.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
     return [text for node in _documented(tree) if (text := ast.get_docstring(node))]

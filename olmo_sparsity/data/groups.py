@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -24,7 +24,6 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
 GROUPS_SUFFIX = ".groups.jsonl.gz"
-BUCKETS = 1 << 16
 
 
 def group_of_url(url: str) -> str:
@@ -41,10 +40,9 @@ def group_of_url(url: str) -> str:
         name = re.sub(r"-\d+$", "", fragment)
         return whole if name == fragment else f"{whole}#{name}"
     try:
-        host = urlsplit(url).hostname or url
+        return (urlsplit(url).hostname or url).removeprefix("www.")
     except ValueError:  # a bracket without its partner
         return url
-    return host.removeprefix("www.")
 
 
 # --- splits ---
@@ -66,47 +64,42 @@ class SplitRule:
     def is_heldout(self, document: Document) -> bool:
         """Whether this document is held out."""
         if document.group is not None:
-            return self.bucket(document.group) in self.heldout_buckets
-        if not self.heldout_fraction:
-            return False
-        return self._hash(document.text, 8) < self.heldout_fraction * 2**64
+            return bool(self.heldout_buckets) and self.bucket(document.group) in self.heldout_buckets
+        return (
+            self._hash(document.text, 8) < self.heldout_fraction * 2**64 if self.heldout_fraction else False
+        )
 
     def bucket(self, group: str) -> int:
-        """One of `BUCKETS`. Each goes to one split as a whole, so that counting takes no memory per group."""
+        """Of 2^16. Each goes to one split as a whole, so that counting takes no memory per group."""
         return self._hash(group, 2)
-
-    def count_groups(self, documents: Iterable[Document]) -> np.ndarray:
-        """How many of the documents have a group, by the bucket of their group, (BUCKETS,) int64."""
-        buckets = [self.bucket(document.group) for document in documents if document.group is not None]
-        return np.bincount(np.array(buckets, dtype=np.int64), minlength=BUCKETS)
 
     def _hash(self, text: str, size: int) -> int:
         digest = blake2b(text.encode("utf8"), digest_size=size, key=str(self.seed).encode()).digest()
         return int.from_bytes(digest, "little")
 
 
-def choose_buckets(documents: np.ndarray, share: float) -> frozenset[int]:
+def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]:
     """Which groups to hold out so that about ``share`` of their documents is; ``documents`` counts them by bucket.
 
     Buckets are gone through in their order, which is as good as random, and held out where they still fit in the
     share; then one more, where that comes nearer to it. A group that is larger than the share thus stays in
     training. Raises `UserError` where less than half of the share can be held out.
     """
-    wanted, held = share * documents.sum(), 0
-    buckets = np.flatnonzero(documents).tolist()
-    chosen: list[int] = []
-    for bucket in buckets:
-        if held + documents[bucket] <= wanted:
-            chosen.append(bucket)
-            held += int(documents[bucket])
-    left = sorted(set(buckets) - set(chosen), key=lambda bucket: (documents[bucket], bucket))
-    if len(left) > 1 and held + documents[left[0]] - wanted < wanted - held:
-        chosen.append(left[0])
-        held += int(documents[left[0]])
+    total = sum(documents.values())
+    wanted, held = share * total, 0
+    chosen: set[int] = set()
+    for bucket, size in sorted(documents.items()):
+        if held + size <= wanted:
+            chosen.add(bucket)
+            held += size
+    left = sorted((size, bucket) for bucket, size in documents.items() if bucket not in chosen)
+    if len(left) > 1 and held + left[0][0] - wanted < wanted - held:
+        chosen.add(left[0][1])
+        held += left[0][0]
     if held < wanted / 2:
         raise UserError(
-            f"the {documents.sum():,} documents are of {len(buckets):,} groups, too few or too large for whole groups "
-            f"to make up {share:.3g} of the documents (the smallest has {documents[buckets].min():,}); ask for another "
+            f"the {total:,} documents are of {len(documents):,} groups, too few or too large for whole groups to make "
+            f"up {share:.3g} of the documents (the smallest has {min(documents.values()):,}); ask for another "
             "--heldout-fraction or --seed, name --heldout-files, or split by document with --group-field none"
         )
     return frozenset(chosen)

@@ -19,13 +19,12 @@ from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.rng import GAMMA, mix
 
 NEAR_COPIES_SUFFIX = ".near-copies"
-CHUNK_TOKENS = 1 << 20
-_BASE = 0x9E3779B97F4A7C15
-_INVERSE = pow(_BASE, -1, 1 << 64)
+CHUNK_TOKENS = 1 << 16
+"""Hashed at once: what is made on the way fits in a processor's cache."""
 
 
 def find_near_copies(
-    heldout: Path, train: Sequence[Path], *, dtype: np.dtype, eos_token_id: int, length: int, workers: int
+    heldout: Path, train: Sequence[Path], dtype: str, eos_token_id: int, length: int, workers: int
 ) -> np.ndarray:
     """Stretches of the held-out file that runs of L = ``length`` training tokens cover: first and one past the last
     token, (R, 2) int64, ascending.
@@ -33,20 +32,38 @@ def find_near_copies(
     A run lies within one document. Reads every training file once; memory grows with the held-out file only.
     """
     tokens = np.fromfile(heldout, dtype=dtype)
-    hashes = run_hashes(tokens, length)
-    starts = np.flatnonzero(~_crosses(tokens, eos_token_id, length))
-    if not len(starts):
-        return stretches(starts, length)
-    wanted = np.unique(hashes[starts])
-    seen = run_jobs(
-        partial(_runs_in, wanted, dtype=dtype, length=length),
-        train,
-        workers=workers,
-        description="looking for near copies",
-        unit="files",
-    )
-    copied = np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes[starts])]
-    return stretches(starts[copied], length)
+    ends = np.cumsum(np.append(0, tokens == eos_token_id))
+    starts = np.flatnonzero(ends[length:] == ends[:-length])  # of runs without the end of a document
+    hashes = run_hashes(tokens, length)[starts]
+    wanted = np.unique(hashes)
+    search = partial(_runs_in, wanted, dtype, length)
+    seen = run_jobs(search, train, workers, "looking for near copies")
+    copied = starts[np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes)]]
+    depth = np.zeros(len(tokens) + 1, dtype=np.int64)
+    depth[copied] += 1
+    depth[copied + length] -= 1
+    return np.flatnonzero(np.diff(np.cumsum(depth) > 0, prepend=False)).reshape(-1, 2)
+
+
+def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
+    """64-bit hash of the run of L tokens that begins at each token, (n - L + 1,) uint64; none where n < L."""
+    hashes, done = mix(tokens.astype(np.uint64) + GAMMA), 1
+    while done < length:  # a run is two shorter ones, which overlap where L is no power of two
+        step = min(done, length - done)
+        hashes = mix(hashes[:-step] * GAMMA + hashes[step:])
+        done += step
+    return hashes
+
+
+def _runs_in(wanted: np.ndarray, dtype: str, length: int, path: Path) -> np.ndarray:
+    """Which of the hashes ``wanted``, ascending, are those of runs in a token file, (W,) bool."""
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    seen = np.zeros(len(wanted), dtype=bool)
+    for start in range(0, len(tokens) if len(wanted) else 0, CHUNK_TOKENS):
+        hashes = run_hashes(np.asarray(tokens[start : start + CHUNK_TOKENS + length - 1]), length)
+        places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        seen[places[wanted[places] == hashes]] = True
+    return seen
 
 
 def write_near_copies(token_file: Path, near_copies: np.ndarray) -> str:
@@ -72,45 +89,3 @@ def in_near_copy(files: TokenFiles, document: np.ndarray, position: np.ndarray) 
         begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in near_copies.T)
         inside[rows] = begun > ended
     return inside
-
-
-def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
-    """64-bit hash of the run of L tokens that begins at each token, (n - L + 1,) uint64; none where n < L."""
-    if len(tokens) < length:
-        return np.empty(0, dtype=np.uint64)
-    powers = np.ones(len(tokens), dtype=np.uint64)
-    np.cumprod(np.full(len(tokens) - 1, _BASE, dtype=np.uint64), out=powers[1:])
-    sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
-    # Of hashes (SplitMix64), because sums of the ids themselves would collide.
-    np.cumsum(mix(tokens.astype(np.uint64) + GAMMA) * powers, out=sums[1:])
-    number = len(tokens) - length + 1
-    back = np.ones(number, dtype=np.uint64)
-    np.cumprod(np.full(number - 1, _INVERSE, dtype=np.uint64), out=back[1:])
-    return (sums[length:] - sums[:number]) * back  # modulo 2^64, where the base has an inverse
-
-
-def stretches(starts: np.ndarray, length: int) -> np.ndarray:
-    """What runs of L tokens at ``starts``, ascending, cover: (R, 2) first and one past the last token."""
-    if not len(starts):
-        return np.empty((0, 2), dtype=np.int64)
-    begins = np.flatnonzero(np.diff(starts, prepend=starts[0] - length - 1) > length)
-    ends = np.append(starts[begins[1:] - 1], starts[-1]) + length
-    return np.stack([starts[begins], ends], axis=1)
-
-
-def _crosses(tokens: np.ndarray, eos_token_id: int, length: int) -> np.ndarray:
-    """Whether the run that begins at each token contains the end of a document, (n - L + 1,)."""
-    ends = np.cumsum(np.append(0, tokens == eos_token_id))
-    return ends[length:] > ends[: max(0, len(ends) - length)]
-
-
-def _runs_in(wanted: np.ndarray, path: Path, *, dtype: np.dtype, length: int) -> np.ndarray:
-    """Which of the hashes ``wanted``, ascending, are those of runs in a token file, (W,) bool."""
-    tokens = np.memmap(path, dtype=dtype, mode="r")
-    seen = np.zeros(len(wanted), dtype=bool)
-    for start in range(0, len(tokens), CHUNK_TOKENS):
-        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + length - 1])
-        hashes = run_hashes(chunk, length)
-        places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        seen[places[wanted[places] == hashes]] = True
-    return seen

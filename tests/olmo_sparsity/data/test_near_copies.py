@@ -46,9 +46,9 @@ def test_the_stretches_are_those_of_a_plain_search(
     found = near_copies.find_near_copies(
         tmp_path / "0",
         [tmp_path / str(number) for number in (1, 2, 3)],
-        dtype=np.dtype(dtype),
-        eos_token_id=EOS,
-        length=LENGTH,
+        dtype,
+        EOS,
+        LENGTH,
         workers=1,
     )
     covered = np.zeros(len(heldout), dtype=bool)

@@ -164,15 +164,15 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
     urls, out = [f"https://{number % 9}.org" for number in range(30)], tmp_path / "out"
     files = [write_lines(tmp_path / f"{i}.jsonl.gz", some_texts(30, i), urls) for i in range(4)]
     settings = text_settings(files, heldout_fraction=0.2)
-    real, gone = prepare_module._Work.encode_training, Path(files[2])
+    real, gone = prepare_module._Work._make_tokenizer, Path(files[2])
 
-    def vanish(*arguments, **options):
+    def vanish(*arguments):
+        real(*arguments)
         (out / ".train-00002.npy.tmp-here-1").touch()
         gone.rename(tmp_path / "away")
-        return real(*arguments, **options)
 
     with monkeypatch.context() as patch, refused(r"2\.jsonl\.gz cannot be read.*put it back"):
-        patch.setattr(prepare_module._Work, "encode_training", vanish)
+        patch.setattr(prepare_module._Work, "_make_tokenizer", vanish)
         prepare(settings, out, workers=workers)
     assert not [*out.glob(".*.tmp-*"), *out.glob("manifest.json")]
     (tmp_path / "away").rename(gone)
@@ -219,7 +219,7 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     assert "near_cop" not in (out / "manifest.json").read_text() and not (out / ".partial").exists()
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr("olmo_sparsity.data.sources.TextFiles.documents", None)
+        patch.setattr("olmo_sparsity.data.sources.read_rows", None)
         patch.setattr(prepare_module, "folder_lock", None)  # it may be on a disk that cannot be written to
         again = prepare(settings, out)
     assert (again.manifest, again.tokens_written) == (first.manifest, 0)

@@ -14,14 +14,7 @@ import pytest
 from olmo_sparsity.data import docstrings
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import (
-    SOURCES,
-    GroupField,
-    PrepareSettings,
-    TextFiles,
-    Unit,
-    file_units,
-)
+from olmo_sparsity.data.sources import PrepareSettings, Unit, file_units, read_files
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.corpora import (
     PROSE,
@@ -40,11 +33,11 @@ def write_packed(path: Path, data: bytes) -> None:
 
 
 def texts_of(unit: Unit) -> list[str]:
-    return [document.text for document in unit.documents()]
+    return [document.text for document in unit()]
 
 
 def documents_of(path: Path | str) -> list[str]:
-    return texts_of(TextFiles((str(path),)))
+    return texts_of(lambda: read_files([str(path)]))
 
 
 def test_half_an_emoji_becomes_a_question_mark(tmp_path):
@@ -72,7 +65,7 @@ def test_parquet_is_read_in_order_with_its_groups(tmp_path):
     texts, urls = [f"text {number}" for number in range(500)], ["https://a.org/b", None] * 250
     table = {"id": list(range(500)), "text": [*texts[:-1], " "], "url": urls}
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=130)
-    found = list(TextFiles((str(tmp_path / "a.parquet"),), GroupField("url")).documents())
+    found = list(read_files([str(tmp_path / "a.parquet")], None))
     assert [tuple(each) for each in found] == list(zip(texts, ["a.org", None] * 250, strict=True))[:-1]
     assert documents_of(tmp_path / "a.parquet") == texts[:-1]  # no group is asked for
     for table, message in [
@@ -81,7 +74,7 @@ def test_parquet_is_read_in_order_with_its_groups(tmp_path):
     ]:
         pq.write_table(pa.table(table), tmp_path / "b.parquet")
         with refused(message):
-            list(TextFiles((str(tmp_path / "b.parquet"),), GroupField("url", is_needed=True)).documents())
+            list(read_files([str(tmp_path / "b.parquet")], "url"))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
@@ -120,8 +113,8 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
         write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", each, urls)
     (tmp_path / "c4" / "en" / "c4-train.00001-of-00002.json.gz.part").write_bytes(b"being copied")
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
-    corpus = SOURCES["c4"].corpus(settings, tmp_path, 1)
-    assert [texts_of(unit) for unit in (*corpus.train, *corpus.heldout)] == list(texts.values())
+    train, heldout = settings.units(tmp_path, 1)
+    assert [texts_of(unit) for unit in (*train, *heldout)] == list(texts.values())
     manifest = prepare(settings, tmp_path / "out", workers=1).manifest
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
@@ -143,7 +136,12 @@ def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
     modules = [tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")]
-    assert docstrings.read_docstrings(modules) == [["Module.", "A.", "A.f.", "g.", "inner."], [], [], []]
+    assert list(map(docstrings.read_docstrings, modules)) == [
+        ["Module.", "A.", "A.f.", "g.", "inner."],
+        [],
+        [],
+        [],
+    ]
 
 
 def test_the_default_packages_are_the_installed_requirements_only():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pydoc_data.topics import topics
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -14,11 +13,9 @@ from olmo_sparsity.data.text import (
     EOS_TOKEN,
     MAX_RUN_CHARACTERS,
     Document,
-    Encoding,
-    WordEncoder,
+    Encoder,
     _trainable,
     cuts_at_words,
-    encode_documents,
     find_eos,
     train_bpe,
 )
@@ -37,8 +34,8 @@ PARTS = [
 
 def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
     tokenizer.save(str(folder / "tokenizer.json"))
-    encoding = Encoding(str(folder / "tokenizer.json"), tokenizer.to_str(), 0, "uint16")
-    return [ids[:-1].tolist() for _, ids in encode_documents(map(Document, texts), encoding)]
+    encoder = Encoder(folder / "tokenizer.json")
+    return [ids[:-1].tolist() for _, ids in encoder.encode(map(Document, texts))]
 
 
 # --- tokenizers ---
@@ -90,7 +87,7 @@ def test_a_long_run_is_cut_before_training_and_comes_back(tmp_path, run):
 
 
 def test_documents_in_batches_have_the_ids_of_the_tokenizer(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "BATCH_CHARACTERS", 170)
+    monkeypatch.setattr(text_module, "BATCH_DOCUMENTS", 2)
     texts = [" \n ".join(some_texts(1, seed, words=60)) + "\n\nfoo  bar" for seed in range(5)]
     texts += ["x" * 500, ""]
     tokenizer = train_bpe(texts, 400)
@@ -107,7 +104,7 @@ def trained() -> Tokenizer:
 @pytest.mark.parametrize(
     "tokenizer", [load_tokenizer(tokenizer_file("olmo")), trained()], ids=["olmo", "bpe"]
 )
-def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
+def test_any_text_has_the_ids_that_the_tokenizer_gives(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(text_module, "MAX_KNOWN_CHARACTERS", 20_000)
     assert cuts_at_words(tokenizer)
     draw = random.Random(0)
@@ -115,12 +112,13 @@ def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
     for _ in range(2000):
         texts.append("".join(chr(draw.choice((draw.randrange(32, 0x3000), 32))) for _ in range(40)))
     texts += [PROSE, "", " ", "\n x  \n", *some_texts(20, seed=2)]
-    encoder = WordEncoder(tokenizer, np.dtype(np.uint16))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = Encoder(tmp_path / "tokenizer.json")
     for start in range(0, len(texts), 500):
         batch = texts[start : start + 500]
-        for text, ids in zip(batch, encoder.encode(batch), strict=True):
+        for text, ids in zip(batch, encoder._ids(batch), strict=True):
             assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
-        assert sum(map(len, encoder.known)) == encoder.known_characters <= 20_000
+        assert sum(map(len, encoder)) == encoder.characters <= 20_000
 
 
 def test_tokenizers_that_look_beyond_a_word_are_left_to_themselves():
