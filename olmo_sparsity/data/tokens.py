@@ -31,7 +31,6 @@ MANIFEST_VERSION = 1
 DTYPES = ("uint16", "uint32")
 OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_PIECE = 1 << 24
 _SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
 """What of a file without a manifest is looked at before training: so many stretches of so many bytes, evenly spread."""
 _FEW = 32
@@ -153,21 +152,17 @@ class TokenFiles:
         if not path.is_file() or not (size := path.stat().st_size):
             raise UserError(f"token file {path} is missing or empty; prepare the corpus again")
         if size % self.dtype.itemsize:
-            raise UserError(
-                f"token file {path} is truncated or not of type {self.dtype.name}: {size} bytes is no multiple of "
-                f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
-            )
+            what = f"truncated or not of type {self.dtype.name}: {size} bytes is no multiple of {self.dtype.itemsize}"
+            raise UserError(f"token file {path} is {what}; prepare it again or set data.memmap_dtype")
         ids = np.memmap(path, self.dtype, mode="r").view(np.ndarray)
         if described is not None and len(ids) != described.tokens:
+            counts = f"it has {len(ids):,} tokens, its manifest says {described.tokens:,}"
             raise UserError(
-                f"token file {path} is truncated or was changed: it has {len(ids):,} tokens, its manifest says "
-                f"{described.tokens:,}; prepare the corpus again"
+                f"token file {path} is truncated or was changed: {counts}; prepare the corpus again"
             )
         if ids[:4].tobytes().startswith(b"\x93NUMPY"):
-            raise UserError(
-                f"{path} was written by numpy.save; token files hold nothing but the ids: "
-                "write them with numpy.load(old).tofile(new)"
-            )
+            anew = "write them with numpy.load(old).tofile(new)"
+            raise UserError(f"{path} was written by numpy.save; token files hold nothing but the ids: {anew}")
         return ids
 
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -179,7 +174,7 @@ class TokenFiles:
         """Documents of all files, (D, 3): file, first token, one past the last (the EOS id is not part of it)."""
         rows = []
         for file, length in enumerate(self.lengths):
-            ends = self._ends_in(file)
+            ends = np.flatnonzero(self._ids[file] == self.eos_token_id)
             if len(ends) == 0 or ends[-1] != length - 1:
                 ends = np.append(ends, length)  # a last document that was cut off, as in OLMo's own files
             starts = np.append(0, ends[:-1] + 1)
@@ -190,12 +185,6 @@ class TokenFiles:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
         return self.read(file, start, end)
-
-    def _ends_in(self, file: int) -> np.ndarray:
-        """Indices of the EOS ids of a file; reads it piece by piece, so memory stays constant."""
-        pieces = range(0, self.lengths[file], _PIECE)
-        ends = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
-        return np.concatenate(ends).astype(np.int64)
 
 
 def _allow_open_files(count: int) -> None:
@@ -246,12 +235,10 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
     starts = np.unique(np.linspace(0, last, _SAMPLES).astype(np.int64) // 8 * 8)
     sample = np.concatenate([content[start : start + _SAMPLE_BYTES] for start in starts])
     ids = sample[: len(sample) // itemsize * itemsize].view(dtype)
-    largest, written_as = int(ids.max()), _bytes_of_ids(ids, sample[: len(sample) // 8 * 8].view(np.uint64))
+    largest, written_as = int(ids.max()), _bytes_of_ids(ids)
     if written_as != itemsize:
-        remedy = f"set data.memmap_dtype: uint{8 * written_as}"
-        if written_as == 8:
-            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
-            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
+        anew = " and write them anew with numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+        remedy = "set data.memmap_dtype: uint32" + anew * (written_as == 8)
         raise UserError(f"{path} holds ids of {written_as} bytes, read as {itemsize}; {remedy}")
     if largest >= vocab_size:
         raise UserError(
@@ -260,21 +247,14 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
         )
 
 
-def _bytes_of_ids(ids: np.ndarray, eights: np.ndarray) -> int:
-    """How many bytes an id has, given those that they were read as, and the same as numbers of eight bytes.
+def _bytes_of_ids(ids: np.ndarray) -> int:
+    """How many bytes an id has, given those that they were read as: of more, every second number is what stands above.
 
-    What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
-    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few. Read as ids of
-    more bytes than they have, they are beyond the vocabulary.
+    That is 0, or in large vocabularies below 16 (ids below 2**20). Of few ids nobody can tell.
     """
-    read, bits = ids.itemsize, int(np.bitwise_or.reduce(eights))
-    if np.count_nonzero(ids) < _FEW:
-        return read
-    if bits < 1 << 32:
-        return 8
-    low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
-    if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
-        return 4
+    read = ids.itemsize
+    while np.count_nonzero(ids) >= _FEW and ids[1::2].max() < 16 <= ids[::2].max():
+        ids, read = ids[::2], 2 * read
     return read
 
 

@@ -62,10 +62,8 @@ def use_flash_attention_3(device: torch.device) -> None:
 
 def z_weight(config: Config) -> float:
     """Weight of OLMo's z-loss beside the cross-entropy."""
-    if not config.softmax_auxiliary_loss:
-        return 0.0
     weight = config.auxiliary_loss_multiplier
-    return 1e-4 if weight is None else weight
+    return (1e-4 if weight is None else weight) if config.softmax_auxiliary_loss else 0.0
 
 
 def rendezvous_timeout() -> timedelta:
