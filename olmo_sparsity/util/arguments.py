@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,14 +103,13 @@ def argument(help: str, *, name: str | None = None, **options: Any) -> dict[str,
     return {"argument": {"name": name, "help": help, **options}}
 
 
-def add_arguments(parser: Any, settings: type, *, only: Collection[str] | None = None) -> None:
+def add_arguments(parser: Any, settings: type) -> None:
     """Add an option to a parser, or a group of one, for every field that has `argument` metadata.
 
-    ``only`` names the fields that are wanted. Annotations are read as text: the file of the settings starts with
-    ``from __future__ import annotations``.
+    Annotations are read as text: the file of the settings starts with ``from __future__ import annotations``.
     """
     for field in fields(settings):
-        if "argument" not in field.metadata or (only is not None and field.name not in only):
+        if "argument" not in field.metadata:
             continue
         options, default = dict(field.metadata["argument"]), field.default
         option = f"--{options.pop('name') or field.name}".replace("_", "-")

@@ -75,12 +75,9 @@ def test_a_part_that_goes_on_from_a_run_cut_off_is_not_right(monkeypatch, tmp_pa
     losses = {"run": [3.0, 2.5], "near": [3.0, 2.5], "far": [3.0, 2.6], "short": [3.0], "none": []}
     row = {"grad_norm": 1.0, "tokens_per_second": 9}
     rows = lambda path: [{"loss_nats": loss, **row} for loss in losses[path.parent.name]]  # noqa: E731
-    for name, made in (
-        ("read_metrics", rows),
-        ("config_of", lambda _: Config()),
-        ("resolve_checkpoint", str),
-    ):
-        monkeypatch.setattr(gpu, name, made)
+    monkeypatch.setattr(gpu, "read_metrics", rows)
+    monkeypatch.setattr(gpu, "config_of", lambda _: Config())
+    monkeypatch.setattr(gpu, "resolve_checkpoint", str)
     failed = {case: gpu.read_run("run", case, 1e-3, None, tmp_path, "")["failed"] for case in losses}
     assert failed == {"run": False, "near": False, "far": True, "short": True, "none": True}
     assert not gpu.read_run("run", "none", 1e-3, 4, tmp_path, "")["failed"]  # compared with none

@@ -57,14 +57,3 @@ def test_what_is_compared_differs_in_nothing_else(name):
     paths, names = ALIKE[name]
     first, *others = (without(values_of(path), *names) for path in paths)
     assert others and all(each == first for each in others)
-
-
-def test_every_encoding_is_another_and_later_ones_go_on_from_rope_for_an_eighth_as_long():
-    ways = {str((each["positions"], [each["model"][name] for name in OF_MODEL]))
-            for each in map(values_of, ENCODINGS)}  # fmt: skip
-    assert len(ways) == len(ENCODINGS) >= 15 and len(RUNGS) >= 4
-    assert [path.stem for path in LATER] == ["drope", "ssmax-late"]
-    duration = int(values_of(CONFIGS / "length" / "rope.yaml")["max_duration"])
-    for values in map(values_of, LATER):
-        assert values["initial_weights"].startswith("runs/encodings/config=rope,seed=")
-        assert int(values["max_duration"]) == round(duration / 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -246,27 +245,6 @@ def test_two_processes_at_once_make_one_corpus(tmp_path):
     for code, lines in zip(codes, said, strict=True):
         assert (code, lines) == (0, []) or (code == 1 and len(lines) == 1 and "is in use" in lines[0])
     assert_same_as_one_go(text_settings(files), out)
-
-
-@pytest.mark.parametrize("limit", slow_but([10, 300, 3000, 5000, 9000], 3000))
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
-    files, out = some_files(tmp_path / "text", words=60), tmp_path / "out"
-    options = ["--heldout-fraction", "0.3", "--workers", workers]
-
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    ran = subprocess.run(
-        bpe_command(files, out, *options), env=ENVIRONMENT, preexec_fn=full, capture_output=True, text=True
-    )
-    # Python's pool of workers may say behind it that one of its own files is closed already
-    lines = [line for line in errors(ran.stderr) if line.startswith("error: ")]
-    assert (ran.returncode, len(lines)) == (1, 1) and "the disk is full" in lines[0], ran.stderr
-    assert not [*out.rglob(".*.tmp-*"), *out.rglob(".lock*"), *out.glob("manifest.json")]
-    settings = text_settings(files, heldout_fraction=0.3)
-    prepare(settings, out, workers=1)
-    assert_same_as_one_go(settings, out)
 
 
 # --- shards ---
