@@ -45,6 +45,10 @@ def collect(runs):
         if different := setting_differences(joined[0].settings, new[0].settings, ignore=("complete",)):
             raise SystemExit(f"{folder} was measured with other settings: {different}")
         frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
+        # the keys of random tokens say nothing, and cannot be made smaller
+        drawn = frames["choices"]["selector"] == "random"
+        keys = frames["choices"].loc[drawn, "influence"]
+        frames["choices"].loc[drawn, "influence"] = keys.map(np.zeros_like)
         seconds = sum(part.provenance["seconds"] for part in joined)
         commits = dict.fromkeys(commit for part in joined for commit in part.provenance["commit"].split(" "))
         provenance = {**joined[0].provenance, "seconds": seconds, "commit": " ".join(commits)}
