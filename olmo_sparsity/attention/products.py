@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-LONGEST_BY_PRODUCTS = 1024
-"""Tokens, up to which they do (results/benchmarks)."""
-QUERIES_OF_A_PRODUCT = 128
+LONGEST_BY_PRODUCTS, QUERIES_OF_A_PRODUCT = 1024, 128  # tokens (results/benchmarks)
 
 
 def by_products(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:

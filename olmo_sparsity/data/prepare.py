@@ -170,7 +170,8 @@ class _Work:
             self._choose_groups(units)
         heldout = self._of_each(given or units, "heldout-{:05d}.jsonl", "holding out", self._hold_out)
         if not any(path.stat().st_size for path in heldout):
-            remedy = "give more text, raise --heldout-fraction, or name --heldout-files with text"
+            remedy = "give more text, raise --heldout-fraction"
+            remedy += f" (now {self.settings.heldout_fraction:g}), or name --heldout-files with text"
             raise UserError(f"no document is held out; {remedy}")
         self._make_tokenizer(units)
         if self.settings.decontaminate:

@@ -82,6 +82,8 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
         why = f"({first_line(error)}); put it back whole"
         raise UserError(f"{path} cannot be read, or is truncated or damaged {why}") from error
     except (ValueError, RecursionError) as error:
+        if PLAIN_TEXT.search(path):
+            raise UserError(f"{path} is not UTF-8 text ({first_line(error)}); save it as such") from error
         why = f"({first_line(error)}); {ROW_LAYOUT}"
         raise UserError(f"{path}:{number} is not JSON, or not UTF-8 {why}") from error
 
@@ -229,6 +231,8 @@ class PrepareSettings:
         for name in chain.from_iterable(SOURCES.values()):
             if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
+        if self.source == "text" and not (self.files or self.heldout_files):
+            raise UserError("no input files; name them with --files")
         if self.tokenizer_name != "bpe":
             find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
         elif self.source == "text" and not self.files:

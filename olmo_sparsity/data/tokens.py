@@ -238,8 +238,8 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
     largest, written_as = int(ids.max()), _bytes_of_ids(ids)
     if written_as != itemsize:
         anew = " and write them anew with numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
-        remedy = "set data.memmap_dtype: uint32" + anew * (written_as == 8)
-        raise UserError(f"{path} holds ids of {written_as} bytes, read as {itemsize}; {remedy}")
+        read = f"{path} holds ids of {written_as} bytes, read as {itemsize}; set data.memmap_dtype: uint32"
+        raise UserError(read + anew * (written_as == 8))
     if largest >= vocab_size:
         raise UserError(
             f"{path} holds id {largest}, beyond the vocabulary of {vocab_size} (model.vocab_size): the file was made "
@@ -253,7 +253,10 @@ def _bytes_of_ids(ids: np.ndarray) -> int:
     That is 0, or in large vocabularies below 16 (ids below 2**20). Of few ids nobody can tell.
     """
     read = ids.itemsize
-    while np.count_nonzero(ids) >= _FEW and ids[1::2].max() < 16 <= ids[::2].max():
+    while read < 8 and np.count_nonzero(ids) >= _FEW:
+        low, high = ids[::2].max(), ids[1::2].max()
+        if high > 0 and not (read == 2 and high < 16 and low >= 1 << 15):
+            break
         ids, read = ids[::2], 2 * read
     return read
 

@@ -85,6 +85,7 @@ def wide_ids(share: float, number: int = 20_000) -> np.ndarray:
         (wide_ids(0.0) % 50, "uint32", "uint16", 50, "4 bytes, read as 2"),
         (wide_ids(0.037), "int64", "uint16", 65_536, "8 bytes, read as 2; .*write them anew"),
         (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*write them anew"),
+        (wide_ids(0.0) % 10, "int64", "uint16", 10, "8 bytes, read as 2; .*write them anew"),
         (wide_ids(0.0) % 50_000, "uint16", "uint32", 50_000, "beyond the vocabulary of 50000"),
         (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
         (np.append(wide_ids(0.0, 300_000) % 50, [50, *[7] * 999]), "uint16", "uint16", 50, "id 50, beyond"),
@@ -110,6 +111,7 @@ def test_ids_of_another_size_or_vocabulary_are_refused(tmp_path, ids, written, r
         np.array([*[5, 0] * 9, 3]),  # of few ids nobody can tell
         np.arange(1000) % 2 * 9 + np.arange(1000) // 2 % 2,
         np.tile([40_000, 17], 1000),
+        np.tile([20, 7], 1000),
     ],
 )
 def test_ids_of_the_right_size_are_taken(tmp_path, ids, dtype):
