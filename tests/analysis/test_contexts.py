@@ -86,14 +86,14 @@ def test_files(tmp_path):
     (tmp_path / "a.txt").write_text("1 2\n3")
     (tmp_path / "b.txt").write_text("4 5")
     rows = [
-        {"text": "6 7", "url": "https://www.x.org/1"},
-        {"text": "8", "group": "mine", "url": "https://y.org"},
+        {"text": "6 7", "url": "https://www.x.example.org/1"},
+        {"text": "8", "group": "mine", "url": "https://y.example.org"},
         {"text": "9 10"},
     ]
     lines = "\n".join(map(json.dumps, rows)) + "\n\n"
     (tmp_path / "c.jsonl").write_text(lines)
     (tmp_path / "d.json.gz").write_bytes(gzip.compress(lines.encode()))
-    of_lines = [([6, 7], "x.org"), ([8], "mine")]
+    of_lines = [([6, 7], "x.example.org"), ([8], "mine")]
     both = open_texts([tmp_path / "a.txt", str(tmp_path / "b.txt")], encode)
     assert rows_of(both) == [([1, 2, 3], "a.txt"), ([4, 5], "b.txt")]
     assert both.name == f"{tmp_path / 'a.txt'} and 1 more"

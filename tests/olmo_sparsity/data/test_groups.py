@@ -26,7 +26,7 @@ from tests.support.corpora import (
 )
 from tests.support.refusals import refused
 
-BOOK = "https://www.gutenberg.org/ebooks/"
+BOOK = "https://www.example.org/ebooks/"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ BOOK = "https://www.gutenberg.org/ebooks/"
         ("http://www.example.com/a/b?c=1", "example.com"),
         ("HTTPS://Example.com:8080/", "example.com"),
         (f"{BOOK}1023#Bleak-House-48", f"{BOOK}1023#Bleak-House"),
-        ("https://pypi.org/project/sympy#sympy/core/add.py", "https://pypi.org/project/sympy"),
+        ("https://example.org/project/sympy#sympy/core/add.py", "https://example.org/project/sympy"),
         ("https://example.com/page#", "example.com"),
         ("http://[broken", "http://[broken"),
         ("books/moby-dick-1", "books/moby-dick-1"),
@@ -54,7 +54,9 @@ def books(folder: Path, files: int = 4, works: int = 24) -> tuple[list[str], dic
         works_of_texts = [f"{BOOK}{(7 * number + row) % works}#Title" for row in range(30)]
         work_of |= zip(texts, works_of_texts, strict=True)
         urls = [f"{work}-{row}" for row, work in enumerate(works_of_texts)]
-        paths.append(write_lines(folder / f"{number}.jsonl.gz", ["", *texts], ["https://empty.org", *urls]))
+        paths.append(
+            write_lines(folder / f"{number}.jsonl.gz", ["", *texts], ["https://empty.example.org", *urls])
+        )
     return paths, work_of
 
 
@@ -130,7 +132,9 @@ def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
 
 def test_a_field_is_named_or_none(tmp_path):
     texts = some_texts(40, 5)
-    lines = [{"text": text, "url": "http://one.com", "book": row % 8} for row, text in enumerate(texts)]
+    lines = [
+        {"text": text, "url": "http://one.example.org", "book": row % 8} for row, text in enumerate(texts)
+    ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = {"files": [str(path)], "heldout_fraction": 0.25}
