@@ -12,8 +12,8 @@ def by_products(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     They are faster where it is compiled or in bf16, above all in the backward pass.
     """
     is_short = mask is None and q.shape[-2] == k.shape[-2] <= LONGEST_BY_PRODUCTS
-    how = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    return is_short and how and q.device.type == "cpu" and torch.is_grad_enabled()
+    is_faster = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    return is_short and is_faster and q.device.type == "cpu" and torch.is_grad_enabled()
 
 
 def causal_products(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,12 +51,10 @@ def chosen_precision(config: Config) -> str:
     return "bf16" if has_bf16 else "no"
 
 
-def use_flash_attention_3(device: torch.device) -> None:
-    """Let PyTorch's attention call flash attention 3 where that is installed, on the GPUs that it is for (Hopper)."""
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    if is_hopper and find_spec("flash_attn_interface"):
-        activate_flash_attention_impl("FA3")
-        log.info("PyTorch's attention calls flash attention 3")
+def choose_flash_attention() -> None:
+    """Let PyTorch's attention call what OLMO_SPARSITY_FLASH_ATTENTION names, such as FA3, where it is installed."""
+    if name := os.environ.get("OLMO_SPARSITY_FLASH_ATTENTION"):
+        activate_flash_attention_impl(name)
 
 
 def z_weight(config: Config) -> float:
@@ -90,7 +87,7 @@ class Engine:
         self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
         self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
         self.device = self.accelerator.device
-        use_flash_attention_3(self.device)
+        choose_flash_attention()
         if model is not None:
             self.prepare(model)
 

@@ -55,8 +55,9 @@ def compare():
     bootstrap = ClusterBootstrap.of(whole.targets)
     for name in ("loss_long_nats", "loss_short_nats"):
         more = coarse.targets[name].to_numpy(float) - whole.targets[name].to_numpy(float)
+        interval = bootstrap.interval(bootstrap.ratio(more, np.ones(len(more))))
         print(
-            name, "with four bits is higher by", bootstrap.interval(bootstrap.ratio(more, np.ones(len(more))))
+            f"{name} is higher by {interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}] with four bits"
         )
     print("correlation of the gains", np.corrcoef(whole.gain_nats, coarse.gain_nats)[0, 1])
     over = whole.targets["over_tau"].to_numpy(bool), coarse.targets["over_tau"].to_numpy(bool)

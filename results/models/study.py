@@ -176,13 +176,13 @@ def beside(exact, screened):
 def cells():
     """The measurements of this study by name, with what is compared of several."""
     study = load_study(HERE)
-    releases, other = (study.get(f"smollm2-releases{seed}-n256") for seed in ("", "-seed-1"))
-    for n in (256, 4096):
-        exact = study.get({256: "smollm2-releases-n256", 4096: "smollm2-joined-n4096"}[n])
-        if exact and f"smollm2-screened-n{n}" in study:
-            study[f"smollm2-screened-n{n}"] = beside(exact, study[f"smollm2-screened-n{n}"])
-    if releases and other:
-        study["smollm2-releases-n256"] = of_both_seeds(releases, other)
+    first, second, screened = (
+        study.get(f"smollm2-{name}-n256") for name in ("releases", "releases-seed-1", "screened")
+    )
+    if first and screened:
+        study["smollm2-screened-n256"] = beside(first, screened)
+    if first and second:
+        study["smollm2-releases-n256"] = of_both_seeds(first, second)
     return study
 
 

@@ -210,7 +210,7 @@ def test_only_a_saved_run_is_requeued(tmp_path, code, expected, requeued):
 def test_a_job_that_is_cancelled_while_it_saves_stays_so_and_leaves_no_mark(tmp_path):
     parent = "parent = lambda of: int(open(f'/proc/{of}/stat').read().split()[3])"
     cancel = f"import os, signal; {parent}; os.kill(parent(parent(os.getppid())), signal.SIGTERM)"
-    assert run_training(tmp_path, f"{cancel}; raise SystemExit(85)")[::2] == (0, "")
+    assert run_training(tmp_path, f"{cancel}; raise SystemExit(85)")[::2] == (143, "")
     assert not list(tmp_path.glob(".saved-by-*"))
 
 
