@@ -221,14 +221,17 @@ class Engine:
         began = time.monotonic()
         targets = self.targets(places)
         self._estimate((time.monotonic() - began) / len(places))
-        over = targets[targets["over_tau"]]
-        advance(len(places) - len(over))
+        over, done = targets[targets["over_tau"]], 0.0
         choices: list[pd.DataFrame] = []
         scores: list[pd.DataFrame] = []
         for together in self._rounds(over):
             for far_context in self.settings["far_contexts"]:
                 self._choose(together, far_context, choices, scores)
-            advance(len(together))
+            # targets that are not over tau take no time: they count with those that are
+            before, done = done, done + len(places) * len(together) / len(over)
+            advance(round(done) - round(before))
+        if over.empty:
+            advance(len(places))
         frames = {
             "targets": targets,
             "choices": stacked([pd.DataFrame(), *choices]),

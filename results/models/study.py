@@ -147,30 +147,49 @@ def held_by_few(result):
     return pd.DataFrame(rows)
 
 
+def within(result, nats=0.1):
+    """Tidy: the share of the targets over tau whose loss given k tokens, or fewer, is within ``nats`` of L_long."""
+    over = result.targets.iloc[result.over]
+    bootstrap, rows = ClusterBootstrap.of(over), []
+    most = over["loss_long_nats"].to_numpy(float)[:, None] + nats
+    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
+    for (level, sinks), selector in product(levels, result.selectors):
+        losses = result.loss_nats(selector, level=level, sinks=sinks)
+        for k, enough in zip(result.ks, np.logical_or.accumulate(losses <= most, axis=1).T, strict=True):
+            keys = {"name": "within", "level": level, "sinks": sinks, "selector": selector, "k": k}
+            rows.append(keys | vars(bootstrap.ratio_interval(enough, np.ones(len(over)))))
+    return pd.DataFrame(rows)
+
+
+def at_ks(result, ks):
+    """The same measurement with fewer counts of tokens."""
+    columns = [result.ks.index(k) for k in ks]
+    choices = result.choices.assign(
+        selected=[each[: max(ks)] for each in result.choices["selected"]],
+        influence=[each[: max(ks)] for each in result.choices["influence"]],
+        loss_nats=[each[columns] for each in result.choices["loss_nats"]],
+    )
+    return replace(result, settings=result.settings | {"ks": list(ks)}, choices=choices)
+
+
 def of_both_seeds(first, second):
     """The targets of two draws as one measurement with the counts of the first; none twice."""
-    place = ["text", "position"]
+    second, place = at_ks(second, first.ks), ["text", "position"]
     drawn = pd.MultiIndex.from_frame(first.targets[place])
     new = second.targets[~pd.MultiIndex.from_frame(second.targets[place]).isin(drawn)]
     behind = first.targets["target_id"].max() + 1
-    columns, chosen = [second.ks.index(k) for k in first.ks], len(first.choices["selected"].iloc[0])
     choices = second.choices[second.choices["target_id"].isin(new["target_id"])]
-    choices = choices.assign(
-        target_id=choices["target_id"] + behind,
-        selected=[each[:chosen] for each in choices["selected"]],
-        influence=[each[:chosen] for each in choices["influence"]],
-        loss_nats=[each[columns] for each in choices["loss_nats"]],
-    )
+    choices = choices.assign(target_id=choices["target_id"] + behind)
     targets = stacked([first.targets, new.assign(target_id=new["target_id"] + behind)])
     return replace(first, targets=targets, choices=stacked([first.choices, choices]))
 
 
-def beside(exact, screened):
-    """The choices of both at the targets that both measured, so that they are compared in pairs."""
-    ids = screened.targets["target_id"]
-    settings = exact.settings | {"selectors": [*exact.selectors, *screened.selectors]}
-    choices = stacked([exact.choices[exact.choices["target_id"].isin(ids)], screened.choices])
-    return replace(screened, settings=settings, choices=choices)
+def beside(one, other):
+    """The choices of both at the targets and counts of the other, so that they are compared in pairs."""
+    one, ids = at_ks(one, other.ks), other.targets["target_id"]
+    settings = one.settings | {"selectors": [*one.selectors, *other.selectors]}
+    choices = stacked([one.choices[one.choices["target_id"].isin(ids)], other.choices])
+    return replace(other, settings=settings, choices=choices)
 
 
 def cells():
@@ -181,6 +200,9 @@ def cells():
     )
     if first and screened:
         study["smollm2-screened-n256"] = beside(first, screened)
+    joined, screened = (study.get(f"smollm2-joined-{name}n4096") for name in ("", "screened-"))
+    if joined and screened:
+        study["smollm2-joined-screened-n4096"] = beside(screened, at_ks(joined, screened.ks))
     if first and second:
         study["smollm2-releases-n256"] = of_both_seeds(first, second)
     return study
@@ -207,6 +229,7 @@ def main():
                 print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
         if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
             print("\n" + show(held_by_few(result), title=f"{cell}, by {result.selectors[0]}"))
+            print("\n" + show(within(result), across="k", digits=0, title=cell))
             if len(result.selectors) > 1:
                 print("\n" + show(kept_by_others(result), across="k", title=cell))
                 print("\n" + show(net_differences(result), across="k", digits=0, title=cell))
