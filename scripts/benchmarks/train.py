@@ -31,7 +31,7 @@ from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
-PRODUCT, SIZE_OF_PRODUCT = "matrix product", 2048
+PRODUCT = "matrix product"
 LEARNING_RATE = 1e-5  # of every side that is compared
 Runner = Callable[[], object]
 
@@ -49,23 +49,27 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
         is_bf16 = chosen_precision(of_run) == "bf16"
         given = (of_run, loop.device, is_bf16, steps)
+        # A GPU would have multiplied smaller matrices before the call returns.
+        size = 8192 if loop.device.type == "cuda" else 2048
         dtype = torch.bfloat16 if is_bf16 else torch.float32
-        matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=loop.device, dtype=dtype)
+        matrix = torch.randn(size, size, device=loop.device, dtype=dtype)
         runners: dict[str, Runner] = {
             OLMO: plain_steps(*given),
             LOOP: loop_steps(loop, of_run, steps),
             LOOP + COMPILED: loop_steps(compiled, of_run, steps),
-            TRAINER: trainer_steps(*given, Path(folder), None),
-            TRAINER + COMPILED: trainer_steps(*given, Path(folder), compiler.backend),
+            TRAINER: trainer_steps(*given),
+            TRAINER + COMPILED: trainer_steps(
+                *given, torch_compile_backend=compiler.backend, torch_compile_mode=compiler.mode
+            ),
             PRODUCT: lambda: matrix @ matrix,
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
         if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
-    product = 2.0 * SIZE_OF_PRODUCT**3 / statistics.median(seconds[PRODUCT])
     flops, peak = flops_per_token(of_run), peak_flops(of_run, loop.device)
-    sides = {name: values for name, values in seconds.items() if name != PRODUCT}
-    rows = rates(sides, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
+    rows = rates(seconds, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
+    product = 2.0 * size**3 / statistics.median(seconds[PRODUCT])
+    del rows[PRODUCT]
     for row in rows.values():
         row["mfu"] = row["rate"] * flops / peak if peak else None
         row["share_of_matrix_product"] = row["rate"] * flops / product
@@ -129,16 +133,12 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
     return run
 
 
-def trainer_steps(
-    config: Config, device: torch.device, is_bf16: bool, steps: int, folder: Path, backend: str | None
-) -> Runner:
+def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: int, **compiler: Any) -> Runner:
     """transformers' Trainer on its own model of this shape: a step that warms up, and ``steps`` that are timed.
 
-    What the Trainer does before its steps is not counted. ``backend``: of torch.compile; None: eager.
+    What the Trainer does before its steps is not counted. ``compiler``: the Trainer's arguments, where it compiles.
     """
     ours: Any = build_model(config)
-    model, decay = to_transformers(ours, config), config.optimizer.weight_decay
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
     batch = config.global_train_batch_size
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
@@ -146,28 +146,26 @@ def trainer_steps(
     windows = next(TrainingData(config).batches(0)).input_ids
     clock = _Clock()
     trainer = Trainer(
-        model=model,
+        model=to_transformers(ours, config),
         args=TrainingArguments(
-            output_dir=str(folder / "trainer"),
+            output_dir=config.save_folder,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=batch // size,
             max_steps=1 + steps,
+            optim="adamw_torch_fused",
             learning_rate=LEARNING_RATE,
             lr_scheduler_type="constant",
+            weight_decay=config.optimizer.weight_decay,
             max_grad_norm=config.max_grad_norm or 0.0,
-            train_sampling_strategy="sequential",
-            torch_compile=backend is not None,
-            torch_compile_backend=backend,
             bf16=is_bf16,
             use_cpu=device.type == "cpu",
             logging_strategy="no",
             save_strategy="no",
-            report_to=[],
             disable_tqdm=True,
+            **compiler,
         ),
         train_dataset=[{"input_ids": ids, "labels": ids} for ids in windows] * (steps + 2),
         callbacks=[clock],
-        optimizers=(optimizer, None),
     )
     trainer.remove_callback(PrinterCallback)
 

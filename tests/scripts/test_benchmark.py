@@ -39,7 +39,7 @@ def test_all_sides_compute_in_the_precision_of_the_run(monkeypatch, precision, i
     """Ours once computed in bf16 beside others in fp32."""
     sides = []
     for steps in ("plain_steps", "trainer_steps"):
-        monkeypatch.setattr(train, steps, lambda config, device, bf16, *more: sides.append(bf16))
+        monkeypatch.setattr(train, steps, lambda config, device, bf16, *_, **how: sides.append(bf16))
     monkeypatch.setattr(train, "time_in_turn", lambda runners, *_, **how: {name: [1.0] for name in runners})
     tiny = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1", f"--precision={precision}"]
     row = train.run("configs/demo.yaml", tiny, rounds=1, steps=1)
@@ -47,9 +47,9 @@ def test_all_sides_compute_in_the_precision_of_the_run(monkeypatch, precision, i
 
 
 PARTS = {
-    "first": gpu.Part(1, "echo something"),
-    "second": gpu.Part(1, "false; echo not reached"),
-    "third": gpu.Part(0.02, "sleep 60 & sleep 60"),
+    "first": gpu.Part("echo something"),
+    "second": gpu.Part("false; echo not reached"),
+    "third": gpu.Part("sleep 60 & sleep 60", minutes=0.02),
 }
 
 
@@ -63,8 +63,8 @@ def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(mo
     first = gpu.run(tmp_path, only=(), **given)["results"]
     assert [row["failed"] for row in first.values()] == [False, True, True]
     kept = (tmp_path / "first.json").read_text()
-    monkeypatch.setitem(PARTS, "first", gpu.Part(1, "echo another"))
-    monkeypatch.setitem(PARTS, "second", gpu.Part(1, "echo done"))
+    monkeypatch.setitem(PARTS, "first", gpu.Part("echo another"))
+    monkeypatch.setitem(PARTS, "second", gpu.Part("echo done"))
     again = gpu.run(tmp_path, only=("first", "second"), **given)["results"]
     assert not again["second"]["failed"] and (tmp_path / "first.json").read_text() == kept
     with refused("measured with other --tiny or --data; give another --out"):
