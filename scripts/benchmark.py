@@ -20,7 +20,6 @@ per second, and how far the influences are from the loop's.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 
@@ -39,10 +38,7 @@ def main() -> int:
     elif overrides:
         parser.error(f"{overrides[0]} is no option of benchmark {name}")
     result = importlib.import_module(f"benchmarks.{name}").run(**options)
-    if as_json:
-        print(json.dumps(result))
-    else:
-        importlib.import_module("benchmarks.timing").print_table(result)
+    print(json.dumps(result) if as_json else importlib.import_module("benchmarks.timing").table(result))
     return int(any(row.get("failed") for row in result.get("results", {}).values()))
 
 
@@ -77,7 +73,7 @@ def _parser() -> Parser:
     gpu.add_argument("--minutes", type=float, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
-    gpu.add_argument("--agreement", action="store_true", help=argparse.SUPPRESS)
+    gpu.add_argument("--agreement", action="store_true", help="what the part of that name calls")
     return parser
 
 

@@ -9,11 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,11 +22,11 @@ from benchmarks.timing import Json, about_this_run
 from benchmarks.train import with_random_tokens
 from olmo_sparsity.checkpoint import config_of, resolve_checkpoint
 from olmo_sparsity.cli import command_line
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.windows import Batch
-from olmo_sparsity.model.build import Model, build_model
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.log import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import last_line, read_json, write_json
@@ -38,15 +37,12 @@ BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
 set before any run on a GPU: bf16 keeps 8 bits."""
 RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
-TINY_MODEL = "--model.d_model=32 --model.n_heads=2 --model.n_layers=2"
 OF_TINY = {  # variables of the commands that are empty but with --tiny
-    "TINY": f"""{TINY_MODEL} --model.max_sequence_length=32 --positions.target_length=64 --precision=fp32
-        --global_train_batch_size=4 --device_train_microbatch_size=2 --evaluation.windows=8
-        --compile.backend=eager --data.num_workers=0 --data.pin_memory=false""",
-    "TINY_MODEL": TINY_MODEL,
+    "TINY": """--model.d_model=32 --model.n_heads=2 --model.n_layers=2 --model.max_sequence_length=32
+        --positions.target_length=64 --precision=fp32 --compile.backend=eager --global_train_batch_size=4
+        --device_train_microbatch_size=2 --evaluation.windows=8 --data.num_workers=0 --data.pin_memory=false""",
     "TINY_SIZES": "--n-long 24 --n-short 4 --targets-per-block 4",
-    "TINY_COUNTS": "--blocks 1 --rounds 1",
-    "TINY_SOURCE": "--packages packaging rich --vocab-size 300 --group-field none",
+    "TINY_DOCS": "--packages packaging rich --vocab-size 300 --group-field none",
 }
 
 
@@ -56,9 +52,7 @@ OF_TINY = {  # variables of the commands that are empty but with --tiny
 def read_last_line(part: str, out: Path, printed: str) -> Json:
     """What a command said last: of its work, or, as `benchmark.py --json` does, all in one object."""
     last = printed.splitlines()[-1]
-    if not last.startswith("{"):
-        return {"found": last}
-    row: Json = json.loads(last)
+    row: Json = json.loads(last) if last.startswith("{") else {"found": last}
     rates = (f"{name} {way['rate']:,.3g}/s" for name, way in row.get("results", {}).items())
     return {"found": "; ".join(rates), **row}
 
@@ -73,11 +67,10 @@ def read_run(part: str, plain: str, bound_nats: float, steps: int | None, out: P
     row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
     config = config_of(resolve_checkpoint(out / "work" / part))
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
-    mfu = f"{row['mfu']:.1%}" if row["mfu"] else "unknown"
-    found = f"{row['tokens_per_second']:,.0f} tokens/s, MFU {mfu}"
+    found = f"{row['tokens_per_second']:,.0f} tokens/s" + (f", MFU {row['mfu']:.1%}" if row["mfu"] else "")
     ours, theirs = row["loss_nats"][:steps], [step["loss_nats"] for step in others[:steps]]
     if steps is None or (theirs and part != plain):
-        # NumPy's maximum: of a NaN it is NaN, which no bound holds
+        # Of a NaN this maximum is NaN, which no bound holds; Python's may pass over it.
         apart = float(np.abs(np.subtract(ours, theirs)).max()) if len(ours) == len(theirs) else np.inf
         row |= {"largest_loss_difference_nats": apart, "failed": row["failed"] or not apart <= bound_nats}
         found = f"{found}, losses within {apart:.1e} nats of {plain}"
@@ -100,6 +93,7 @@ BENCHMARK = f"{sys.executable} {Path(__file__).resolve().parents[1] / 'benchmark
 SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_duration=40 --scheduler.t_warmup=5 \
             --console_log_interval=1 $TINY"""
 COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0"}
+OF_ANALYSIS = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"  # cuDNN's attention makes a plan for each of its many shapes
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
 
 
@@ -113,17 +107,14 @@ def speed(size: str, how: str, environment: str = "", more: str = "") -> Part:
                 --device_train_microbatch_size=$size $TINY {COMPILE[how]} && exit
         done
         exit 1"""
-    plain = (
-        "" if "--model." in more else f"train-{size}-eager"
-    )  # losses of another shape are compared with none
-    bound_nats = PROCESSES_BOUND_NATS if environment else np.inf
-    read = partial(read_run, plain=plain, bound_nats=bound_nats, steps=4)
+    plain = "" if "--model." in more else f"train-{size}-eager"  # another shape is compared with none
+    read = partial(read_run, plain=plain, bound_nats=PROCESSES_BOUND_NATS if environment else np.inf, steps=4)
     return Part(commands, 4 if size == "1b" else 3, read)
 
 
 PARTS: dict[str, Part] = {
     "data": Part(
-        "[ -f $CORPUS/manifest.json ] || $RUN prepare_data docs $TINY_SOURCE --out $CORPUS; du -sh $CORPUS", 4
+        "[ -f $CORPUS/manifest.json ] || $RUN prepare_data docs $TINY_DOCS --out $CORPUS; du -sh $CORPUS"
     ),
     "agreement": Part(f"{BENCHMARK} gpu --agreement --out $OUT --json"),
     "checkpoint": Part(f"""
@@ -135,25 +126,27 @@ PARTS: dict[str, Part] = {
         f"rm -rf $WORK/$PART; cp -r $WORK/half $WORK/$PART; {SHORT} --save_folder=$WORK/$PART --resume",
         read=partial(read_run, plain="cpu", bound_nats=RESUMED_BOUND_NATS, steps=None),
     ),
-    "influence": Part("""
+    "influence": Part(f"""
         $RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
-        $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
+        {OF_ANALYSIS} $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
     **{f"train-{size}-{how}": speed(size, how) for size, how in product(("60m", "150m", "1b"), COMPILE)},
     "train-150m-6-heads": speed("150m", "compiled", more="--model.n_heads=6"),  # heads of 128 instead of 64
     "zero2": speed("150m", "eager", ONE_OF_SEVERAL, ZERO2),
     "processes-ddp-compiled": speed("150m", "compiled", ONE_OF_SEVERAL),
     "processes-zero2-compiled": speed("150m", "compiled", ONE_OF_SEVERAL, ZERO2),
+    "processes-ddp-1b": speed("1b", "compiled", ONE_OF_SEVERAL, "--activation_checkpointing=whole_layer"),
     "processes-zero2-1b": speed("1b", "compiled", ONE_OF_SEVERAL, ZERO2),
     "targets": Part(f"""
-        {BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --tokenizer $CORPUS/tokenizer.json --json \
-            --blocks 8 $TINY_SIZES $TINY_COUNTS"""),
+        {OF_ANALYSIS} {BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --blocks 8 \
+            --tokenizer $CORPUS/tokenizer.json --json $TINY_SIZES"""),
 }
 BY_DEFAULT = tuple(name for name in PARTS if not name.startswith("processes"))
 
 
-def variables(out: Path, corpus: str, tiny: bool) -> dict[str, str]:
+def variables(out: Path, data: str | None, tiny: bool) -> dict[str, str]:
     """What stands in the commands, as far as it is known by now."""
+    corpus = data or str(out / "work" / "data")
     known = {"RUN": " ".join(command_line("")), "OUT": str(out), "WORK": str(out / "work")}
     known |= {"CORPUS": corpus, **(OF_TINY if tiny else dict.fromkeys(OF_TINY, ""))}
     if Path(corpus, MANIFEST_NAME).is_file():
@@ -168,21 +161,16 @@ def variables(out: Path, corpus: str, tiny: bool) -> dict[str, str]:
     return known
 
 
-def run(
-    out: Path, data: str | None, minutes: float, tiny: bool, only: tuple[str, ...], agreement: bool
-) -> Json:
-    """Measure the parts that are missing or failed. Raises `UserError` without a GPU and ``tiny``."""
-    if tiny:
+def run(out: Path, minutes: float, only: tuple[str, ...], agreement: bool, **of: Any) -> Json:
+    """Measure the parts that are missing or failed, of ``data``, maybe ``tiny``. Raises `UserError` without a GPU."""
+    if of["tiny"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # cuDNN's attention, where PyTorch prefers it, makes a plan per shape, and the shapes of the analysis vary.
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
     if agreement:
         return measure_agreement()
-    about: Json = {"of": {"tiny": tiny, "data": data}, **about_this_run()}
-    if about["machine"]["gpu"] is None and not tiny:
+    about: Json = {"of": of, **about_this_run()}
+    if about["machine"]["gpu"] is None and not of["tiny"]:
         raise UserError(
-            f"torch {torch.__version__} finds no CUDA device here; run this where there is one, with a CUDA build of "
-            "torch (docs/gpu.md), or add --tiny to try the same parts on the CPU"
+            f"torch {torch.__version__} finds no CUDA device; run it where it does (docs/gpu.md), or add --tiny"
         )
     deadline, results = time.monotonic() + 60 * minutes, {}
     names = [name for name in PARTS if name.startswith(only or BY_DEFAULT)]
@@ -192,7 +180,7 @@ def run(
         path = out / f"{name}.json"
         row: Json = read_json(path, "remove it") if path.is_file() else {"failed": True}
         if row["failed"]:
-            known = {**variables(out, data or str(out / "work" / "data"), tiny), "PART": name}
+            known = {"PART": name, **variables(out, **of)}
             row = {"part": name, **about, **measure_part(out, name, deadline - time.monotonic(), known)}
             write_json(path, row)
         elif row["of"] != about["of"]:
@@ -223,7 +211,7 @@ def measure_part(out: Path, name: str, seconds_left: float, known: dict[str, str
 
 # --- agreement with the CPU ---
 
-_TEXT, _TASK = "configs/demo.yaml $TINY", "configs/synthetic/scratchpad_parity-small.yaml $TINY_MODEL"
+_TEXT, _TASK = "configs/demo.yaml $TINY", "configs/synthetic/scratchpad_parity-small.yaml"
 CASES = {
     "rope": _TEXT,
     "alibi": f"{_TEXT} --model.rope=false --model.alibi=true",
@@ -246,15 +234,13 @@ def measure_agreement() -> Json:
         with tempfile.TemporaryDirectory() as folder:
             given = config if config.task.name else with_random_tokens(config, Path(folder))
             batch = next(open_training_data(given).batches(0)).split(4)[0]
-        model = build_model(config)
         for precision, bounds in BOUNDS.items():
-            (expected, theirs), (loss, ours) = (
-                loss_and_gradients(model, batch, device, precision) for device in devices
+            (expected, *theirs), (loss, *ours) = (
+                gradients_on(device, precision, config, batch) for device in devices
             )
             norms = [(a - b).norm() / b.norm().clamp_min(1e-12) for a, b in zip(ours, theirs, strict=True)]
-            # torch's maximum, as Python's may pass over a NaN
-            apart = abs(loss - expected), torch.stack(norms).max().item()
-            rows.append((case, precision, loss, *apart, apart[0] <= bounds[0] and apart[1] <= bounds[1]))
+            apart = (loss - expected).abs().item(), torch.stack(norms).max().item()
+            rows.append((case, precision, loss.item(), *apart, all(np.less_equal(apart, bounds))))
     names = ["loss_difference_nats", "gradient_difference"]
     frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *names, "holds"])
     beyond = frame["case"][~frame["holds"]].tolist()
@@ -263,13 +249,11 @@ def measure_agreement() -> Json:
     return {"found": found, "failed": bool(beyond), "rows": frame.to_dict("list")}
 
 
-def loss_and_gradients(
-    model: Model, batch: Batch, device: torch.device, precision: str
-) -> tuple[float, list[torch.Tensor]]:
-    """Mean loss in nats, and the gradients of all parameters on the CPU, as the training loop computes them."""
-    model, batch = deepcopy(model).to(device).train(), batch.to(device)
+def gradients_on(device: torch.device, precision: str, config: Config, batch: Batch) -> list[torch.Tensor]:
+    """The mean loss in nats, and then the gradients of all parameters, on the CPU, as the training loop has them."""
+    model, batch = build_model(config).to(device).train(), batch.to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
         loss = model(**batch.model_inputs, **batch.targets)["loss_nats"] / batch.loss_mask.sum()
     loss.backward()
-    gradients = [each.grad.float().cpu() for each in model.parameters() if each.grad is not None]
-    return float(loss.detach()), gradients
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    return [each.detach().float().cpu() for each in (loss, *gradients)]

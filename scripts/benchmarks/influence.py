@@ -21,7 +21,6 @@ from benchmarks.timing import Json, about_this_run, rates, time_in_turn
 
 PLAIN, BLOCK = "plain loop", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
-DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
 def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **sizes: int) -> Json:
@@ -33,7 +32,7 @@ def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **size
     """
     about = about_this_run()
     loaded = open_model(model, tokenizer=tokenizer)
-    texts = open_texts(text or sorted(DOCUMENTATION.glob("*.md")), loaded.encode)
+    texts = open_texts(text or sorted(Path("docs").glob("*.md")), loaded.encode)
     rows = {
         f"{selector}, {way}": row
         for selector in ("leave-one-out", "leave-one-in")

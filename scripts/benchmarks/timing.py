@@ -64,11 +64,11 @@ def rates(seconds: Mapping[str, Sequence[float]], amount: float, baselines: Sequ
     return rows
 
 
-def print_table(result: Json) -> None:
+def table(result: Json) -> str:
     """What was measured on what, in a line, and a row for each result."""
     about = {**result, **result["machine"]}
-    print(", ".join(f"{name} {about[name]}" for name in about if isinstance(about[name], str | int | float)))
-    table = pd.DataFrame(result["results"]).T.map(
+    head = ", ".join(f"{name} {about[name]}" for name in about if isinstance(about[name], str | int | float))
+    rows = pd.DataFrame(result["results"]).T.map(
         lambda cell: "{:.3g} [{:.3g}, {:.3g}]".format(*cell) if isinstance(cell, list) else cell
     )
-    print(f"\n{table.to_string(float_format='{:,.3g}'.format)}")
+    return f"{head}\n\n{rows.to_string(float_format='{:,.3g}'.format)}"

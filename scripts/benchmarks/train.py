@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from olmo.model import OLMo
-from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.timing import Json, about_this_run, rates, synchronise, time_in_turn
@@ -48,6 +47,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
         is_bf16 = chosen_precision(of_run) == "bf16"
+        of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
         given = (of_run, loop.device, is_bf16, steps)
         # A GPU would have multiplied smaller matrices before the call returns.
         size = 8192 if loop.device.type == "cuda" else 2048
@@ -58,9 +58,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
             LOOP: loop_steps(loop, of_run, steps),
             LOOP + COMPILED: loop_steps(compiled, of_run, steps),
             TRAINER: trainer_steps(*given),
-            TRAINER + COMPILED: trainer_steps(
-                *given, torch_compile_backend=compiler.backend, torch_compile_mode=compiler.mode
-            ),
+            TRAINER + COMPILED: trainer_steps(*given, **of_trainer),
             PRODUCT: lambda: matrix @ matrix,
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
@@ -126,7 +124,7 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
                     logits = model(part.input_ids).logits[:, :-1].flatten(0, 1).float()
                     loss = F.cross_entropy(logits, part.labels[:, :-1].flatten()) / len(parts)
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -152,7 +150,6 @@ def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: in
             per_device_train_batch_size=size,
             gradient_accumulation_steps=batch // size,
             max_steps=1 + steps,
-            optim="adamw_torch_fused",
             learning_rate=LEARNING_RATE,
             lr_scheduler_type="constant",
             weight_decay=config.optimizer.weight_decay,
