@@ -49,7 +49,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         is_bf16 = chosen_precision(of_run) == "bf16"
         of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
         given = (of_run, loop.device, is_bf16, steps)
-        # A GPU would have multiplied smaller matrices before the call returns.
+        # Of smaller ones a GPU's time is that of the launch.
         size = 8192 if loop.device.type == "cuda" else 2048
         dtype = torch.bfloat16 if is_bf16 else torch.float32
         matrix = torch.randn(size, size, device=loop.device, dtype=dtype)
