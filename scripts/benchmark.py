@@ -20,7 +20,6 @@ per second, and how far the influences are from the loop's.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 
@@ -39,10 +38,7 @@ def main() -> int:
     elif overrides:
         parser.error(f"{overrides[0]} is no option of benchmark {name}")
     result = importlib.import_module(f"benchmarks.{name}").run(**options)
-    if as_json:
-        print(json.dumps(result))
-    else:
-        importlib.import_module("benchmarks.timing").print_table(result)
+    print(json.dumps(result) if as_json else importlib.import_module("benchmarks.timing").table(result))
     return int(any(row.get("failed") for row in result.get("results", {}).values()))
 
 
@@ -64,15 +60,12 @@ def _parser() -> Parser:
     influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
     influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
-    for name, default, what in (
-        ("n-long", 256, "N"),
-        ("n-short", 32, "M"),
-        ("targets", 2, "of the plain loop"),
-        ("blocks", 4, "of targets"),
-        ("targets-per-block", 32, "B"),
-        ("rounds", 3, "how often each is timed"),
-    ):
-        influence.add_argument(f"--{name}", type=whole_number, default=default, help=what)
+    influence.add_argument("--n-long", type=whole_number, default=256, help="N")
+    influence.add_argument("--n-short", type=whole_number, default=32, help="M")
+    influence.add_argument("--targets", type=whole_number, default=2, help="of the plain loop")
+    influence.add_argument("--blocks", type=whole_number, default=4, help="of targets")
+    influence.add_argument("--targets-per-block", type=whole_number, default=32, help="B")
+    influence.add_argument("--rounds", type=whole_number, default=3, help="how often each is timed")
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, and speed")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")
@@ -80,7 +73,7 @@ def _parser() -> Parser:
     gpu.add_argument("--minutes", type=float, default=28.0, help="of all parts together")
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
-    gpu.add_argument("--agreement", action="store_true", help=argparse.SUPPRESS)
+    gpu.add_argument("--agreement", action="store_true", help="what the part of that name calls")
     return parser
 
 

@@ -6,7 +6,7 @@ Shapes: N long and M short context length, F = N - M far tokens, B targets of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,18 @@ from benchmarks.timing import Json, about_this_run, rates, time_in_turn
 
 PLAIN, BLOCK = "plain loop", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
-_DOCUMENTATION = Path(__file__).parents[2] / "docs"
 
 
 def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **sizes: int) -> Json:
     """Targets per second of both ways by selector, ratios to the plain loop, and how far its influences are.
 
     ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, and how many ``blocks``
-    the engine measures. Its time is that of a whole `measure` of an open model: trying the
-    context, sampling, L_long, L_short and L_1 are in it.
+    the engine measures. Its time is that of a whole `measure` of an open model: trying the context, sampling, L_long,
+    L_short and L_1 are in it.
     """
     about = about_this_run()
     loaded = open_model(model, tokenizer=tokenizer)
-    texts = open_texts(text or sorted(_DOCUMENTATION.glob("*.md")), loaded.encode)
+    texts = open_texts(text or sorted(Path("docs").glob("*.md")), loaded.encode)
     rows = {
         f"{selector}, {way}": row
         for selector in ("leave-one-out", "leave-one-in")
@@ -44,32 +43,27 @@ def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **size
 
 
 def compare_ways(
-    selector: str, loaded: LoadedModel, texts: Texts, rounds: int, *, targets: int, n_long: int, **sizes: int
+    selector: str, loaded: LoadedModel, texts: Texts, rounds: int, *, targets: int, blocks: int, **sizes: int
 ) -> dict[str, Json]:
-    """The rows of one selector, by way; ``sizes`` as for `run`."""
-    n_far, size = n_long - sizes["n_short"], sizes["targets_per_block"]
-    options: Any = {"n_long": n_long, "n_short": sizes["n_short"], "tau_nats": OVER_ALL, "ks": (1,)}
-    options |= {"selectors": (selector,), "placebos": (), "scores": True, "progress": False}
-    options |= {"targets": sizes["blocks"] * size, "targets_per_block": size}
-    result = measure(loaded, texts, **options)
+    """The rows of one selector, by way; sizes as for `run`."""
+    n_long, size = sizes["n_long"], sizes["targets_per_block"]
+    options: Any = {"tau_nats": OVER_ALL, "ks": (1,), "placebos": (), "scores": True, "progress": False}
+    options |= {"selectors": (selector,), "targets": blocks * size, **sizes}
+    engine = partial(measure, loaded, texts, **options)
+    result = engine()
+    chosen = result.targets.iloc[np.linspace(0, len(result.targets) - 1, targets).astype(int)]
 
     def plain() -> dict[int, np.ndarray]:
         """Influence of all far tokens (F) by target, on evenly spaced ones of the engine's."""
         influences = {}
-        for row in result.targets.iloc[
-            np.linspace(0, len(result.targets) - 1, targets).astype(int)
-        ].itertuples():
+        for row in chosen.itertuples():
             tokens = texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1]
-            influences[row.target_id] = plain_influence(selector, loaded, tokens, n_far)
+            influences[row.target_id] = plain_influence(selector, loaded, tokens, n_long - sizes["n_short"])
         return influences
 
-    ways: dict[str, Callable[[], object]] = {PLAIN: plain, BLOCK: lambda: measure(loaded, texts, **options)}
+    seconds = time_in_turn({PLAIN: plain, BLOCK: engine}, rounds)
     counts = {PLAIN: targets, BLOCK: len(result.targets)}
-    seconds = {
-        way: [took / counts[way] for took in of_rounds]
-        for way, of_rounds in time_in_turn(ways, rounds).items()
-    }
-    rows = rates(seconds, 1, (PLAIN,))
+    rows = rates({way: [each / counts[way] for each in seconds[way]] for way in seconds}, 1, (PLAIN,))
     rows[BLOCK] |= agreement(result, plain())
     return rows
 

@@ -64,16 +64,11 @@ def rates(seconds: Mapping[str, Sequence[float]], amount: float, baselines: Sequ
     return rows
 
 
-def print_table(result: Json) -> None:
+def table(result: Json) -> str:
     """What was measured on what, in a line, and a row for each result."""
     about = {**result, **result["machine"]}
-    print(", ".join(f"{name} {about[name]}" for name in about if isinstance(about[name], str | int | float)))
-    table = pd.DataFrame(result["results"]).T.drop(columns="seconds", errors="ignore")
-    print(f"\n{table.map(_cell).to_string()}")
-
-
-def _cell(value: Any) -> str:
-    """A number with three digits, or a ratio with its lowest and highest."""
-    if isinstance(value, list):
-        return "{:.3g} [{:.3g}, {:.3g}]".format(*value)
-    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+    head = ", ".join(f"{name} {about[name]}" for name in about if isinstance(about[name], str | int | float))
+    rows = pd.DataFrame(result["results"]).T.map(
+        lambda cell: "{:.3g} [{:.3g}, {:.3g}]".format(*cell) if isinstance(cell, list) else cell
+    )
+    return f"{head}\n\n{rows.to_string(float_format='{:,.3g}'.format)}"

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from olmo.model import OLMo
-from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.timing import Json, about_this_run, rates, synchronise, time_in_turn
@@ -31,7 +30,7 @@ from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
-PRODUCT, SIZE_OF_PRODUCT = "matrix product", 2048
+PRODUCT = "matrix product"
 LEARNING_RATE = 1e-5  # of every side that is compared
 Runner = Callable[[], object]
 
@@ -48,24 +47,27 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         loop = Engine(replace(of_run, compile=None), build_model(of_run))
         compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
         is_bf16 = chosen_precision(of_run) == "bf16"
+        of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
         given = (of_run, loop.device, is_bf16, steps)
+        # Of smaller ones a GPU's time is that of the launch.
+        size = 8192 if loop.device.type == "cuda" else 2048
         dtype = torch.bfloat16 if is_bf16 else torch.float32
-        matrix = torch.randn(2 * [SIZE_OF_PRODUCT], device=loop.device, dtype=dtype)
+        matrix = torch.randn(size, size, device=loop.device, dtype=dtype)
         runners: dict[str, Runner] = {
             OLMO: plain_steps(*given),
             LOOP: loop_steps(loop, of_run, steps),
             LOOP + COMPILED: loop_steps(compiled, of_run, steps),
-            TRAINER: trainer_steps(*given, Path(folder), None),
-            TRAINER + COMPILED: trainer_steps(*given, Path(folder), compiler.backend),
+            TRAINER: trainer_steps(*given),
+            TRAINER + COMPILED: trainer_steps(*given, **of_trainer),
             PRODUCT: lambda: matrix @ matrix,
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
         if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
-    product = 2.0 * SIZE_OF_PRODUCT**3 / statistics.median(seconds[PRODUCT])
     flops, peak = flops_per_token(of_run), peak_flops(of_run, loop.device)
-    sides = {name: values for name, values in seconds.items() if name != PRODUCT}
-    rows = rates(sides, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
+    rows = rates(seconds, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
+    product = 2.0 * size**3 / statistics.median(seconds[PRODUCT])
+    del rows[PRODUCT]
     for row in rows.values():
         row["mfu"] = row["rate"] * flops / peak if peak else None
         row["share_of_matrix_product"] = row["rate"] * flops / product
@@ -122,23 +124,19 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
                     logits = model(part.input_ids).logits[:, :-1].flatten(0, 1).float()
                     loss = F.cross_entropy(logits, part.labels[:, :-1].flatten()) / len(parts)
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     return run
 
 
-def trainer_steps(
-    config: Config, device: torch.device, is_bf16: bool, steps: int, folder: Path, backend: str | None
-) -> Runner:
+def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: int, **compiler: Any) -> Runner:
     """transformers' Trainer on its own model of this shape: a step that warms up, and ``steps`` that are timed.
 
-    What the Trainer does before its steps is not counted. ``backend``: of torch.compile; None: eager.
+    What the Trainer does before its steps is not counted. ``compiler``: the Trainer's arguments, where it compiles.
     """
     ours: Any = build_model(config)
-    model, decay = to_transformers(ours, config), config.optimizer.weight_decay
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
     batch = config.global_train_batch_size
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
@@ -146,28 +144,25 @@ def trainer_steps(
     windows = next(TrainingData(config).batches(0)).input_ids
     clock = _Clock()
     trainer = Trainer(
-        model=model,
+        model=to_transformers(ours, config),
         args=TrainingArguments(
-            output_dir=str(folder / "trainer"),
+            output_dir=config.save_folder,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=batch // size,
             max_steps=1 + steps,
             learning_rate=LEARNING_RATE,
             lr_scheduler_type="constant",
+            weight_decay=config.optimizer.weight_decay,
             max_grad_norm=config.max_grad_norm or 0.0,
-            train_sampling_strategy="sequential",
-            torch_compile=backend is not None,
-            torch_compile_backend=backend,
             bf16=is_bf16,
             use_cpu=device.type == "cpu",
             logging_strategy="no",
             save_strategy="no",
-            report_to=[],
             disable_tqdm=True,
+            **compiler,
         ),
         train_dataset=[{"input_ids": ids, "labels": ids} for ids in windows] * (steps + 2),
         callbacks=[clock],
-        optimizers=(optimizer, None),
     )
     trainer.remove_callback(PrinterCallback)
 

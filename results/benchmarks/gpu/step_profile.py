@@ -51,15 +51,15 @@ def main(path, out, *changes):
         step()
     seconds = []
     for _ in range(6):
-        synchronise(device.type)
+        synchronise()
         started = time.perf_counter()
         step()
-        synchronise(device.type)
+        synchronise()
         seconds.append(time.perf_counter() - started)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with profile(activities=activities) as seen:
         step()
-        synchronise(device.type)
+        synchronise()
     kernels = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
     busy, median = busy_seconds(kernels), statistics.median(seconds)
     peak = peak_flops(config, device)
