@@ -117,7 +117,7 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
     train, heldout = settings.units(tmp_path, 1)
     assert [texts_of(unit) for unit in (*train, *heldout)] == list(texts.values())
-    manifest = prepare(settings, tmp_path / "out", workers=1).manifest
+    manifest = prepare(settings, tmp_path / "out", workers=1)
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
     found = manifest.corpus, manifest.vocab_size, manifest.eos_token_id, manifest.dtype
