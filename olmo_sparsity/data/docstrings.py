@@ -6,12 +6,13 @@ One document per module (its docstrings in source order) and per topic. Modules 
 from __future__ import annotations
 
 import ast
-import logging
 import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import chain
@@ -22,11 +23,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs, write_rows
+from olmo_sparsity.data.text import Document, paragraphs, write_rows
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
-
-log = logging.getLogger(__name__)
 
 PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
@@ -84,7 +83,8 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
     """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
     modules = {name: path for package in packages for name, path in _modules(package)}
-    parsed = run_jobs(read_docstrings, list(modules.values()), workers, "reading docstrings")
+    jobs = [partial(read_docstrings, path) for path in modules.values()]
+    parsed = run_jobs(jobs, workers, "reading docstrings")
     documents = dict(zip(modules, parsed, strict=True))
     if PYTHON in packages:
         from pydoc_data.topics import topics
@@ -94,9 +94,8 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
     names = sorted(documents, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
     cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
     with atomic_path(folder) as temporary:
-        temporary.mkdir()
         for part in range(PARTS):
-            write_rows(temporary / f"docs-{part:05d}.jsonl", cleaned[part::PARTS])
+            write_rows(partial(iter, cleaned[part::PARTS]), temporary / f"docs-{part:05d}.jsonl")
 
 
 def _modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -105,33 +104,28 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
         folder = Path(sysconfig.get_path("stdlib"))
         sources = [(file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py")]
     else:
-        listed = distribution(package).files or []
-        if not listed:
-            log.warning("package %s has no list of its files; its docstrings are left out", package)
+        listed = distribution(package).files or ()
         sources = [(file.as_posix(), Path(str(file.locate()))) for file in listed if file.suffix == ".py"]
     return ((f"{package}/{name}", path) for name, path in sources if not SKIPPED_FILES.search(name))
 
 
 def read_docstrings(module: Path) -> list[str]:
-    """Docstrings of a source file, in its order; none for a file that is missing or not Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's code
-            tree = ast.parse(module.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return []
-    return [text for node in _documented(tree) if (text := ast.get_docstring(node))]
+    """Docstrings of a source file's module, classes and functions, in its order; none where it is not Python."""
+
+    def documented(node: Any) -> Iterator[Any]:
+        yield node
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from documented(child)
+
+    with warnings.catch_warnings(), suppress(OSError, SyntaxError, ValueError, RecursionError):
+        warnings.simplefilter("ignore")  # invalid escapes in other people's code
+        tree = ast.parse(module.read_bytes())
+        return [text for node in documented(tree) if (text := ast.get_docstring(node))]
+    return []
 
 
-def _documented(node: Any) -> Iterator[Any]:
-    """The module and, recursively, its classes and functions."""
-    yield node
-    for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _documented(child)
-
-
-def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Document]:
+def clean_documents(documents: Iterable[tuple[str, list[str]]]) -> Iterator[Document]:
     """Documents that are English and long enough, their docstrings joined by blank lines; the group is the package.
 
     ``documents`` are packages and docstrings. What is left out: licence notes, directives of documentation tools, and
@@ -140,14 +134,11 @@ def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Docu
     seen: set[int] = set()
     for package, docstrings in documents:
         kept = []
-        for paragraph in chain.from_iterable(map(split_paragraphs, docstrings)):
-            if BOILERPLATE.search(paragraph):
-                continue
-            paragraph = paragraph.rstrip()
-            digest = paragraph_hash(paragraph)
-            if len(paragraph) < MIN_REPEATED_CHARACTERS or digest not in seen:
-                kept.append(paragraph)
-            seen.add(digest)
+        for paragraph, digest in chain.from_iterable(map(paragraphs, docstrings)):
+            if not BOILERPLATE.search(paragraph):
+                if len(paragraph.rstrip()) < MIN_REPEATED_CHARACTERS or digest not in seen:
+                    kept.append(paragraph.rstrip())
+                seen.add(digest)
         text = "\n\n".join(kept)
         if len(text) >= MIN_CHARACTERS and is_english(text):
             yield Document(text, package)
@@ -155,7 +146,6 @@ def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Docu
 
 def is_english(text: str) -> bool:
     """Whether the text is nearly all ASCII and has as many common English words as prose does."""
-    words = len(re.findall(r"[A-Za-z]+", text))
-    common = len(COMMON_WORDS.findall(text))
+    words, common = len(re.findall(r"[A-Za-z]+", text)), len(COMMON_WORDS.findall(text))
     ascii_characters = len(text.encode("ascii", "ignore"))
     return common >= MIN_COMMON_WORD_SHARE * max(1, words) and ascii_characters >= MIN_ASCII_SHARE * len(text)

@@ -1,8 +1,6 @@
 """Where documents come from: docstrings of installed packages, local files, and data sets on the Hugging Face hub.
 
-The settings say what identifies the text, so that a finished corpus is recognised, and cut it into units, each of which
-becomes a token file: a unit can be read again, in any process, and gives the same documents in the same order.
-
+A unit of text becomes a token file. It can be read again, in any process, with the same documents in the same order.
 Local files are not read by `datasets`: its reader of text changes line ends, that of JSON takes numbers for text, and
 zstandard would need another package.
 """
@@ -12,16 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.groups import group_of_url
-from olmo_sparsity.data.text import Document, find_eos
+from olmo_sparsity.data.text import Document, Unit, find_eos
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
@@ -29,7 +28,7 @@ from olmo_sparsity.util.files import sha256_file
 
 KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
 PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
-ROW_LAYOUT = 'each line (Parquet: row) must be one JSON object with a string "text"; mend or remove it'
+ROW_LAYOUT = 'each line (Parquet: row; not .txt) must be one JSON object with a string "text"; mend it'
 URL_FIELD, NO_GROUPS = "url", "none"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
@@ -44,9 +43,6 @@ SOURCES = {
 }
 """Kinds of text, each with the settings that not all of them have."""
 
-Unit = Callable[[], Iterator[Document]]
-"""A part of a corpus that becomes one token file: gives its documents, no text empty, or raises `UserError`."""
-
 
 # --- units ---
 
@@ -57,35 +53,29 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
     Of Parquet the text and the groups are read alone. Raises `UserError` for what cannot be read.
     """
     from pyarrow import ArrowException, CompressedInputStream
+    from pyarrow.parquet import ParquetFile
 
-    number = 1
+    number = 0
     try:
         with open(path, "rb") as raw:  # by Python: pyarrow's own errors do not say what the system refused
             packing = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
             file = BufferedReader(CompressedInputStream(raw, packing), READ_BYTES) if packing else raw
+            rows: Iterable[Any]
             if path.endswith(".parquet"):
-                from pyarrow.parquet import ParquetFile
-
                 columns = ["text", *([] if group_field == NO_GROUPS else [group_field or URL_FIELD])]
                 # with its own defaults it reads whole row groups
                 opened = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
                 parts = opened.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
-                for number, row in enumerate((row for part in parts for row in part.to_pylist()), start=1):
-                    yield f"{path}:{number}", row
+                rows = (row for part in parts for row in part.to_pylist())
             elif PLAIN_TEXT.search(path):
-                yield path, {"text": file.read().decode("utf-8-sig")}
+                rows = [{"text": file.read().decode("utf-8-sig")}]
             else:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield f"{path}:{number}", json.loads(line)
-    except (OSError, ArrowException) as error:
-        why = f"({first_line(error)}); put it back whole"
-        raise UserError(f"{path} cannot be read, or is truncated or damaged {why}") from error
-    except (ValueError, RecursionError) as error:
-        if PLAIN_TEXT.search(path):
-            raise UserError(f"{path} is not UTF-8 text ({first_line(error)}); save it as such") from error
-        why = f"({first_line(error)}); {ROW_LAYOUT}"
-        raise UserError(f"{path}:{number} is not JSON, or not UTF-8 {why}") from error
+                rows = (json.loads(line) if line.strip() else {"text": ""} for line in file)
+            for number, row in enumerate(rows, start=1):
+                yield f"{path}:{number}", row
+    except (OSError, ArrowException, ValueError, RecursionError) as error:
+        remedy = f"put the file back whole; {ROW_LAYOUT}"
+        raise UserError(f"{path}:{number + 1} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> Iterator[Document]:
@@ -97,15 +87,16 @@ def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> It
     for where, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise UserError(f"{where} has no text; {ROW_LAYOUT}")
-        group, value = None, None if group_field == NO_GROUPS else row.get(name)
-        if value not in (None, ""):
-            group = _well_formed(value if isinstance(value, str) else json.dumps(value, default=str))
+        if not row["text"].strip():
+            continue
+        group = None if group_field == NO_GROUPS or row.get(name) == "" else row.get(name)
+        if group is not None:
+            group = _well_formed(group if isinstance(group, str) else json.dumps(group, default=str))
             group = group_of_url(group) if name == URL_FIELD else group
         elif group_field not in (None, NO_GROUPS):
             remedy = f"name a field that all have with --group-field, or {NO_GROUPS}"
             raise UserError(f"{where} has no {name} to name its group; {remedy}")
-        if row["text"].strip():
-            yield Document(_well_formed(row["text"]), group)
+        yield Document(_well_formed(row["text"]), group)
 
 
 def _well_formed(text: str) -> str:
@@ -120,56 +111,51 @@ def read_files(paths: Sequence[str], group_field: str | None = NO_GROUPS) -> Ite
 
 def file_units(files: Sequence[str], group_field: str | None = NO_GROUPS) -> list[Unit]:
     """Units of local files: each file of rows, and each run of plain text files of about 16 MB."""
-    runs: list[list[str]] = []
+    runs: list[tuple[list[str], str | None]] = []
     room = 0  # bytes left in the run of text files at the end
     for path in files:
-        is_text, size = PLAIN_TEXT.search(path), Path(path).stat().st_size
-        if is_text and room > 0:
-            runs[-1].append(path)
-            room -= size
-        else:
-            runs.append([path])
-            room = TEXT_UNIT_BYTES - size if is_text else 0
-    return [partial(read_files, run, NO_GROUPS if PLAIN_TEXT.search(run[0]) else group_field) for run in runs]
+        is_text = PLAIN_TEXT.search(path)
+        if not is_text or room <= 0:
+            runs.append(([], NO_GROUPS if is_text else group_field))
+            room = TEXT_UNIT_BYTES if is_text else 0
+        runs[-1][0].append(path)
+        room -= Path(path).stat().st_size
+    return [partial(read_files, *run) for run in runs]
 
 
-def read_shard(
-    dataset: str, config: str, group_field: str | None, split: str, index: int, count: int, limit: int | None
-) -> Iterator[Document]:
-    """Documents of part ``index`` of ``count`` of a data set's split, of at most ``limit`` rows.
+def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
+    """What to call a split of a data set in errors, and its rows, which are read while they come.
 
-    ``dataset`` is its name on the hub, or a folder of the same layout, or of its files. Raises `UserError` where the
-    connection is lost.
+    ``dataset`` is its name on the hub, or a folder of the same layout, or of its files.
     """
-    where = f"{dataset} ({split})"
-    stream = open_stream(dataset, config, split).shard(count, index)
-
-    def rows() -> Iterator[tuple[str, Any]]:
-        try:
-            for row in islice(stream, limit):
-                yield where, row
-        except Exception as error:  # of datasets, pyarrow, zlib and httpx
-            why = f"({first_line(error)}); see to the connection and run the same command again"
-            raise UserError(f"{where} can no longer be read {why}: what is finished is kept") from error
-
-    return documents_of(rows(), group_field)
-
-
-@lru_cache(maxsize=4)
-def open_stream(dataset: str, config: str, split: str) -> Any:
-    """A split of a data set, read while it comes. Raises `UserError` where there is none."""
     from datasets import load_dataset
 
-    name = f"c4-{split}.*.json.gz"
-    try:
+    name, files = f"{dataset}, config {config}, split {split}", f"c4-{split}.*.json.gz"
+    with hub_errors(name):
         for folder in (Path(dataset, config), Path(dataset)):
-            if any(folder.glob(name)):  # copied without the README.md that names the files
-                files = {split: str(folder / name)}
-                return load_dataset("json", data_files=files, split=split, streaming=True)
-        return load_dataset(dataset, config, split=split, streaming=True)
-    except Exception as error:  # of many kinds
-        why = f"({first_line(error)}); without a network, copy its folder here and name it with --dataset"
-        raise UserError(f"{dataset}, config {config}, split {split} cannot be opened {why}") from error
+            if any(folder.glob(files)):  # copied without the README.md that names the files
+                copied = {split: str(folder / files)}
+                return name, load_dataset("json", data_files=copied, split=split, streaming=True)
+        return name, load_dataset(dataset, config, split=split, streaming=True)
+
+
+def read_split(name: str, rows: Iterable[Any], group_field: str | None) -> Iterator[Document]:
+    """Documents of what `open_split` gives, or of a part of it."""
+    with hub_errors(name):
+        yield from documents_of(((name, row) for row in rows), group_field)
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Raises `UserError` where a split of a data set cannot be opened, or the connection is lost."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of datasets, pyarrow, zlib and httpx
+        why = f"({first_line(error)}); see to the connection and run the same command again: what is finished is kept"
+        remedy = "without a network copy its folder here and name it with --dataset"
+        raise UserError(f"{name} cannot be read {why}; {remedy}") from error
 
 
 # --- settings ---
@@ -231,14 +217,13 @@ class PrepareSettings:
         for name in chain.from_iterable(SOURCES.values()):
             if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
-        if self.source == "text" and not (self.files or self.heldout_files):
-            raise UserError("no input files; name them with --files")
-        if self.tokenizer_name != "bpe":
+        trains_tokenizer = self.tokenizer_name == "bpe"
+        if self.source == "text" and not self.files and (trains_tokenizer or not self.heldout_files):
+            remedy = "to evaluate only, --heldout-files and the --tokenizer of the model (olmo, or a tokenizer.json)"
+            raise UserError(f"no input files; name --files, or, {remedy}")
+        if not trains_tokenizer:
             find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
-        elif self.source == "text" and not self.files:
-            remedy = "name that of the model to evaluate with --tokenizer (olmo, or a tokenizer.json)"
-            raise UserError(f"without --files there is no text to train a tokenizer on; {remedy}")
-        if in_shards and (self.tokenizer_name == "bpe" or self.chooses_heldout):
+        if in_shards and (trains_tokenizer or self.chooses_heldout):
             remedy = "pass --tokenizer olmo, or a tokenizer.json, and name --heldout-files, or leave it out"
             raise UserError(f"--shard needs a tokenizer and held-out text that are there already; {remedy}")
 
@@ -250,15 +235,13 @@ class PrepareSettings:
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         groups = None if self.group_field == NO_GROUPS else self.group_field or URL_FIELD
         if self.source == "docs":
-            if self.group_field not in (None, NO_GROUPS):
-                raise UserError(f"--group-field {groups}: of docs it is the package, or {NO_GROUPS}")
             request["packages"] = docs_packages(self.packages)
             groups = groups and "package"
         elif self.source == "text":
             files = (*self.files, *self.heldout_files)
             if len({Path(path).resolve() for path in files}) < len(files):
                 raise UserError(f"a file is named twice among {', '.join(files)}")
-            request |= {"files": _describe(self.files), "heldout_files": _describe(self.heldout_files)}
+            request |= {name: [*map(_describe, getattr(self, name))] for name in ("files", "heldout_files")}
             groups = None if all(map(PLAIN_TEXT.search, files)) else groups
         else:
             request |= {name: getattr(self, name) for name in SOURCES["c4"]}
@@ -287,19 +270,20 @@ class PrepareSettings:
             return file_units(sorted(map(str, folder.glob("*.jsonl"))), self.group_field or "group"), []
         if self.source == "text":
             return file_units(self.files, self.group_field), file_units(self.heldout_files, self.group_field)
-        shard = partial(read_shard, self.dataset, self.dataset_config, self.group_field)
-        count = open_stream(self.dataset, self.dataset_config, "train").num_shards
+        name, rows = open_split(self.dataset, self.dataset_config, "train")
+        count: int = rows.num_shards
         if self.limit_tokens is not None:
             count = min(count, -(-self.limit_tokens // HUB_UNIT_TOKENS))
-        train: list[Unit] = [partial(shard, "train", index, count, None) for index in range(count)]
-        return train, [partial(shard, "validation", 0, 1, self.heldout_documents)]
+        parts = (rows.shard(count, index) for index in range(count))
+        train: list[Unit] = [partial(read_split, name, part, self.group_field) for part in parts]
+        name, rows = open_split(self.dataset, self.dataset_config, "validation")
+        return train, [partial(read_split, name, rows.take(self.heldout_documents), self.group_field)]
 
 
-def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Names without folders: a manifest may be published, and a corpus copied together with its text."""
-    for path in files:
-        if not KIND.search(path) or not Path(path).is_file():
-            kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
-            raise UserError(f"input file {path} is missing, or neither {kinds}")
-    stats = [(Path(path).name, Path(path).stat()) for path in files]
-    return [{"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]
+def _describe(path: str) -> dict[str, Any]:
+    """Without its folder: a manifest may be published, and a corpus copied together with its text."""
+    if not KIND.search(path) or not Path(path).is_file():
+        kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
+        raise UserError(f"input file {path} is missing, or neither {kinds}")
+    stat = Path(path).stat()
+    return {"name": Path(path).name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

@@ -161,15 +161,15 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
     urls, out = [f"https://{number % 9}.org" for number in range(30)], tmp_path / "out"
     files = [write_lines(tmp_path / f"{i}.jsonl.gz", some_texts(30, i), urls) for i in range(4)]
     settings = text_settings(files, heldout_fraction=0.2)
-    real, gone = prepare_module._make_tokenizer, Path(files[2])
+    real, gone = prepare_module.Encoder, Path(files[2])
 
     def vanish(*arguments):
-        real(*arguments)
         (out / ".train-00002.npy.tmp-here-1").touch()
         gone.rename(tmp_path / "away")
+        return real(*arguments)
 
-    with monkeypatch.context() as patch, refused(r"2\.jsonl\.gz cannot be read.*put it back"):
-        patch.setattr(prepare_module, "_make_tokenizer", vanish)
+    with monkeypatch.context() as patch, refused(r"2\.jsonl\.gz:1 cannot be read.*put the file back"):
+        patch.setattr(prepare_module, "Encoder", vanish)
         prepare(settings, out, workers=workers)
     assert not [*out.glob(".*.tmp-*"), *out.glob("manifest.json")]
     (tmp_path / "away").rename(gone)
@@ -298,7 +298,7 @@ def test_bad_input_leaves_nothing_that_looks_whole(tmp_path):
         "no training documents": text_settings(empty, good),
         "no document is held out": text_settings(good, heldout_fraction=1e-9),
         "every held-out paragraph also stands in the training text": text_settings(good, copy),
-        "3.jsonl.gz cannot be read, or is truncated": settings,
+        r"3\.jsonl\.gz:\d+ cannot be read": settings,
     }
     for message, bad in cases.items():
         with refused(message):
