@@ -81,7 +81,7 @@ def _parser() -> Parser:
     """How the work is done, and an option for every setting, which says itself what it is."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    add("source", metavar="SOURCE", choices=SOURCES, help=f"one of {', '.join(SOURCES)}")
     add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     add(
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"

@@ -46,15 +46,10 @@ def group_of_url(url: str) -> str:
         return url
 
 
-# --- splits ---
-
-
 @dataclass(frozen=True)
 class SplitRule:
-    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group.
-
-    Those are chosen by a hash of seed and text, so equal texts stay together.
-    """
+    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group, by a
+    hash of seed and text, so that equal texts stay together."""
 
     seed: int
     heldout_fraction: float
@@ -73,10 +68,7 @@ class SplitRule:
         return (document for document in unit() if self.is_heldout(document) == heldout)
 
     def count_groups(self, unit: Unit) -> Counter[int]:
-        """Documents of a unit that are part of a group, by the group's bucket, one of 2^16.
-
-        A bucket goes to one split as a whole, so that counting takes no memory per group.
-        """
+        """Documents of a unit by their group's bucket, one of 2^16: counting takes no memory per group."""
         return Counter(self._hash(group, 2) for _, group in unit() if group is not None)
 
     def _hash(self, text: str, size: int) -> int:
@@ -109,9 +101,6 @@ def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]
             "--heldout-fraction or --seed, name --heldout-files, or split by document with --group-field none"
         )
     return frozenset(chosen)
-
-
-# --- the file beside a token file ---
 
 
 def write_groups(token_file: Path, groups: Sequence[str | None]) -> str | None:

@@ -58,11 +58,10 @@ def _start(threads: int) -> None:
     """Prepare a fresh worker process; ``threads`` is its share of the cores, for the thread pool of `tokenizers`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent answers it
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
+    def exit_with_parent() -> None:  # one that was killed outright cannot stop its workers
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
 
-def _exit_with_parent() -> None:
-    """A parent that was killed outright cannot stop its workers, so each of them watches it."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=exit_with_parent, daemon=True).start()

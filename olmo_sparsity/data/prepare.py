@@ -9,7 +9,6 @@ any machines that share the folder, make a part of train-*.npy each, and what al
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -59,9 +58,7 @@ def prepare(
     returned. Raises `UserError` for bad input, and for a folder that holds another corpus.
     """
     settings.check(in_shards=shard is not None)
-    # as a manifest gives it back
-    request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
-    out = Path(out)
+    request, out = {"pipeline": PIPELINE_VERSION, **settings.request()}, Path(out)
     finished = (out / MANIFEST_NAME).is_file()  # then it may be on a disk that cannot be written to
     with nullcontext() if finished else folder_lock(out, part=shard and f"{shard[0]}-of-{shard[1]}"):
         if manifest := _claim(out, request):
@@ -73,18 +70,13 @@ def prepare(
                 _tidy(out)
 
 
-# --- the folder ---
-
-
 def _claim(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
-    """The corpus that ``out`` holds; where it is not finished, ``out`` is to be worked in from now on.
-
-    Raises `UserError` where ``out`` holds another corpus, finished or not, or a damaged one.
-    """
+    """The corpus that ``out`` holds, if it is finished; else ``out`` is to be worked in from now on. Raises `UserError`
+    where ``out`` holds another corpus, finished or not, or a damaged one."""
     manifest = CorpusManifest.load(out) if (out / MANIFEST_NAME).is_file() else None
     record = out / WORK_NAME / "request.json"
     if not manifest and not record.is_file():
-        for path in _outputs(out):
+        for path in chain.from_iterable(map(out.glob, OUTPUTS)):
             raise UserError(f"{out} has {path.name} but no record of how it was made; {OTHER_FOLDER}")
         write_json(record, request)
     earlier = manifest.settings if manifest else read_json(record, OTHER_FOLDER)
@@ -102,16 +94,9 @@ def _claim(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
 def _tidy(out: Path) -> None:
     """Remove what no later run needs: of a finished corpus its state, of one without training files all of it."""
     work, finished, begun = out / WORK_NAME, (out / MANIFEST_NAME).is_file(), any(out.glob("train-*.npy"))
-    left = [work] if finished else [] if begun else [*_outputs(out), work]  # the request last
+    left = [work] if finished else [] if begun else [*chain.from_iterable(map(out.glob, OUTPUTS)), work]
     for path in [*out.glob(".*.tmp-*"), *work.glob(".*.tmp-*"), *left]:
         remove(path)  # temporaries are of workers that were stopped in the middle
-
-
-def _outputs(out: Path) -> list[Path]:
-    return [path for name in OUTPUTS for path in out.glob(name)]
-
-
-# --- the stages ---
 
 
 def _make(
@@ -213,11 +198,8 @@ def _start(unit: Unit, characters: float) -> Iterator[str]:
 def _encode(
     encoder: Encoder, searched: frozenset[int], limit: int | None, unit: Unit, record: Path
 ) -> TokenFile:
-    """Write documents of a unit, until they have ``limit`` tokens, as a token file and, last, a record of it.
-
-    The record also has those hashes of ``searched`` that paragraphs have. Without documents there is no file: a token
-    file must not be empty.
-    """
+    """Write documents of a unit, until they have ``limit`` tokens, as a token file, or no file where there are none.
+    Last comes a record of it, with those hashes of ``searched`` that their paragraphs have."""
     output = record.parents[1] / f"{record.stem}.npy"
     groups: list[str | None] = []
     tokens, contaminated = 0, set[int]()

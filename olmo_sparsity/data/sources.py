@@ -7,24 +7,33 @@ zstandard would need another package.
 
 from __future__ import annotations
 
+import ast
 import json
+import platform
 import re
+import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, distribution
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.docstrings import docs_packages, write_documents
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from olmo_sparsity.data.groups import group_of_url
-from olmo_sparsity.data.text import Document, Unit, find_eos
+from olmo_sparsity.data.jobs import run_jobs
+from olmo_sparsity.data.text import Document, Unit, find_eos, paragraphs, write_rows
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.files import atomic_path, sha256_file
 
 KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
 PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
@@ -44,14 +53,9 @@ SOURCES = {
 """Kinds of text, each with the settings that not all of them have."""
 
 
-# --- units ---
-
-
 def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[str, Any]]:
-    """Rows of a file, each after its place (file and number), read piece by piece; plain text is one row.
-
-    Of Parquet the text and the groups are read alone. Raises `UserError` for what cannot be read.
-    """
+    """Rows of a file, each after its place (file and number), read piece by piece; plain text is one row. Of Parquet
+    the text and the groups are read alone. Raises `UserError` for what cannot be read."""
     from pyarrow import ArrowException, CompressedInputStream
     from pyarrow.parquet import ParquetFile
 
@@ -60,7 +64,7 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
         with open(path, "rb") as raw:  # by Python: pyarrow's own errors do not say what the system refused
             packing = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
             file = BufferedReader(CompressedInputStream(raw, packing), READ_BYTES) if packing else raw
-            rows: Iterable[Any]
+            rows: Iterable[Any] = (json.loads(line) if line.strip() else {"text": ""} for line in file)
             if path.endswith(".parquet"):
                 columns = ["text", *([] if group_field == NO_GROUPS else [group_field or URL_FIELD])]
                 # with its own defaults it reads whole row groups
@@ -69,8 +73,6 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
                 rows = (row for part in parts for row in part.to_pylist())
             elif PLAIN_TEXT.search(path):
                 rows = [{"text": file.read().decode("utf-8-sig")}]
-            else:
-                rows = (json.loads(line) if line.strip() else {"text": ""} for line in file)
             for number, row in enumerate(rows, start=1):
                 yield f"{path}:{number}", row
     except (OSError, ArrowException, ValueError, RecursionError) as error:
@@ -80,9 +82,7 @@ def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[
 
 def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> Iterator[Document]:
     """Documents of rows, objects with a ``text``, each after its place, which the `UserError` for any other row names.
-
-    ``group_field`` is that of `PrepareSettings`: each row must have the one that is named.
-    """
+    ``group_field`` is that of `PrepareSettings`: each row must have the one that is named."""
     name = group_field or URL_FIELD
     for where, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
@@ -124,10 +124,8 @@ def file_units(files: Sequence[str], group_field: str | None = NO_GROUPS) -> lis
 
 
 def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
-    """What to call a split of a data set in errors, and its rows, which are read while they come.
-
-    ``dataset`` is its name on the hub, or a folder of the same layout, or of its files.
-    """
+    """What to call a split of a data set in errors, and its rows, read while they come. ``dataset`` is its name on the
+    hub, or a folder of the same layout, or of its files. Raises `UserError` where there is none."""
     from datasets import load_dataset
 
     name, files = f"{dataset}, config {config}, split {split}", f"c4-{split}.*.json.gz"
@@ -153,12 +151,130 @@ def hub_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # of datasets, pyarrow, zlib and httpx
-        why = f"({first_line(error)}); see to the connection and run the same command again: what is finished is kept"
-        remedy = "without a network copy its folder here and name it with --dataset"
-        raise UserError(f"{name} cannot be read {why}; {remedy}") from error
+        remedy = "run the same command again, what is finished is kept, or name a copy of its folder with --dataset"
+        raise UserError(f"{name} cannot be read ({first_line(error)}); {remedy}") from error
 
 
-# --- settings ---
+# Of docs: a document per module (its docstrings in source order) and per help topic of Python.
+PYTHON = "python"
+"""Stands for the standard library and the help topics among package names."""
+BASE = ("ai2-olmo", "datasets", "transformers", "accelerate", "deepspeed", "scipy", "matplotlib")
+"""Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
+PARTS = 8
+"""Files the documents are divided into, each one a unit."""
+MIN_CHARACTERS = 500
+MIN_REPEATED_CHARACTERS = 100
+"""A paragraph at least this long is kept only where it stands first: packages copy whole parameter lists."""
+MIN_ASCII_SHARE = 0.9
+MIN_COMMON_WORD_SHARE = 0.1
+"""English prose with code examples has 0.15 to 0.4 of these words; grammars and tables of numbers less."""
+COMMON_WORDS = re.compile(
+    r"(?i)\b(the|of|and|to|a|in|is|for|that|it|as|be|with|this|or|are|by|on|from|an|not|if|which|can)\b"
+)
+SKIPPED_FILES = re.compile(
+    r"(^|/)(tests?|_?vendor(ed)?|third_party|lib2to3|site-packages|dist-packages|__pycache__)/"
+    r"|(^|/)(test_[^/]*|conftest|topics)\.py$|_(test|pb2)\.py$"
+)
+BOILERPLATE = re.compile(
+    r"(?i)copyright|licen[sc]ed under|:license:|all rights reserved|SPDX-|automatically generated|auto-generated"
+    r"|^\s*\.\. (autosummary|toctree|currentmodule|module|automodule|autofunction|autoclass)::"
+)
+
+
+def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
+    """Packages whose docstrings make the corpus, with their versions, sorted.
+
+    By default Python itself and everything that `BASE` depends on, directly or not, without optional extras,
+    so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
+    """
+    versions: dict[str, str] = {}
+    left = [*(names or (PYTHON, *BASE))]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name == PYTHON:
+            versions[name] = platform.python_version()
+        elif name not in versions:
+            try:
+                found = distribution(name)
+            except PackageNotFoundError:
+                if names or name in BASE:
+                    remedy = f"{PYTHON} and what is installed, such as by pip install 'olmo-sparsity[train]'"
+                    raise UserError(f"package {name} is not installed; docs takes {remedy}") from None
+                continue  # a requirement for another platform
+            versions[name] = found.version
+            needed = map(Requirement, () if names else found.requires or ())
+            left += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+    return dict(sorted(versions.items()))
+
+
+def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
+    """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
+    modules = {name: path for package in packages for name, path in _modules(package)}
+    jobs = [partial(read_docstrings, path) for path in modules.values()]
+    documents = dict(zip(modules, run_jobs(jobs, workers, "reading docstrings"), strict=True))
+    if PYTHON in packages:
+        from pydoc_data.topics import topics
+
+        documents |= {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
+    # A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package.
+    names = sorted(documents, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
+    cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
+    with atomic_path(folder) as temporary:
+        for part in range(PARTS):
+            write_rows(partial(iter, cleaned[part::PARTS]), temporary / f"docs-{part:05d}.jsonl")
+
+
+def _modules(package: str) -> Iterator[tuple[str, Path]]:
+    """The source files of a package, each with its package and path, which are the same on every machine."""
+    if package == PYTHON:
+        folder = Path(sysconfig.get_path("stdlib"))
+        sources = [(file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py")]
+    else:
+        listed = distribution(package).files or ()
+        sources = [(file.as_posix(), Path(str(file.locate()))) for file in listed if file.suffix == ".py"]
+    return ((f"{package}/{name}", path) for name, path in sources if not SKIPPED_FILES.search(name))
+
+
+def read_docstrings(module: Path) -> list[str]:
+    """Docstrings of a source file, parsed and not run, in its order; none where it is missing or not Python."""
+
+    def documented(node: Any) -> Iterator[Any]:
+        yield node
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from documented(child)
+
+    with warnings.catch_warnings(), suppress(OSError, SyntaxError, ValueError, RecursionError):
+        warnings.simplefilter("ignore")  # invalid escapes in other people's code
+        tree = ast.parse(module.read_bytes())
+        return [text for node in documented(tree) if (text := ast.get_docstring(node))]
+    return []
+
+
+def clean_documents(documents: Iterable[tuple[str, list[str]]]) -> Iterator[Document]:
+    """Documents that are English and long enough, their docstrings joined by blank lines; the group is the package.
+
+    ``documents`` are packages and docstrings. What is left out: licence notes, directives of documentation tools, and
+    long paragraphs that stood earlier.
+    """
+    seen: set[int] = set()
+    for package, docstrings in documents:
+        kept = []
+        for paragraph, digest in chain.from_iterable(map(paragraphs, docstrings)):
+            if not BOILERPLATE.search(paragraph):
+                if len(paragraph.rstrip()) < MIN_REPEATED_CHARACTERS or digest not in seen:
+                    kept.append(paragraph.rstrip())
+                seen.add(digest)
+        text = "\n\n".join(kept)
+        if len(text) >= MIN_CHARACTERS and is_english(text):
+            yield Document(text, package)
+
+
+def is_english(text: str) -> bool:
+    """Whether the text is nearly all ASCII and has as many common English words as prose does."""
+    words, common = len(re.findall(r"[A-Za-z]+", text)), len(COMMON_WORDS.findall(text))
+    ascii_characters = len(text.encode("ascii", "ignore"))
+    return common >= MIN_COMMON_WORD_SHARE * max(1, words) and ascii_characters >= MIN_ASCII_SHARE * len(text)
 
 
 def _option(default: Any, about: str, type: Callable[[str], Any] | None = None) -> Any:
@@ -212,8 +328,8 @@ class PrepareSettings:
 
     def check(self, *, in_shards: bool = False) -> None:
         """Raise `UserError` for settings that do not go together, or that shards cannot share."""
-        if self.source not in SOURCES:
-            raise UserError(f"unknown source {self.source!r}; choose one of {', '.join(SOURCES)}")
+        if self.source == "docs" and self.group_field not in (None, NO_GROUPS):
+            raise UserError(f"--group-field {self.group_field}: of docs it is the package, or {NO_GROUPS}")
         for name in chain.from_iterable(SOURCES.values()):
             if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
@@ -228,10 +344,8 @@ class PrepareSettings:
             raise UserError(f"--shard needs a tokenizer and held-out text that are there already; {remedy}")
 
     def request(self) -> dict[str, Any]:
-        """What the token files depend on, for the manifest: equal requests make the same corpus.
-
-        Names, sizes, versions. Quick; raises `UserError` for what is missing.
-        """
+        """What the token files depend on, for the manifest: equal requests make the same corpus. Values are those of
+        JSON. Quick; raises `UserError` for what is missing."""
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         groups = None if self.group_field == NO_GROUPS else self.group_field or URL_FIELD
         if self.source == "docs":
@@ -260,8 +374,8 @@ class PrepareSettings:
     def units(self, work: Path, workers: int) -> tuple[list[Unit], list[Unit]]:
         """Units to train on, and held-out ones: none where held-out documents are chosen among the others.
 
-        ``work`` is a folder for what is made on the way. With a limit on tokens, the units of a data set are as few as
-        keep their size reasonable, and have equal parts of it: a taste need not open a thousand files.
+        ``work`` is a folder for what is made on the way. With a limit on tokens, a data set has few units, which have
+        equal parts of it: a taste need not open a thousand files.
         """
         if self.source == "docs":
             folder = work / "text"

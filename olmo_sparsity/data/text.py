@@ -73,8 +73,6 @@ def decontaminated(
             yield document._replace(text="\n\n".join(kept)) if removed else document
 
 
-# --- a byte-level BPE trained on the corpus itself ---
-
 MAX_RUN_CHARACTERS = 1000
 """Longer runs of one of these kinds of characters are cut in training, which takes the square of a word's length."""
 _KINDS = r"[\p{L}\p{N}]", r"\s", r"[^\s\p{L}\p{N}]"
@@ -95,9 +93,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer, tokenizer.decoder = by_bytes, decoders.ByteLevel()
     return tokenizer
-
-
-# --- token ids ---
 
 
 def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
@@ -143,10 +138,8 @@ class Encoder(dict[str, bytes]):
         return self[word]
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
-        """Each document with its ids and the EOS id, (n+1,).
-
-        Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
-        """
+        """Each document with its ids and the EOS id, (n+1,). Where a text spells out the EOS token, that is left out:
+        EOS ends a document and stands nowhere else."""
         eos, left = np.dtype(self.dtype).type(self.eos_token_id), iter(documents)
         while batch := list(islice(left, BATCH_DOCUMENTS)):
             for document, ids in zip(batch, self._ids([each.text for each in batch]), strict=True):

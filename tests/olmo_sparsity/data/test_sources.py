@@ -11,10 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.data import docstrings
-from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import PrepareSettings, Unit, file_units, read_files
+from olmo_sparsity.data.sources import (
+    PrepareSettings,
+    Unit,
+    clean_documents,
+    docs_packages,
+    file_units,
+    is_english,
+    read_docstrings,
+    read_files,
+)
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.corpora import (
     PROSE,
@@ -138,7 +145,7 @@ def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
     modules = [tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")]
-    assert list(map(docstrings.read_docstrings, modules)) == [
+    assert list(map(read_docstrings, modules)) == [
         ["Module.", "A.", "A.f.", "g.", "inner."],
         [],
         [],
