@@ -23,11 +23,7 @@ from olmo_sparsity.data.sources import (
     read_files,
 )
 from olmo_sparsity.data.tokens import TokenFiles
-from tests.support.corpora import (
-    PROSE,
-    some_texts,
-    write_lines,
-)
+from tests.support.corpora import PROSE, some_texts, write_lines
 from tests.support.refusals import refused
 
 NESTED = '{"text": ' + "[" * 100_000
