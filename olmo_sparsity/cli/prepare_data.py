@@ -38,28 +38,22 @@ from collections.abc import Sequence
 
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
+from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, shard, whole_number
 
 
 def main() -> int:
     settings, how = parse_settings()
-    start = time.monotonic()
-    done = prepare(settings, how.out, workers=how.workers, shard=how.shard)
+    is_ready, start = (how.out / MANIFEST_NAME).is_file(), time.monotonic()
+    manifest = prepare(settings, how.out, workers=how.workers, shard=how.shard)
     seconds = time.monotonic() - start
-    if done.manifest is None:
-        print(f"shard {how.shard[0]}/{how.shard[1]}: {_amount(done.train)} units")
+    if manifest is None:
+        name = "{}/{}".format(*how.shard)
+        print(f"shard {name}: {seconds:,.1f} s; next, when all are ready: the same command without --shard")
+    elif is_ready:
+        print(f"{summary(manifest)}\n{how.out} was ready already, made with the same settings; nothing to do")
     else:
-        print(summary(done.manifest))
-    if done.manifest is not None and not done.tokens_written:
-        print(f"{how.out} was ready already, made with the same settings; nothing to do")
-    else:
-        what = (
-            f"{how.out} is ready"
-            if how.shard is None
-            else "next, when all are: the same command without --shard"
-        )
-        print(f"{seconds:,.1f} s, {done.tokens_written / seconds:,.0f} tokens/s; {what}")
+        print(f"{summary(manifest)}\n{seconds:,.1f} s; {how.out} is ready")
     return 0
 
 
@@ -87,7 +81,7 @@ def _parser() -> Parser:
     """How the work is done, and an option for every setting, which says itself what it is."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    add("source", metavar="SOURCE", choices=SOURCES, help=f"one of {', '.join(SOURCES)}")
     add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     add(
         "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"

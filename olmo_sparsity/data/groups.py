@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from olmo_sparsity.data.text import Document
+from olmo_sparsity.data.text import Document, Unit
 from olmo_sparsity.data.tokens import TokenFile, TokenFiles, beside, check_sum
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
@@ -45,15 +46,10 @@ def group_of_url(url: str) -> str:
         return url
 
 
-# --- splits ---
-
-
 @dataclass(frozen=True)
 class SplitRule:
-    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group.
-
-    Those are chosen by a hash of seed and text, so equal texts stay together.
-    """
+    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group, by a
+    hash of seed and text, so that equal texts stay together."""
 
     seed: int
     heldout_fraction: float
@@ -64,14 +60,16 @@ class SplitRule:
     def is_heldout(self, document: Document) -> bool:
         """Whether this document is held out."""
         if document.group is not None:
-            return bool(self.heldout_buckets) and self.bucket(document.group) in self.heldout_buckets
-        return (
-            self._hash(document.text, 8) < self.heldout_fraction * 2**64 if self.heldout_fraction else False
-        )
+            return self._hash(document.group, 2) in self.heldout_buckets
+        return self.heldout_fraction > 0 and self._hash(document.text, 8) < self.heldout_fraction * 2**64
 
-    def bucket(self, group: str) -> int:
-        """Of 2^16. Each goes to one split as a whole, so that counting takes no memory per group."""
-        return self._hash(group, 2)
+    def split(self, unit: Unit, *, heldout: bool) -> Iterator[Document]:
+        """The documents of a unit that are held out, or the others."""
+        return (document for document in unit() if self.is_heldout(document) == heldout)
+
+    def count_groups(self, unit: Unit) -> Counter[int]:
+        """Documents of a unit by their group's bucket, one of 2^16: counting takes no memory per group."""
+        return Counter(self._hash(group, 2) for _, group in unit() if group is not None)
 
     def _hash(self, text: str, size: int) -> int:
         digest = blake2b(text.encode("utf8"), digest_size=size, key=str(self.seed).encode()).digest()
@@ -105,20 +103,16 @@ def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]
     return frozenset(chosen)
 
 
-# --- the file beside a token file ---
-
-
 def write_groups(token_file: Path, groups: Sequence[str | None]) -> str | None:
     """Write the groups of the documents of a token file; returns the checksum. None, and no file: there are none."""
-    path = beside(token_file, GROUPS_SUFFIX)
-    if not any(group is not None for group in groups):
-        path.unlink(missing_ok=True)
+    if set(groups) <= {None}:
         return None
+    path = beside(token_file, GROUPS_SUFFIX)
     with (
         atomic_path(path) as temporary,
         open(temporary, "wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,  # no name, no time: the same bytes each time
-    ):
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,
+    ):  # no name, no time: the same bytes each time
         file.writelines(json.dumps(group).encode() + b"\n" for group in groups)
     return sha256_file(path)
 
@@ -140,5 +134,6 @@ def groups_of(files: TokenFiles) -> np.ndarray | None:
     if not any(file.groups_sha256 for file in files.described):
         return None
     names = chain.from_iterable(map(read_groups, files.paths, files.described))
-    named = [name or f"document {number} by itself" for number, name in enumerate(names)]
-    return np.array(named, dtype=object)
+    return np.array(
+        [name or f"document {number} by itself" for number, name in enumerate(names)], dtype=object
+    )

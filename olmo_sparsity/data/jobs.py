@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from operator import call
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
@@ -17,57 +18,50 @@ from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import available_cores
 
 
-def run_jobs(
-    function: Callable[[Any], Any], jobs: Sequence[Any], workers: int, description: str
-) -> list[Any]:
-    """``[function(job) for job in jobs]`` over ``workers`` processes, or in this one where one is enough.
+def run_jobs(jobs: Sequence[Callable[[], Any]], workers: int, description: str) -> list[Any]:
+    """``[job() for job in jobs]`` over ``workers`` processes, or in this one where one is enough.
 
-    ``function`` must be importable, a job and its result must pickle. An exception of a job is raised here and ends
-    the others; a Ctrl-C too.
+    A job and its result must pickle. An exception of a job, or a Ctrl-C, is raised here and ends the others. Raises
+    `UserError` where a process was killed.
     """
-    results = []
-    workers = min(workers, len(jobs))
-    with progress(description, len(jobs), "jobs") as advance, ExitStack() as pool:
-        done: Iterator[Any] = map(function, jobs)
+    results, workers = [], min(workers, len(jobs))
+    with progress(description, len(jobs), "jobs") as advance, ExitStack() as stack:
+        done: Iterator[Any] = map(call, jobs)
         if workers > 1:  # thousands of small jobs are sent some at a time
-            done = pool.enter_context(_Pool(workers)).map(function, jobs, chunksize=1 + len(jobs) // 2000)
+            pool = stack.enter_context(_pool(workers))
+            done = pool.map(call, jobs, chunksize=1 + len(jobs) // 2000)
         for result in done:
             results.append(result)
             advance()
     return results
 
 
-class _Pool(ProcessPoolExecutor):
-    """Of processes that an error ends at once: jobs under way could take minutes more."""
-
-    def __init__(self, workers: int):
-        # A fork server starts clean: a fork of this process would copy the running threads of `tokenizers`.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["olmo_sparsity.data.prepare"])
-        super().__init__(workers, context, _start_worker, (max(1, available_cores() // workers),))
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if kind is not None:
-            self.shutdown(wait=False, cancel_futures=True)
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    # A fork server starts clean: a fork of this process would copy the running threads of `tokenizers`.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["olmo_sparsity.data.prepare"])
+    with ProcessPoolExecutor(workers, context, _start, (max(1, available_cores() // workers),)) as pool:
+        try:
+            yield pool
+        except BaseException as error:  # jobs under way could take minutes more
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
-        super().__exit__(kind, *error)
-        if kind is BrokenProcessPool:
+            if not isinstance(error, BrokenProcessPool):
+                raise
             remedy = "run the same command again with fewer --workers: what is finished is kept"
-            raise UserError(f"a worker process was killed, most likely for want of memory; {remedy}")
+            raise UserError(f"a process was killed, most likely for want of memory; {remedy}") from error
 
 
-def _start_worker(threads: int) -> None:
-    """Prepare a fresh worker process; ``threads`` is its share of the cores."""
+def _start(threads: int) -> None:
+    """Prepare a fresh worker process; ``threads`` is its share of the cores, for the thread pool of `tokenizers`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent answers it
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    os.environ["RAYON_NUM_THREADS"] = str(threads)  # the thread pool of `tokenizers`
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
 
+    def exit_with_parent() -> None:  # one that was killed outright cannot stop its workers
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
 
-def _exit_with_parent() -> None:
-    """A parent that was killed outright cannot stop its workers, so each of them watches it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=exit_with_parent, daemon=True).start()

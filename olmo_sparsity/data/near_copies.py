@@ -36,8 +36,8 @@ def find_near_copies(
     starts = np.flatnonzero(ends[length:] == ends[:-length])  # of runs without the end of a document
     hashes = run_hashes(tokens, length)[starts]
     wanted = np.unique(hashes)
-    search = partial(_runs_in, wanted, dtype, length)
-    seen = run_jobs(search, train, workers, "looking for near copies")
+    jobs = [partial(_runs_in, wanted, dtype, length, path) for path in train]
+    seen = run_jobs(jobs, workers, "looking for near copies")
     copied = starts[np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes)]]
     depth = np.zeros(len(tokens) + 1, dtype=np.int64)
     depth[copied] += 1

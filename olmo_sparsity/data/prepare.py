@@ -2,22 +2,21 @@
 
     text ──► held-out documents and their paragraphs ──► tokenizer ──► train-*.npy ──► heldout ──► manifest
 
-Every file is written whole or not at all, and the manifest last: a folder without one is unfinished. State of
-unfinished work, the request that it answers among it, is in `.partial`; what is there is not made again, so that a run
-that was killed goes on where it stopped. Shards, on any machines that share the folder, make a part of train-*.npy
-each; what all of them need (tokenizer, held-out documents) each makes if it is not there, with the same bytes.
+Every file is written whole or not at all, the manifest last. State of unfinished work, with the request that it
+answers, is in `.partial`; what is there is not made again: a run that was killed goes on where it stopped. Shards, on
+any machines that share the folder, make a part of train-*.npy each, and what all need where it is not there yet.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
-from itertools import chain, filterfalse
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,8 @@ import numpy as np
 from olmo_sparsity.data.groups import SplitRule, choose_buckets, read_groups, write_groups
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.near_copies import find_near_copies, write_near_copies
-from olmo_sparsity.data.sources import PrepareSettings, Unit, read_rows
-from olmo_sparsity.data.text import (
-    Document,
-    Encoder,
-    decontaminated,
-    paragraph_hashes,
-    train_bpe,
-    write_rows,
-)
+from olmo_sparsity.data.sources import PrepareSettings, read_rows
+from olmo_sparsity.data.text import Document, Encoder, Unit, decontaminated, paragraphs, train_bpe, write_rows
 from olmo_sparsity.data.tokens import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
@@ -51,289 +43,180 @@ from olmo_sparsity.util.provenance import available_cores
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
 WORK_NAME = ".partial"
-OUTPUT_NAME = re.compile(
-    r"manifest\.json|tokenizer\.json|\.partial|(train|heldout)-\d{5,}\.(npy|groups\.jsonl\.gz|near-copies)"
-)
-Shard = tuple[int, int]
+OUTPUTS = TOKENIZER_NAME, "train-*.npy", "heldout-00000.*"
 OTHER_FOLDER = "choose another --out, or remove it"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` made or found."""
-
-    manifest: CorpusManifest | None
-    """None where a shard was made, and the corpus is not finished."""
-    train: list[TokenFile]
-    """Training files, of the shard where one was asked for."""
-    tokens_written: int
-    """By this run; the rest was there already."""
+Shard = tuple[int, int]
 
 
 def prepare(
     settings: PrepareSettings, out: str | Path, *, workers: int | None = None, shard: Shard | None = None
-) -> Prepared:
+) -> CorpusManifest | None:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
     ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With ``shard``
-    (i, n) only the i-th of n shares of the training files is made, at the same time as others if need be. Raises
-    `UserError` for bad input, and for a folder that holds another corpus.
+    (i, n) only the i-th of n shares of the training files is made, at the same time as others if need be; None is
+    returned. Raises `UserError` for bad input, and for a folder that holds another corpus.
     """
     settings.check(in_shards=shard is not None)
-    # as a manifest gives it back
-    request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
-    out = Path(out)
-    if finished := _finished(out, request):
-        return finished
-    with folder_lock(out, part=shard and f"{shard[0]}-of-{shard[1]}"):
-        if finished := _finished(out, request):
-            return finished  # another process made it in the meantime
-        _claim(out, request)
+    request, out = {"pipeline": PIPELINE_VERSION, **settings.request()}, Path(out)
+    finished = (out / MANIFEST_NAME).is_file()  # then it may be on a disk that cannot be written to
+    with nullcontext() if finished else folder_lock(out, part=shard and f"{shard[0]}-of-{shard[1]}"):
+        if manifest := _claim(out, request):
+            return manifest
         try:
-            return _Work(settings, out, request, workers or available_cores()).make(shard)
+            return _make(settings, out, request, workers or available_cores(), shard)
         finally:
             if shard is None:  # else other shards may be at work
                 _tidy(out)
 
 
-# --- the folder ---
-
-
-def _finished(out: Path, request: dict[str, Any]) -> Prepared | None:
-    """The corpus that ``out`` holds. Raises `UserError` where it is another one, or damaged."""
-    if not (out / MANIFEST_NAME).is_file():
-        return None
-    manifest = CorpusManifest.load(out)
-    _refuse_other(out, manifest.settings, request)
-    for split in manifest.splits:
-        TokenFiles.of_split(out, split)
-    check_sum(out / TOKENIZER_NAME, manifest.tokenizer_sha256)
-    return Prepared(manifest, manifest.splits.get("train", []), 0)
-
-
-def _claim(out: Path, request: dict[str, Any]) -> None:
-    """Make ``out`` ready for work: new, or to be gone on with. Raises `UserError` for another's."""
-    path = out / WORK_NAME / "request.json"
-    if path.is_file():
-        _refuse_other(out, read_json(path, OTHER_FOLDER), request)
-    elif foreign := [file.name for file in _outputs(out) if file.is_file()]:
-        raise UserError(f"{out} has {foreign[0]} but no record of how it was made; {OTHER_FOLDER}")
-    else:
-        write_json(path, request)
-
-
-def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
+def _claim(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
+    """The corpus that ``out`` holds, if it is finished; else ``out`` is to be worked in from now on. Raises `UserError`
+    where ``out`` holds another corpus, finished or not, or a damaged one."""
+    manifest = CorpusManifest.load(out) if (out / MANIFEST_NAME).is_file() else None
+    record = out / WORK_NAME / "request.json"
+    if not manifest and not record.is_file():
+        for path in chain.from_iterable(map(out.glob, OUTPUTS)):
+            raise UserError(f"{out} has {path.name} but no record of how it was made; {OTHER_FOLDER}")
+        write_json(record, request)
+    earlier = manifest.settings if manifest else read_json(record, OTHER_FOLDER)
     names = dict.fromkeys([*request, "group_field", "near_copy_tokens"])  # left out where they are off
     if differing := [name for name in names if earlier.get(name) != request.get(name)]:
         what = f"a corpus, or the beginning of one, made with other settings ({', '.join(differing)})"
         raise UserError(f"{out} holds {what}; {OTHER_FOLDER}")
+    if manifest:
+        for split in manifest.splits:
+            TokenFiles.of_split(out, split)
+        check_sum(out / TOKENIZER_NAME, manifest.tokenizer_sha256)
+    return manifest
 
 
 def _tidy(out: Path) -> None:
     """Remove what no later run needs: of a finished corpus its state, of one without training files all of it."""
-    finished, begun = (out / MANIFEST_NAME).is_file(), any(out.glob("train-*.npy"))
-    left = [out / WORK_NAME] if finished else [] if begun else _outputs(out)
-    for path in [*out.glob(".*.tmp-*"), *(out / WORK_NAME).glob(".*.tmp-*"), *left]:
+    work, finished, begun = out / WORK_NAME, (out / MANIFEST_NAME).is_file(), any(out.glob("train-*.npy"))
+    left = [work] if finished else [] if begun else [*chain.from_iterable(map(out.glob, OUTPUTS)), work]
+    for path in [*out.glob(".*.tmp-*"), *work.glob(".*.tmp-*"), *left]:
         remove(path)  # temporaries are of workers that were stopped in the middle
 
 
-def _outputs(out: Path) -> list[Path]:
-    return [path for path in out.iterdir() if OUTPUT_NAME.fullmatch(path.name)]
+def _make(
+    settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int, shard: Shard | None
+) -> CorpusManifest | None:
+    """Run all stages; of a shard, those up to its training files. What an earlier run finished is not made again."""
+    work, (units, given) = out / WORK_NAME, settings.units(out / WORK_NAME, workers)
+    rule = SplitRule(settings.seed, settings.heldout_fraction if settings.chooses_heldout else 0.0)
+    if rule.heldout_fraction and request.get("group_field"):
+        counts = run_jobs([partial(rule.count_groups, unit) for unit in units], workers, "counting groups")
+        documents = Counter(chain.from_iterable(map(Counter.elements, counts)))
+        rule = replace(rule, heldout_buckets=choose_buckets(documents, rule.heldout_fraction))
+    training = [partial(rule.split, unit, heldout=False) for unit in units]
+    chosen = given or [partial(rule.split, unit, heldout=True) for unit in units]
+    heldout = {work / f"heldout-{number:05d}.jsonl": unit for number, unit in enumerate(chosen)}
+    copies = [partial(write_rows, unit, path) for path, unit in heldout.items() if not path.is_file()]
+    run_jobs(copies, workers, "holding out")
+    if not any(path.stat().st_size for path in heldout):
+        remedy = f"give more text, raise --heldout-fraction (now {settings.heldout_fraction:g})"
+        raise UserError(f"no document is held out; {remedy}, or name --heldout-files with text")
+
+    if not (out / TOKENIZER_NAME).is_file():
+        with atomic_path(out / TOKENIZER_NAME) as temporary:
+            if settings.tokenizer_name == "bpe":
+                characters = settings.tokenizer_sample_mb * 1e6 / len(training)
+                sample = chain.from_iterable(_start(unit, characters) for unit in training)
+                train_bpe(sample, settings.vocab_size).save(str(temporary))
+            else:
+                temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
+    encoder = Encoder(out / TOKENIZER_NAME, settings.eos_token)
+
+    number, count = shard or (1, 1)
+    share = range(number - 1, len(units), count)  # dealt out as cards are
+    records = {work / f"train-{number:05d}.json": training[number] for number in share}
+    for record in filter(Path.is_file, records):
+        file = TokenFile(**read_json(record, "remove it")["file"])
+        path, size = out / file.name, file.tokens * np.dtype(encoder.dtype).itemsize
+        if (path.stat().st_size if path.is_file() else 0) != size:
+            record.unlink()  # its token file was damaged, and is made again
+    searched = _read_back(heldout) if settings.decontaminate else []
+    hashes = frozenset(digest for document in searched for _, digest in paragraphs(document.text))
+    limit = settings.limit_tokens and -(-settings.limit_tokens // len(units))
+    encode = partial(_encode, encoder, hashes, limit)
+    jobs = [partial(encode, unit, path) for path, unit in records.items() if not path.is_file()]
+    run_jobs(jobs, workers, "tokenizing")
+    if shard is not None:
+        return None
+
+    made = [read_json(path, "remove it") for path in records]
+    train = [TokenFile(**each["file"]) for each in made if each["file"]["tokens"]]
+    if units and not train:
+        raise UserError("no training documents are left; lower --heldout-fraction or give more text")
+    contaminated = {digest for each in made for digest in each["contaminated"]}
+    removed: dict[str, int] = {}
+    kept = decontaminated(_read_back(heldout), contaminated, removed)
+    file = _encode(encoder, frozenset(), None, lambda: kept, work / "heldout-00000.json")
+    if not file.tokens:
+        remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
+        raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
+    found: dict[str, Any] = {}
+    path, paths = out / file.name, [out / each.name for each in train]
+    if file.groups_sha256 is not None:
+        groups = set(read_groups(path, file)) - {None}
+        shared = map(groups.intersection, map(read_groups, paths, train))
+        found["groups"] = {"heldout": len(groups), "in_both": len(set().union(*shared))}
+    if train and settings.near_copy_tokens:
+        ids = encoder.dtype, encoder.eos_token_id
+        near_copies = find_near_copies(path, paths, *ids, settings.near_copy_tokens, workers)
+        file = replace(file, near_copies_sha256=write_near_copies(path, near_copies))
+        found["near_copies"] = {"stretches": len(near_copies), "tokens": int(np.diff(near_copies).sum())}
+    found["decontamination"] = removed
+    found["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
+    manifest = CorpusManifest(
+        corpus=settings.source,
+        tokenizer_sha256=encoder.sha256,
+        vocab_size=encoder.vocab_size,
+        eos_token_id=encoder.eos_token_id,
+        dtype=encoder.dtype,
+        splits=({"train": train} if train else {}) | {"heldout": [file]},
+        settings=request | found,
+    )
+    manifest.save(out)
+    return manifest
 
 
-# --- the stages ---
-
-
-class _Work:
-    """The stages of making a corpus; what an earlier run finished is not made again.
-
-    The jobs of a stage run in worker processes, on a copy of this, and leave whole files or none.
-    """
-
-    def __init__(self, settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int):
-        self.settings, self.out, self.work = settings, out, out / WORK_NAME
-        self.request, self.workers = request, workers
-        self.chooses_heldout = settings.chooses_heldout
-        self.rule = SplitRule(settings.seed, settings.heldout_fraction if self.chooses_heldout else 0.0)
-        self.encoder: Encoder
-        self.of_heldout: frozenset[int] = frozenset()
-        self.limit_tokens = settings.limit_tokens
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What jobs need, and not the settings: they may name thousands of files."""
-        return {**vars(self), "settings": None, "request": None}
-
-    def make(self, shard: Shard | None) -> Prepared:
-        """Run all stages and save the manifest; of a shard, those up to its training files."""
-        units, given = (dict(enumerate(each)) for each in self.settings.units(self.work, self.workers))
-        if self.chooses_heldout and self.request.get("group_field"):
-            self._choose_groups(units)
-        heldout = self._of_each(given or units, "heldout-{:05d}.jsonl", "holding out", self._hold_out)
-        if not any(path.stat().st_size for path in heldout):
-            remedy = "give more text, raise --heldout-fraction"
-            remedy += f" (now {self.settings.heldout_fraction:g}), or name --heldout-files with text"
-            raise UserError(f"no document is held out; {remedy}")
-        self._make_tokenizer(units)
-        if self.settings.decontaminate:
-            hashes = (paragraph_hashes(document.text) for document in _read_back(heldout))
-            self.of_heldout = frozenset(chain.from_iterable(hashes))
-        if self.settings.limit_tokens is not None:
-            self.limit_tokens = -(-self.settings.limit_tokens // len(units))
-        number, count = shard or (1, 1)
-        share = {i: units[i] for i in range(number - 1, len(units), count)}  # dealt out as cards are
-        before = {path for path in self.work.glob("train-*.json") if self._is_whole(path)}
-        records = self._of_each(share, "train-{:05d}.json", "tokenizing", self._encode_unit)
-        files = list(map(_recorded, records))
-        written = sum(file.tokens for file, path in zip(files, records, strict=True) if path not in before)
-        if shard is not None:
-            return Prepared(None, files, written)
-        train = [file for file in files if file.tokens]
-        if units and not train:
-            raise UserError("no training documents are left; lower --heldout-fraction or give more text")
-        manifest = self._finish(train, heldout)
-        return Prepared(manifest, train, written + manifest.splits["heldout"][0].tokens)
-
-    def _of_each(
-        self, units: dict[int, Unit], name: str, description: str, write: Callable[[tuple[Unit, Path]], None]
-    ) -> list[Path]:
-        """The files that ``write`` makes of units, named by their numbers; those that are there already stay."""
-        paths = {i: self.work / name.format(i) for i in units}
-        jobs = [(units[i], path) for i, path in paths.items() if not path.is_file()]
-        run_jobs(write, jobs, self.workers, description)
-        return list(paths.values())
-
-    # --- before the training text is encoded ---
-
-    def _choose_groups(self, units: dict[int, Unit]) -> None:
-        paths = self._of_each(units, "groups-{:05d}.json", "counting groups", self._count_groups)
-        documents: Counter[int] = Counter()
-        for path in paths:
-            documents.update({int(bucket): count for bucket, count in read_json(path, "remove it").items()})
-        self.rule = replace(self.rule, heldout_buckets=choose_buckets(documents, self.rule.heldout_fraction))
-
-    def _count_groups(self, job: tuple[Unit, Path]) -> None:
-        unit, path = job
-        write_json(path, Counter(self.rule.bucket(group) for _, group in unit() if group is not None))
-
-    def _hold_out(self, job: tuple[Unit, Path]) -> None:
-        """Copy the held-out documents of a unit to a file of JSON lines."""
-        unit, path = job
-        documents = filter(self.rule.is_heldout, unit()) if self.chooses_heldout else unit()
-        with atomic_path(path) as temporary:
-            write_rows(temporary, documents)
-
-    def _make_tokenizer(self, units: dict[int, Unit]) -> None:
-        path = self.out / TOKENIZER_NAME
-        if not path.is_file():
-            with atomic_path(path) as temporary:
-                if self.settings.tokenizer_name == "bpe":
-                    trained = train_bpe(self._sample(units), self.settings.vocab_size)
-                    temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
-                else:
-                    temporary.write_bytes(tokenizer_file(self.settings.tokenizer_name).read_bytes())
-        self.encoder = Encoder(path, self.settings.eos_token)
-
-    def _sample(self, units: dict[int, Unit]) -> Iterator[str]:
-        """Training documents from the start of every unit, `tokenizer_sample_mb` in all."""
-        for unit in units.values():
-            left = self.settings.tokenizer_sample_mb * 1e6 / len(units)
-            for document in filterfalse(self.rule.is_heldout, unit()):
-                yield document.text[: int(left) + 1]
-                left -= len(document.text)
-                if left <= 0:
-                    break
-
-    # --- token files ---
-
-    def _is_whole(self, record: Path) -> bool:
-        """Whether the token file of a unit has the size that its record says; the record goes where it has not."""
-        file = _recorded(record)
-        path, size = self.out / file.name, file.tokens * np.dtype(self.encoder.dtype).itemsize
-        is_whole = (path.stat().st_size if path.is_file() else 0) == size
-        if not is_whole:
-            record.unlink()
-        return is_whole
-
-    def _encode_unit(self, job: tuple[Unit, Path]) -> None:
-        """Write the training documents of a unit as a token file and, last, a record of it.
-
-        The record has the hashes of the held-out paragraphs that stand in it, too.
-        """
-        unit, record = job
-        contaminated: set[int] = set()
-
-        def encoded() -> Iterator[tuple[Document, np.ndarray]]:
-            tokens = 0
-            for document, ids in self.encoder.encode(filterfalse(self.rule.is_heldout, unit())):
-                if self.of_heldout:
-                    contaminated.update(self.of_heldout.intersection(paragraph_hashes(document.text)))
-                yield document, ids
-                tokens += len(ids)
-                if self.limit_tokens is not None and tokens >= self.limit_tokens:
-                    return
-
-        file = _write_token_file(self.out / f"{record.stem}.npy", encoded())
-        write_json(record, {"file": asdict(file), "contaminated": sorted(contaminated)})
-
-    def _finish(self, train: list[TokenFile], heldout: list[Path]) -> CorpusManifest:
-        """Write the held-out split, without the paragraphs that are in training, and the manifest."""
-        records = [read_json(path, "remove it") for path in self.work.glob("train-*.json")]
-        contaminated = {digest for record in records for digest in record["contaminated"]}
-        removed: dict[str, int] = {}
-        documents = decontaminated(_read_back(heldout), contaminated, removed)
-        file = _write_token_file(self.out / "heldout-00000.npy", self.encoder.encode(documents))
-        if not file.tokens:
-            remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
-            raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
-        found: dict[str, Any] = {}
-        if file.groups_sha256 is not None:
-            held = set(read_groups(self.out / file.name, file)) - {None}
-            shared = (held.intersection(read_groups(self.out / each.name, each)) for each in train)
-            found["groups"] = {"heldout": len(held), "in_both": len(set().union(*shared))}
-        if train and (length := self.settings.near_copy_tokens):
-            path, *paths = (self.out / each.name for each in (file, *train))
-            ids = self.encoder.dtype, self.encoder.eos_token_id
-            near_copies = find_near_copies(path, paths, *ids, length, self.workers)
-            file = replace(file, near_copies_sha256=write_near_copies(path, near_copies))
-            covered = int(np.diff(near_copies).sum())
-            found["near_copies"] = {"stretches": len(near_copies), "tokens": covered}
-        found["decontamination"] = removed
-        found["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
-        manifest = CorpusManifest(
-            corpus=self.settings.source,
-            tokenizer_sha256=self.encoder.sha256,
-            vocab_size=self.encoder.vocab_size,
-            eos_token_id=self.encoder.eos_token_id,
-            dtype=self.encoder.dtype,
-            splits=({"train": train} if train else {}) | {"heldout": [file]},
-            settings=self.request | found,
-        )
-        manifest.save(self.out)
-        return manifest
-
-
-def _read_back(paths: list[Path]) -> Iterator[Document]:
+def _read_back(paths: Iterable[Path]) -> Iterator[Document]:
     return (Document(**row) for path in paths for _, row in read_rows(str(path)))
 
 
-def _recorded(record: Path) -> TokenFile:
-    return TokenFile(**read_json(record, "remove it")["file"])
+def _start(unit: Unit, characters: float) -> Iterator[str]:
+    """Texts from the start of a unit, so many characters in all."""
+    for document in unit():
+        yield document.text[: int(characters) + 1]
+        characters -= len(document.text)
+        if characters <= 0:
+            return
 
 
-def _write_token_file(output: Path, documents: Iterable[tuple[Document, np.ndarray]]) -> TokenFile:
-    """Write the ids of documents one after the other, and their groups into a file beside it, if any has one.
-
-    Without documents there is no file: a token file must not be empty.
-    """
+def _encode(
+    encoder: Encoder, searched: frozenset[int], limit: int | None, unit: Unit, record: Path
+) -> TokenFile:
+    """Write documents of a unit, until they have ``limit`` tokens, as a token file, or no file where there are none.
+    Last comes a record of it, with those hashes of ``searched`` that their paragraphs have."""
+    output = record.parents[1] / f"{record.stem}.npy"
     groups: list[str | None] = []
-    tokens = 0
+    tokens, contaminated = 0, set[int]()
     with atomic_path(output) as temporary:
         with open(temporary, "wb") as file:
-            for document, ids in documents:
+            for document, ids in encoder.encode(unit()):
                 file.write(ids.data)
                 groups.append(document.group)
                 tokens += len(ids)
+                if searched:
+                    hashes = (digest for _, digest in paragraphs(document.text))
+                    contaminated.update(searched.intersection(hashes))
+                if limit is not None and tokens >= limit:
+                    break
         if not tokens:
             temporary.unlink()
     sha256 = sha256_file(output) if tokens else ""
-    return TokenFile(output.name, tokens, len(groups), sha256, write_groups(output, groups))
+    made = TokenFile(output.name, tokens, len(groups), sha256, write_groups(output, groups))
+    write_json(record, {"file": asdict(made), "contaminated": sorted(contaminated)})
+    return made

@@ -1,35 +1,43 @@
 """Where documents come from: docstrings of installed packages, local files, and data sets on the Hugging Face hub.
 
-The settings say what identifies the text, so that a finished corpus is recognised, and cut it into units, each of which
-becomes a token file: a unit can be read again, in any process, and gives the same documents in the same order.
-
+A unit of text becomes a token file. It can be read again, in any process, with the same documents in the same order.
 Local files are not read by `datasets`: its reader of text changes line ends, that of JSON takes numbers for text, and
 zstandard would need another package.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import platform
 import re
+import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, distribution
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.docstrings import docs_packages, write_documents
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from olmo_sparsity.data.groups import group_of_url
-from olmo_sparsity.data.text import Document, find_eos
+from olmo_sparsity.data.jobs import run_jobs
+from olmo_sparsity.data.text import Document, Unit, find_eos, paragraphs, write_rows
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.files import atomic_path, sha256_file
 
 KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
 PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
-ROW_LAYOUT = 'each line (Parquet: row) must be one JSON object with a string "text"; mend or remove it'
+ROW_LAYOUT = 'each line (Parquet: row; not .txt) must be one JSON object with a string "text"; mend it'
 URL_FIELD, NO_GROUPS = "url", "none"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
@@ -44,68 +52,51 @@ SOURCES = {
 }
 """Kinds of text, each with the settings that not all of them have."""
 
-Unit = Callable[[], Iterator[Document]]
-"""A part of a corpus that becomes one token file: gives its documents, no text empty, or raises `UserError`."""
-
-
-# --- units ---
-
 
 def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[str, Any]]:
-    """Rows of a file, each after its place (file and number), read piece by piece; plain text is one row.
-
-    Of Parquet the text and the groups are read alone. Raises `UserError` for what cannot be read.
-    """
+    """Rows of a file, each after its place (file and number), read piece by piece; plain text is one row. Of Parquet
+    the text and the groups are read alone. Raises `UserError` for what cannot be read."""
     from pyarrow import ArrowException, CompressedInputStream
+    from pyarrow.parquet import ParquetFile
 
-    number = 1
+    number = 0
     try:
         with open(path, "rb") as raw:  # by Python: pyarrow's own errors do not say what the system refused
             packing = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
             file = BufferedReader(CompressedInputStream(raw, packing), READ_BYTES) if packing else raw
+            rows: Iterable[Any] = (json.loads(line) if line.strip() else {"text": ""} for line in file)
             if path.endswith(".parquet"):
-                from pyarrow.parquet import ParquetFile
-
                 columns = ["text", *([] if group_field == NO_GROUPS else [group_field or URL_FIELD])]
                 # with its own defaults it reads whole row groups
                 opened = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
                 parts = opened.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
-                for number, row in enumerate((row for part in parts for row in part.to_pylist()), start=1):
-                    yield f"{path}:{number}", row
+                rows = (row for part in parts for row in part.to_pylist())
             elif PLAIN_TEXT.search(path):
-                yield path, {"text": file.read().decode("utf-8-sig")}
-            else:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield f"{path}:{number}", json.loads(line)
-    except (OSError, ArrowException) as error:
-        why = f"({first_line(error)}); put it back whole"
-        raise UserError(f"{path} cannot be read, or is truncated or damaged {why}") from error
-    except (ValueError, RecursionError) as error:
-        if PLAIN_TEXT.search(path):
-            raise UserError(f"{path} is not UTF-8 text ({first_line(error)}); save it as such") from error
-        why = f"({first_line(error)}); {ROW_LAYOUT}"
-        raise UserError(f"{path}:{number} is not JSON, or not UTF-8 {why}") from error
+                rows = [{"text": file.read().decode("utf-8-sig")}]
+            for number, row in enumerate(rows, start=1):
+                yield f"{path}:{number}", row
+    except (OSError, ArrowException, ValueError, RecursionError) as error:
+        remedy = f"put the file back whole; {ROW_LAYOUT}"
+        raise UserError(f"{path}:{number + 1} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> Iterator[Document]:
     """Documents of rows, objects with a ``text``, each after its place, which the `UserError` for any other row names.
-
-    ``group_field`` is that of `PrepareSettings`: each row must have the one that is named.
-    """
+    ``group_field`` is that of `PrepareSettings`: each row must have the one that is named."""
     name = group_field or URL_FIELD
     for where, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise UserError(f"{where} has no text; {ROW_LAYOUT}")
-        group, value = None, None if group_field == NO_GROUPS else row.get(name)
-        if value not in (None, ""):
-            group = _well_formed(value if isinstance(value, str) else json.dumps(value, default=str))
+        if not row["text"].strip():
+            continue
+        group = None if group_field == NO_GROUPS or row.get(name) == "" else row.get(name)
+        if group is not None:
+            group = _well_formed(group if isinstance(group, str) else json.dumps(group, default=str))
             group = group_of_url(group) if name == URL_FIELD else group
         elif group_field not in (None, NO_GROUPS):
             remedy = f"name a field that all have with --group-field, or {NO_GROUPS}"
             raise UserError(f"{where} has no {name} to name its group; {remedy}")
-        if row["text"].strip():
-            yield Document(_well_formed(row["text"]), group)
+        yield Document(_well_formed(row["text"]), group)
 
 
 def _well_formed(text: str) -> str:
@@ -120,59 +111,170 @@ def read_files(paths: Sequence[str], group_field: str | None = NO_GROUPS) -> Ite
 
 def file_units(files: Sequence[str], group_field: str | None = NO_GROUPS) -> list[Unit]:
     """Units of local files: each file of rows, and each run of plain text files of about 16 MB."""
-    runs: list[list[str]] = []
+    runs: list[tuple[list[str], str | None]] = []
     room = 0  # bytes left in the run of text files at the end
     for path in files:
-        is_text, size = PLAIN_TEXT.search(path), Path(path).stat().st_size
-        if is_text and room > 0:
-            runs[-1].append(path)
-            room -= size
-        else:
-            runs.append([path])
-            room = TEXT_UNIT_BYTES - size if is_text else 0
-    return [partial(read_files, run, NO_GROUPS if PLAIN_TEXT.search(run[0]) else group_field) for run in runs]
+        is_text = PLAIN_TEXT.search(path)
+        if not is_text or room <= 0:
+            runs.append(([], NO_GROUPS if is_text else group_field))
+            room = TEXT_UNIT_BYTES if is_text else 0
+        runs[-1][0].append(path)
+        room -= Path(path).stat().st_size
+    return [partial(read_files, *run) for run in runs]
 
 
-def read_shard(
-    dataset: str, config: str, group_field: str | None, split: str, index: int, count: int, limit: int | None
-) -> Iterator[Document]:
-    """Documents of part ``index`` of ``count`` of a data set's split, of at most ``limit`` rows.
-
-    ``dataset`` is its name on the hub, or a folder of the same layout, or of its files. Raises `UserError` where the
-    connection is lost.
-    """
-    where = f"{dataset} ({split})"
-    stream = open_stream(dataset, config, split).shard(count, index)
-
-    def rows() -> Iterator[tuple[str, Any]]:
-        try:
-            for row in islice(stream, limit):
-                yield where, row
-        except Exception as error:  # of datasets, pyarrow, zlib and httpx
-            why = f"({first_line(error)}); see to the connection and run the same command again"
-            raise UserError(f"{where} can no longer be read {why}: what is finished is kept") from error
-
-    return documents_of(rows(), group_field)
-
-
-@lru_cache(maxsize=4)
-def open_stream(dataset: str, config: str, split: str) -> Any:
-    """A split of a data set, read while it comes. Raises `UserError` where there is none."""
+def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
+    """What to call a split of a data set in errors, and its rows, read while they come. ``dataset`` is its name on the
+    hub, or a folder of the same layout, or of its files. Raises `UserError` where there is none."""
     from datasets import load_dataset
 
-    name = f"c4-{split}.*.json.gz"
-    try:
+    name, files = f"{dataset}, config {config}, split {split}", f"c4-{split}.*.json.gz"
+    with hub_errors(name):
         for folder in (Path(dataset, config), Path(dataset)):
-            if any(folder.glob(name)):  # copied without the README.md that names the files
-                files = {split: str(folder / name)}
-                return load_dataset("json", data_files=files, split=split, streaming=True)
-        return load_dataset(dataset, config, split=split, streaming=True)
-    except Exception as error:  # of many kinds
-        why = f"({first_line(error)}); without a network, copy its folder here and name it with --dataset"
-        raise UserError(f"{dataset}, config {config}, split {split} cannot be opened {why}") from error
+            if any(folder.glob(files)):  # copied without the README.md that names the files
+                copied = {split: str(folder / files)}
+                return name, load_dataset("json", data_files=copied, split=split, streaming=True)
+        return name, load_dataset(dataset, config, split=split, streaming=True)
 
 
-# --- settings ---
+def read_split(name: str, rows: Iterable[Any], group_field: str | None) -> Iterator[Document]:
+    """Documents of what `open_split` gives, or of a part of it."""
+    with hub_errors(name):
+        yield from documents_of(((name, row) for row in rows), group_field)
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Raises `UserError` where a split of a data set cannot be opened, or the connection is lost."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of datasets, pyarrow, zlib and httpx
+        remedy = "run the same command again, what is finished is kept, or name a copy of its folder with --dataset"
+        raise UserError(f"{name} cannot be read ({first_line(error)}); {remedy}") from error
+
+
+# Of docs: a document per module (its docstrings in source order) and per help topic of Python.
+PYTHON = "python"
+"""Stands for the standard library and the help topics among package names."""
+BASE = ("ai2-olmo", "datasets", "transformers", "accelerate", "deepspeed", "scipy", "matplotlib")
+"""Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
+PARTS = 8
+"""Files the documents are divided into, each one a unit."""
+MIN_CHARACTERS = 500
+MIN_REPEATED_CHARACTERS = 100
+"""A paragraph at least this long is kept only where it stands first: packages copy whole parameter lists."""
+MIN_ASCII_SHARE = 0.9
+MIN_COMMON_WORD_SHARE = 0.1
+"""English prose with code examples has 0.15 to 0.4 of these words; grammars and tables of numbers less."""
+COMMON_WORDS = re.compile(
+    r"(?i)\b(the|of|and|to|a|in|is|for|that|it|as|be|with|this|or|are|by|on|from|an|not|if|which|can)\b"
+)
+SKIPPED_FILES = re.compile(
+    r"(^|/)(tests?|_?vendor(ed)?|third_party|lib2to3|site-packages|dist-packages|__pycache__)/"
+    r"|(^|/)(test_[^/]*|conftest|topics)\.py$|_(test|pb2)\.py$"
+)
+BOILERPLATE = re.compile(
+    r"(?i)copyright|licen[sc]ed under|:license:|all rights reserved|SPDX-|automatically generated|auto-generated"
+    r"|^\s*\.\. (autosummary|toctree|currentmodule|module|automodule|autofunction|autoclass)::"
+)
+
+
+def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
+    """Packages whose docstrings make the corpus, with their versions, sorted.
+
+    By default Python itself and everything that `BASE` depends on, directly or not, without optional extras,
+    so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
+    """
+    versions: dict[str, str] = {}
+    left = [*(names or (PYTHON, *BASE))]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name == PYTHON:
+            versions[name] = platform.python_version()
+        elif name not in versions:
+            try:
+                found = distribution(name)
+            except PackageNotFoundError:
+                if names or name in BASE:
+                    remedy = f"{PYTHON} and what is installed, such as by pip install 'olmo-sparsity[train]'"
+                    raise UserError(f"package {name} is not installed; docs takes {remedy}") from None
+                continue  # a requirement for another platform
+            versions[name] = found.version
+            needed = map(Requirement, () if names else found.requires or ())
+            left += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+    return dict(sorted(versions.items()))
+
+
+def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
+    """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
+    modules = {name: path for package in packages for name, path in _modules(package)}
+    jobs = [partial(read_docstrings, path) for path in modules.values()]
+    documents = dict(zip(modules, run_jobs(jobs, workers, "reading docstrings"), strict=True))
+    if PYTHON in packages:
+        from pydoc_data.topics import topics
+
+        documents |= {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
+    # A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package.
+    names = sorted(documents, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
+    cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
+    with atomic_path(folder) as temporary:
+        for part in range(PARTS):
+            write_rows(partial(iter, cleaned[part::PARTS]), temporary / f"docs-{part:05d}.jsonl")
+
+
+def _modules(package: str) -> Iterator[tuple[str, Path]]:
+    """The source files of a package, each with its package and path, which are the same on every machine."""
+    if package == PYTHON:
+        folder = Path(sysconfig.get_path("stdlib"))
+        sources = [(file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py")]
+    else:
+        listed = distribution(package).files or ()
+        sources = [(file.as_posix(), Path(str(file.locate()))) for file in listed if file.suffix == ".py"]
+    return ((f"{package}/{name}", path) for name, path in sources if not SKIPPED_FILES.search(name))
+
+
+def read_docstrings(module: Path) -> list[str]:
+    """Docstrings of a source file, parsed and not run, in its order; none where it is missing or not Python."""
+
+    def documented(node: Any) -> Iterator[Any]:
+        yield node
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from documented(child)
+
+    with warnings.catch_warnings(), suppress(OSError, SyntaxError, ValueError, RecursionError):
+        warnings.simplefilter("ignore")  # invalid escapes in other people's code
+        tree = ast.parse(module.read_bytes())
+        return [text for node in documented(tree) if (text := ast.get_docstring(node))]
+    return []
+
+
+def clean_documents(documents: Iterable[tuple[str, list[str]]]) -> Iterator[Document]:
+    """Documents that are English and long enough, their docstrings joined by blank lines; the group is the package.
+
+    ``documents`` are packages and docstrings. What is left out: licence notes, directives of documentation tools, and
+    long paragraphs that stood earlier.
+    """
+    seen: set[int] = set()
+    for package, docstrings in documents:
+        kept = []
+        for paragraph, digest in chain.from_iterable(map(paragraphs, docstrings)):
+            if not BOILERPLATE.search(paragraph):
+                if len(paragraph.rstrip()) < MIN_REPEATED_CHARACTERS or digest not in seen:
+                    kept.append(paragraph.rstrip())
+                seen.add(digest)
+        text = "\n\n".join(kept)
+        if len(text) >= MIN_CHARACTERS and is_english(text):
+            yield Document(text, package)
+
+
+def is_english(text: str) -> bool:
+    """Whether the text is nearly all ASCII and has as many common English words as prose does."""
+    words, common = len(re.findall(r"[A-Za-z]+", text)), len(COMMON_WORDS.findall(text))
+    ascii_characters = len(text.encode("ascii", "ignore"))
+    return common >= MIN_COMMON_WORD_SHARE * max(1, words) and ascii_characters >= MIN_ASCII_SHARE * len(text)
 
 
 def _option(default: Any, about: str, type: Callable[[str], Any] | None = None) -> Any:
@@ -226,39 +328,34 @@ class PrepareSettings:
 
     def check(self, *, in_shards: bool = False) -> None:
         """Raise `UserError` for settings that do not go together, or that shards cannot share."""
-        if self.source not in SOURCES:
-            raise UserError(f"unknown source {self.source!r}; choose one of {', '.join(SOURCES)}")
+        if self.source == "docs" and self.group_field not in (None, NO_GROUPS):
+            raise UserError(f"--group-field {self.group_field}: of docs it is the package, or {NO_GROUPS}")
         for name in chain.from_iterable(SOURCES.values()):
             if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
-        if self.source == "text" and not (self.files or self.heldout_files):
-            raise UserError("no input files; name them with --files")
-        if self.tokenizer_name != "bpe":
+        trains_tokenizer = self.tokenizer_name == "bpe"
+        if self.source == "text" and not self.files and (trains_tokenizer or not self.heldout_files):
+            remedy = "to evaluate only, --heldout-files and the --tokenizer of the model (olmo, or a tokenizer.json)"
+            raise UserError(f"no input files; name --files, or, {remedy}")
+        if not trains_tokenizer:
             find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
-        elif self.source == "text" and not self.files:
-            remedy = "name that of the model to evaluate with --tokenizer (olmo, or a tokenizer.json)"
-            raise UserError(f"without --files there is no text to train a tokenizer on; {remedy}")
-        if in_shards and (self.tokenizer_name == "bpe" or self.chooses_heldout):
+        if in_shards and (trains_tokenizer or self.chooses_heldout):
             remedy = "pass --tokenizer olmo, or a tokenizer.json, and name --heldout-files, or leave it out"
             raise UserError(f"--shard needs a tokenizer and held-out text that are there already; {remedy}")
 
     def request(self) -> dict[str, Any]:
-        """What the token files depend on, for the manifest: equal requests make the same corpus.
-
-        Names, sizes, versions. Quick; raises `UserError` for what is missing.
-        """
+        """What the token files depend on, for the manifest: equal requests make the same corpus. Values are those of
+        JSON. Quick; raises `UserError` for what is missing."""
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         groups = None if self.group_field == NO_GROUPS else self.group_field or URL_FIELD
         if self.source == "docs":
-            if self.group_field not in (None, NO_GROUPS):
-                raise UserError(f"--group-field {groups}: of docs it is the package, or {NO_GROUPS}")
             request["packages"] = docs_packages(self.packages)
             groups = groups and "package"
         elif self.source == "text":
             files = (*self.files, *self.heldout_files)
             if len({Path(path).resolve() for path in files}) < len(files):
                 raise UserError(f"a file is named twice among {', '.join(files)}")
-            request |= {"files": _describe(self.files), "heldout_files": _describe(self.heldout_files)}
+            request |= {name: [*map(_describe, getattr(self, name))] for name in ("files", "heldout_files")}
             groups = None if all(map(PLAIN_TEXT.search, files)) else groups
         else:
             request |= {name: getattr(self, name) for name in SOURCES["c4"]}
@@ -277,8 +374,8 @@ class PrepareSettings:
     def units(self, work: Path, workers: int) -> tuple[list[Unit], list[Unit]]:
         """Units to train on, and held-out ones: none where held-out documents are chosen among the others.
 
-        ``work`` is a folder for what is made on the way. With a limit on tokens, the units of a data set are as few as
-        keep their size reasonable, and have equal parts of it: a taste need not open a thousand files.
+        ``work`` is a folder for what is made on the way. With a limit on tokens, a data set has few units, which have
+        equal parts of it: a taste need not open a thousand files.
         """
         if self.source == "docs":
             folder = work / "text"
@@ -287,19 +384,20 @@ class PrepareSettings:
             return file_units(sorted(map(str, folder.glob("*.jsonl"))), self.group_field or "group"), []
         if self.source == "text":
             return file_units(self.files, self.group_field), file_units(self.heldout_files, self.group_field)
-        shard = partial(read_shard, self.dataset, self.dataset_config, self.group_field)
-        count = open_stream(self.dataset, self.dataset_config, "train").num_shards
+        name, rows = open_split(self.dataset, self.dataset_config, "train")
+        count: int = rows.num_shards
         if self.limit_tokens is not None:
             count = min(count, -(-self.limit_tokens // HUB_UNIT_TOKENS))
-        train: list[Unit] = [partial(shard, "train", index, count, None) for index in range(count)]
-        return train, [partial(shard, "validation", 0, 1, self.heldout_documents)]
+        parts = (rows.shard(count, index) for index in range(count))
+        train: list[Unit] = [partial(read_split, name, part, self.group_field) for part in parts]
+        name, rows = open_split(self.dataset, self.dataset_config, "validation")
+        return train, [partial(read_split, name, rows.take(self.heldout_documents), self.group_field)]
 
 
-def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Names without folders: a manifest may be published, and a corpus copied together with its text."""
-    for path in files:
-        if not KIND.search(path) or not Path(path).is_file():
-            kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
-            raise UserError(f"input file {path} is missing, or neither {kinds}")
-    stats = [(Path(path).name, Path(path).stat()) for path in files]
-    return [{"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]
+def _describe(path: str) -> dict[str, Any]:
+    """Without its folder: a manifest may be published, and a corpus copied together with its text."""
+    if not KIND.search(path) or not Path(path).is_file():
+        kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
+        raise UserError(f"input file {path} is missing, or neither {kinds}")
+    stat = Path(path).stat()
+    return {"name": Path(path).name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

@@ -20,7 +20,6 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from benchmarks.timing import Json, about_this_run, rates, synchronise, time_in_turn
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
-from olmo_sparsity.data.text import dtype_name
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
@@ -87,7 +86,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
 
 def with_random_tokens(config: Config, folder: Path) -> Config:
     """The same config over a file of random tokens, so that a benchmark needs no corpus."""
-    dtype = dtype_name(config.model.vocab_size)
+    dtype = "uint16" if config.model.vocab_size <= 2**16 else "uint32"
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, 64 * config.tokens_per_step)
     tokens.astype(dtype).tofile(folder / "tokens.npy")
     data = replace(config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype, datasets=None)

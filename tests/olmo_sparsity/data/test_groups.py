@@ -73,7 +73,7 @@ def test_every_row_is_of_its_document_and_no_group_is_in_both_splits(tmp_path):
     held = {}
     for seed in (0, 1):
         out = tmp_path / f"out{seed}"
-        manifest = prepare(text_settings(files, seed=seed, heldout_fraction=0.2), out, workers=2).manifest
+        manifest = prepare(text_settings(files, seed=seed, heldout_fraction=0.2), out, workers=2)
         train, heldout = rows(out, "train"), rows(out, "heldout")
         assert sorted(text for text, _ in train + heldout) == sorted(work_of)
         assert all(work_of[text] == group for text, group in train + heldout)
@@ -90,12 +90,11 @@ def test_documents_that_are_dropped_take_their_rows_along(tmp_path):
     files = [write_lines(tmp_path / "t.jsonl", train, [f"http://{n % 2}.com" for n in range(6)])]
     kept = [heldout[0], train[2], heldout[1], train[3], heldout[2]]
     urls = ["http://a.com", "http://b.com", "http://1.com", "http://0.com"]  # the last one stands by itself
-    prepared = prepare(
-        text_settings(files, [write_lines(tmp_path / "h.jsonl", kept, urls)]), tmp_path / "out"
-    )
+    settings = text_settings(files, [write_lines(tmp_path / "h.jsonl", kept, urls)])
+    manifest = prepare(settings, tmp_path / "out")
     expected = [(heldout[0], "a.com"), (heldout[1], "1.com"), (heldout[2], "document 2 by itself")]
     assert rows(tmp_path / "out", "heldout") == expected
-    assert prepared.manifest.settings["groups"] == {"heldout": 2, "in_both": 1}
+    assert manifest.settings["groups"] == {"heldout": 2, "in_both": 1}
     (tmp_path / "out" / "heldout-00000.groups.jsonl.gz").unlink()
     with refused(r"heldout-00000\.groups.* it is missing"):
         rows(tmp_path / "out", "heldout")
@@ -126,7 +125,7 @@ def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
     with refused(r"of 3 groups, too few .* 0\.1 of the documents"):
         prepare(text_settings(files), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    manifest = prepare(text_settings(files, heldout_fraction=0.2), tmp_path / "out").manifest
+    manifest = prepare(text_settings(files, heldout_fraction=0.2), tmp_path / "out")
     assert [manifest.splits[split][0].documents for split in ("train", "heldout")] == [20, 10]
 
 

@@ -66,7 +66,7 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     heldout[2] = f"new words here {copied} and more of them"  # no paragraph is equal
     files = [write_lines(tmp_path / "train.jsonl", train)], [write_lines(tmp_path / "heldout.jsonl", heldout)]
     settings = text_settings(*files, near_copy_tokens=20)
-    found = prepare(settings, tmp_path / "corpus").manifest
+    found = prepare(settings, tmp_path / "corpus")
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
     expected = plain(tokens.read(0), [TokenFiles.of_split(tmp_path / "corpus", "train").read(0)], 20)
     document = np.repeat(np.arange(6), 4)
@@ -75,7 +75,7 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     np.testing.assert_array_equal(near_copies.in_near_copy(tokens, document, position), expected[at])
     assert expected[at].any() and not expected[at].all()
     assert found.settings["near_copies"]["tokens"] == expected.sum() > 20
-    assert not prepare(settings, tmp_path / "corpus").tokens_written  # finished
+    assert prepare(settings, tmp_path / "corpus") == found  # finished
     (tmp_path / "corpus" / "heldout-00000.near-copies").write_bytes(b"x")
     with refused(r"checksum mismatch in .*heldout-00000\.near-copies"):
         near_copies.in_near_copy(tokens, document, position)

@@ -11,16 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.data import docstrings
-from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import PrepareSettings, Unit, file_units, read_files
-from olmo_sparsity.data.tokens import TokenFiles
-from tests.support.corpora import (
-    PROSE,
-    some_texts,
-    write_lines,
+from olmo_sparsity.data.sources import (
+    PrepareSettings,
+    Unit,
+    clean_documents,
+    docs_packages,
+    file_units,
+    is_english,
+    read_docstrings,
+    read_files,
 )
+from olmo_sparsity.data.tokens import TokenFiles
+from tests.support.corpora import PROSE, some_texts, write_lines
 from tests.support.refusals import refused
 
 NESTED = '{"text": ' + "[" * 100_000
@@ -90,7 +93,7 @@ def test_damaged_files_are_named(tmp_path, name, damage):
     whole = (tmp_path / name).read_bytes()
     broken = {"cut": whole[:-500], "middle": whole[:9000] + b"\x99" * 99 + whole[9099:], "other": b"text"}
     (tmp_path / name).write_bytes(broken[damage])
-    with refused(rf"{name} cannot be read, or is truncated|{name}:\d+ is not JSON"):
+    with refused(rf"{name}:\d+ cannot be read .*put the file back whole"):
         documents_of(tmp_path / name)
 
 
@@ -117,7 +120,7 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
     train, heldout = settings.units(tmp_path, 1)
     assert [texts_of(unit) for unit in (*train, *heldout)] == list(texts.values())
-    manifest = prepare(settings, tmp_path / "out", workers=1).manifest
+    manifest = prepare(settings, tmp_path / "out", workers=1)
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
     found = manifest.corpus, manifest.vocab_size, manifest.eos_token_id, manifest.dtype
@@ -127,7 +130,7 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
     *lengths, last = (end + 1 - start for _, start, end in files.document_bounds.tolist())
     assert sum(lengths) < 200 <= sum(lengths) + last == sum(files.lengths)
     assert len(TokenFiles.of_split(tmp_path / "limited", "heldout").document_bounds) == 2
-    with refused("config en, split train cannot be opened"):
+    with refused("config en, split train cannot be read"):
         prepare(PrepareSettings("c4", dataset=str(tmp_path / "none")), tmp_path / "other")
 
 
@@ -138,7 +141,7 @@ def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
     modules = [tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")]
-    assert list(map(docstrings.read_docstrings, modules)) == [
+    assert list(map(read_docstrings, modules)) == [
         ["Module.", "A.", "A.f.", "g.", "inner."],
         [],
         [],

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.text import (
+    CUT_RUNS,
     EOS_TOKEN,
     MAX_RUN_CHARACTERS,
     Document,
     Encoder,
-    _trainable,
     cuts_at_words,
     find_eos,
     train_bpe,
@@ -80,7 +80,7 @@ def test_the_tokenizer_of_real_text_is_the_one_without_cuts():
 def test_a_long_run_is_cut_before_training_and_comes_back(tmp_path, run):
     """Training took the square of the length."""
     text = "some words " + run * (1_200_000 // len(run)) + " and more\n"
-    parts = list(_trainable(text))
+    parts = [part for part, _ in CUT_RUNS.pre_tokenize_str(text)]
     assert "".join(parts) == text and max(map(len, parts)) <= MAX_RUN_CHARACTERS + 50
     tokenizer = train_bpe([text], 300)
     assert tokenizer.decode(ids_of([text], tokenizer, tmp_path)[0]) == text
