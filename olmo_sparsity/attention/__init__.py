@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Places:
+class AttentionMask:
     """Where the queries and keys of a forward pass are, and who sees whom."""
 
     query_ids: Tensor
@@ -91,13 +91,13 @@ class Attention(nn.Module):
         return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
 
     @abstractmethod
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D) with extras (B, H, K, E)."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, places: Places, dropout: float) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
         """What the queries read of the values, (B, H, Q, D); ``v`` is (B, H, K, D + E)."""
         values, extras = v.split((q.shape[-1], self.extras), dim=-1)
-        weights = nn.functional.dropout(self.weights(q, k, extras, places), dropout)
+        weights = nn.functional.dropout(self.weights(q, k, extras, mask), dropout)
         return weights.to(values.dtype) @ values
 
 

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import Attention, Places, Shape, register
+from olmo_sparsity.attention import Attention, AttentionMask, Shape, register
 
 
-def masked_scores(scores: Tensor, places: Places) -> Tensor:
+def masked_scores(scores: Tensor, mask: AttentionMask) -> Tensor:
     """Scores with their bias, the lowest number where a key is not seen."""
-    scores = scores + places.bias.float()
-    return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
+    scores = scores + mask.bias.float()
+    return scores.masked_fill(~mask.seen, torch.finfo(scores.dtype).min)
 
 
-def masked_softmax(scores: Tensor, places: Places) -> Tensor:
+def masked_softmax(scores: Tensor, mask: AttentionMask) -> Tensor:
     """Softmax over the keys that are seen; 0 of the others."""
-    return masked_scores(scores, places).softmax(dim=-1)
+    return masked_scores(scores, mask).softmax(dim=-1)
 
 
 @register("ssmax")
@@ -40,11 +40,11 @@ class ScalableSoftmax(Attention):
         """See `Attention`."""
         nn.init.zeros_(self.s_bias)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         s = 1 / math.log(self.shape.window) + self.s_bias.float()
-        scale = s[:, None, None] * places.context_length.log()
-        return masked_softmax(scale * self.scores(q, k), places)
+        scale = s[:, None, None] * mask.context_length.log()
+        return masked_softmax(scale * self.scores(q, k), mask)
 
 
 @register("log-n")
@@ -53,10 +53,10 @@ class LogLengthTemperature(Attention):
 
     reads_ids = True
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        scale = (places.context_length.log() / math.log(self.shape.window)).clamp_min(1)
-        return masked_softmax(scale * self.scores(q, k), places)
+        scale = (mask.context_length.log() / math.log(self.shape.window)).clamp_min(1)
+        return masked_softmax(scale * self.scores(q, k), mask)
 
 
 _TAU = 10.0
@@ -72,11 +72,11 @@ class ScaleInvariant(Attention):
 
     reads_ids = True
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        squared = 2 * (places.distance.clamp_min(0) / _TAU).log1p() + 1
+        squared = 2 * (mask.distance.clamp_min(0) / _TAU).log1p() + 1
         scores = squared.sqrt() * self.scores(q, k) + 1 - squared
-        return masked_softmax(scores, places)
+        return masked_softmax(scores, mask)
 
 
 @register("fox")
@@ -103,11 +103,11 @@ class Forgetting(Attention):
         """log f, (B, H, T, 1)."""
         return F.logsigmoid(self.gate(inputs).float()).transpose(1, 2)[..., None]
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        log_gates = extras.float().transpose(-1, -2) * places.seen  # (B, H, Q, K)
+        log_gates = extras.float().transpose(-1, -2) * mask.seen  # (B, H, Q, K)
         behind = log_gates.flip(-1).cumsum(-1).flip(-1) - log_gates
-        return masked_softmax(self.scores(q, k) + behind, places)
+        return masked_softmax(self.scores(q, k) + behind, mask)
 
 
 @register("dape-v2")
@@ -134,17 +134,17 @@ class FeatureMap(Attention):
         for zeros in (self.first.bias, self.second.weight, self.second.bias):
             nn.init.zeros_(zeros)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         scores = self.scores(q, k)
         if q.shape[2] == k.shape[2]:
-            return masked_softmax(scores + self._added(scores, places.key_ids, places.seen), places)
+            return masked_softmax(scores + self._added(scores, mask.key_ids, mask.seen), mask)
         # Padding of prompts that were decoded together stands between neighbours: what is hidden goes to the front.
-        order = places.seen[:, :, -1:].int().argsort(dim=-1, stable=True)  # (B or 1, 1, 1, K)
-        key_ids = torch.take_along_dim(places.key_ids, order[:, 0, 0], dim=-1)
-        moved, seen = (torch.take_along_dim(of_keys, order, dim=-1) for of_keys in (scores, places.seen))
+        order = mask.seen[:, :, -1:].int().argsort(dim=-1, stable=True)  # (B or 1, 1, 1, K)
+        key_ids = torch.take_along_dim(mask.key_ids, order[:, 0, 0], dim=-1)
+        moved, seen = (torch.take_along_dim(of_keys, order, dim=-1) for of_keys in (scores, mask.seen))
         added = torch.take_along_dim(self._added(moved, key_ids, seen), order.argsort(dim=-1), dim=-1)
-        return masked_softmax(scores + added, places)
+        return masked_softmax(scores + added, mask)
 
     def _added(self, scores: Tensor, key_ids: Tensor, seen: Tensor) -> Tensor:
         """What the convolutions add to scores (B, H, Q, K), where neighbours are next to each other, of that shape."""

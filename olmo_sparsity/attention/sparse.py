@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import Attention, Places, Shape, register
+from olmo_sparsity.attention import Attention, AttentionMask, Shape, register
 from olmo_sparsity.attention.softmax import masked_scores, masked_softmax
 
 _STEPS = 16
@@ -85,9 +85,9 @@ def entmax15(scores: Tensor) -> Tensor:
 class Entmax(Attention):
     """1.5-entmax of the scores."""
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        return entmax15(masked_scores(self.scores(q, k), places))
+        return entmax15(masked_scores(self.scores(q, k), mask))
 
 
 @register("asentmax")
@@ -113,12 +113,12 @@ class AdaptiveScalableEntmax(Attention):
         """What β and γ are made of, (B, H, T, 2)."""
         return self.beta_gamma(inputs).unflatten(-1, (self.shape.heads, 2)).transpose(1, 2)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         of_queries = extras[:, :, -q.shape[2] :].float()
         beta, gamma = F.softplus(of_queries[..., :1]), 2 * of_queries[..., 1:].tanh()
-        scores = (1 + beta * places.context_length.log1p() ** gamma) * self.scores(q, k)
-        return entmax15(masked_scores(scores, places))
+        scores = (1 + beta * mask.context_length.log1p() ** gamma) * self.scores(q, k)
+        return entmax15(masked_scores(scores, mask))
 
 
 def _sparsek_search(u: Tensor, seen: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -194,11 +194,11 @@ class SparseK(Attention):
         """The score of every token, (B, H, T, 1)."""
         return self.score(inputs).transpose(1, 2)[..., None]
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`; they sum to 1 at most."""
         scores = self.scores(q, k)
         u = extras.float().transpose(-1, -2).expand(scores.shape)
-        near = places.distance < self.shape.window // 8
-        chosen = sparsek(u, places.seen & ~near, self.shape.window // 4)
-        chosen = torch.where(places.seen & near, 1.0, chosen)
-        return masked_softmax(scores, replace(places, seen=chosen > 0)) * chosen
+        near = mask.distance < self.shape.window // 8
+        chosen = sparsek(u, mask.seen & ~near, self.shape.window // 4)
+        chosen = torch.where(mask.seen & near, 1.0, chosen)
+        return masked_softmax(scores, replace(mask, seen=chosen > 0)) * chosen

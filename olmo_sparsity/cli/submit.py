@@ -135,7 +135,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.data.windows import share_of_batch
+    from olmo_sparsity.data.windows import local_batch_size
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
@@ -145,7 +145,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
-    share_of_batch(config, processes)
+    local_batch_size(config, processes)
     if config.deepspeed.config is not None:
         deepspeed_config(config, processes)
     is_text = config.task.name is None

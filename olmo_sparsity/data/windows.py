@@ -140,7 +140,7 @@ def identity_of(files: Sequence[TokenFile]) -> str:
     return sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
-def share_of_batch(config: Config, processes: int) -> int:
+def local_batch_size(config: Config, processes: int) -> int:
     """Windows of a global batch that each process reads. Raises `UserError` where they are not equally many."""
     share, rest = divmod(config.global_train_batch_size, processes)
     if rest:
@@ -162,7 +162,7 @@ class TrainingBatches(ABC):
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         self.config, self.rank, self.world_size = config, rank, world_size
         self.batch_size = config.global_train_batch_size
-        self.share = share_of_batch(config, world_size)
+        self.share = local_batch_size(config, world_size)
         self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
 
     @abstractmethod

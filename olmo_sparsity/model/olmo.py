@@ -14,7 +14,7 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, Places, Shape
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, AttentionMask, Shape
 from olmo_sparsity.attention.products import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
@@ -107,7 +107,11 @@ class PositionedBlock(OLMoSequentialBlock):
         else:
             assert attention_bias is not None
             mixed = self.mixer(
-                q, self._for_each_head(k), self._for_each_head(v), self.places(attention_bias, kept), dropout
+                q,
+                self._for_each_head(k),
+                self._for_each_head(v),
+                self.attention_mask(attention_bias, kept),
+                dropout,
             )
         return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
 
@@ -143,12 +147,12 @@ class PositionedBlock(OLMoSequentialBlock):
         times = self.config.n_heads // of_groups.shape[1]
         return of_groups if times == 1 else of_groups.repeat_interleave(times, dim=1)
 
-    def places(self, attention_bias: Tensor, kept: int) -> Places:
+    def attention_mask(self, attention_bias: Tensor, kept: int) -> AttentionMask:
         """Where the last Q queries and the keys are; of the bias (B, 1 or H, Q, K) its lowest numbers hide a key."""
         ids = self.current.ids
         assert ids is not None
         seen = (attention_bias > torch.finfo(attention_bias.dtype).min / 2).any(dim=1, keepdim=True)
-        return Places(ids[:, -kept:], ids, seen, attention_bias.masked_fill(~seen, 0))
+        return AttentionMask(ids[:, -kept:], ids, seen, attention_bias.masked_fill(~seen, 0))
 
 
 class PositionedOLMo(OLMo):

@@ -82,15 +82,15 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
         ctx.save_for_backward(sin, cos)
-        return x * cos + _quarter_turn(x) * sin
+        return x * cos + _rotate_half(x) * sin
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         sin, cos = ctx.saved_tensors
-        return upstream * cos - _quarter_turn(upstream) * sin, None, None
+        return upstream * cos - _rotate_half(upstream) * sin, None, None
 
 
-def _quarter_turn(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     """Each pair (a, b), a of the first half of D and b of the second, becomes (-b, a)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)

@@ -16,7 +16,7 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.windows import share_of_batch
+from olmo_sparsity.data.windows import local_batch_size
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.engine import SEPARATOR, Engine, chosen_precision, process_group
@@ -33,7 +33,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """
     path = find_shipped(str(config.deepspeed.config))
     values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
-    per_process = share_of_batch(config, world_size)
+    per_process = local_batch_size(config, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
     derived: dict[str, Any] = {
         "train_batch_size": config.global_train_batch_size,
@@ -57,7 +57,7 @@ class ZeroEngine(Engine):
     """The engine over DeepSpeed. Gathering weights and optimizer state is collective: every process calls it."""
 
     def _make_accelerator(self, config: Config) -> Accelerator:
-        _pretend_a_launcher()
+        _set_launcher_variables()
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         if not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -199,7 +199,7 @@ class ZeroEngine(Engine):
         return ("exp_avg", "exp_avg_sq") if is_adamw else ("exp_avg",)
 
 
-def _pretend_a_launcher() -> None:
+def _set_launcher_variables() -> None:
     """DeepSpeed wants a launcher's variables; alone, this process is rank 0 of 1."""
     if "RANK" in os.environ:
         return

@@ -6,7 +6,7 @@ import pytest
 import torch
 from olmo.optim import build_optimizer
 
-from olmo_sparsity.attention import ATTENTIONS, Places, products, sparse
+from olmo_sparsity.attention import ATTENTIONS, AttentionMask, products, sparse
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -121,7 +121,7 @@ def test_weights_are_those_of_the_papers_formula(name):
     extras = mixer.per_token(inputs) if mixer.extras else torch.empty(1, 4, 16, 0)
     ids = torch.tensor([[*range(0, 28, 2), 30, 110]])
     seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
-    weights = mixer.weights(q, k, extras, Places(ids, ids, seen, torch.zeros(())))
+    weights = mixer.weights(q, k, extras, AttentionMask(ids, ids, seen, torch.zeros(())))
     for head in range(4):
         for query in (6, 13, 15):
             read = inputs[0, : query + 1]
@@ -176,8 +176,8 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
     q, k = torch.randn(1, 4, 6, 8, generator=generator), torch.randn(1, 4, 6, 8, generator=generator)
     ids = [0, 1, 2, 7, 8, 9]
     seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    places = Places(torch.tensor([ids]), torch.tensor([ids]), seen, torch.zeros(()))
-    found = mixer.weights(q, k, torch.empty(1, 4, 6, 0), places)
+    mask = AttentionMask(torch.tensor([ids]), torch.tensor([ids]), seen, torch.zeros(()))
+    found = mixer.weights(q, k, torch.empty(1, 4, 6, 0), mask)
 
     def convolve(layer, of):
         rows = {}
