@@ -107,11 +107,7 @@ class PositionedBlock(OLMoSequentialBlock):
         else:
             assert attention_bias is not None
             mixed = self.mixer(
-                q,
-                self._for_each_head(k),
-                self._for_each_head(v),
-                self.attention_mask(attention_bias, kept),
-                dropout,
+                q, self._for_each_head(k), self._for_each_head(v), self.mask(attention_bias, kept), dropout
             )
         return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
 
@@ -147,7 +143,7 @@ class PositionedBlock(OLMoSequentialBlock):
         times = self.config.n_heads // of_groups.shape[1]
         return of_groups if times == 1 else of_groups.repeat_interleave(times, dim=1)
 
-    def attention_mask(self, attention_bias: Tensor, kept: int) -> AttentionMask:
+    def mask(self, attention_bias: Tensor, kept: int) -> AttentionMask:
         """Where the last Q queries and the keys are; of the bias (B, 1 or H, Q, K) its lowest numbers hide a key."""
         ids = self.current.ids
         assert ids is not None
