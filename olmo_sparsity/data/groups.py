@@ -134,6 +134,5 @@ def groups_of(files: TokenFiles) -> np.ndarray | None:
     if not any(file.groups_sha256 for file in files.described):
         return None
     names = chain.from_iterable(map(read_groups, files.paths, files.described))
-    return np.array(
-        [name or f"document {number} by itself" for number, name in enumerate(names)], dtype=object
-    )
+    named = [name or f"document {number} by itself" for number, name in enumerate(names)]
+    return np.array(named, dtype=object)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -46,6 +46,7 @@ WORK_NAME = ".partial"
 OUTPUTS = TOKENIZER_NAME, "train-*.npy", "heldout-00000.*"
 OTHER_FOLDER = "choose another --out, or remove it"
 Shard = tuple[int, int]
+Json = dict[str, Any]
 
 
 def prepare(
@@ -70,7 +71,7 @@ def prepare(
                 _tidy(out)
 
 
-def _claim(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
+def _claim(out: Path, request: Json) -> CorpusManifest | None:
     """The corpus that ``out`` holds, if it is finished; else ``out`` is to be worked in from now on. Raises `UserError`
     where ``out`` holds another corpus, finished or not, or a damaged one."""
     manifest = CorpusManifest.load(out) if (out / MANIFEST_NAME).is_file() else None
@@ -100,14 +101,14 @@ def _tidy(out: Path) -> None:
 
 
 def _make(
-    settings: PrepareSettings, out: Path, request: dict[str, Any], workers: int, shard: Shard | None
+    settings: PrepareSettings, out: Path, request: Json, workers: int, shard: Shard | None
 ) -> CorpusManifest | None:
-    """Run all stages; of a shard, those up to its training files. What an earlier run finished is not made again."""
+    """Hold documents out, make the tokenizer and the training files that are not there; without ``shard`` finish."""
     work, (units, given) = out / WORK_NAME, settings.units(out / WORK_NAME, workers)
     rule = SplitRule(settings.seed, settings.heldout_fraction if settings.chooses_heldout else 0.0)
     if rule.heldout_fraction and request.get("group_field"):
         counts = run_jobs([partial(rule.count_groups, unit) for unit in units], workers, "counting groups")
-        documents = Counter(chain.from_iterable(map(Counter.elements, counts)))
+        documents = sum(counts, Counter[int]())
         rule = replace(rule, heldout_buckets=choose_buckets(documents, rule.heldout_fraction))
     training = [partial(rule.split, unit, heldout=False) for unit in units]
     chosen = given or [partial(rule.split, unit, heldout=True) for unit in units]
@@ -128,35 +129,38 @@ def _make(
                 temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
     encoder = Encoder(out / TOKENIZER_NAME, settings.eos_token)
 
-    number, count = shard or (1, 1)
-    share = range(number - 1, len(units), count)  # dealt out as cards are
-    records = {work / f"train-{number:05d}.json": training[number] for number in share}
+    first, count = shard or (1, 1)  # dealt out as cards are
+    records = {work / f"train-{i:05d}.json": training[i] for i in range(first - 1, len(units), count)}
     for record in filter(Path.is_file, records):
         file = TokenFile(**read_json(record, "remove it")["file"])
         path, size = out / file.name, file.tokens * np.dtype(encoder.dtype).itemsize
         if (path.stat().st_size if path.is_file() else 0) != size:
             record.unlink()  # its token file was damaged, and is made again
-    searched = _read_back(heldout) if settings.decontaminate else []
+    searched = _read_back(work) if settings.decontaminate else []
     hashes = frozenset(digest for document in searched for _, digest in paragraphs(document.text))
     limit = settings.limit_tokens and -(-settings.limit_tokens // len(units))
     encode = partial(_encode, encoder, hashes, limit)
     jobs = [partial(encode, unit, path) for path, unit in records.items() if not path.is_file()]
     run_jobs(jobs, workers, "tokenizing")
-    if shard is not None:
-        return None
-
     made = [read_json(path, "remove it") for path in records]
+    return None if shard else _finish(settings, out, request, encoder, made, workers)
+
+
+def _finish(
+    settings: PrepareSettings, out: Path, request: Json, encoder: Encoder, made: list[Json], workers: int
+) -> CorpusManifest:
+    """Write the held-out split, without the paragraphs that training files ``made`` have, and the manifest."""
     train = [TokenFile(**each["file"]) for each in made if each["file"]["tokens"]]
-    if units and not train:
+    if made and not train:
         raise UserError("no training documents are left; lower --heldout-fraction or give more text")
     contaminated = {digest for each in made for digest in each["contaminated"]}
     removed: dict[str, int] = {}
-    kept = decontaminated(_read_back(heldout), contaminated, removed)
-    file = _encode(encoder, frozenset(), None, lambda: kept, work / "heldout-00000.json")
+    kept = decontaminated(_read_back(out / WORK_NAME), contaminated, removed)
+    file = _encode(encoder, frozenset(), None, lambda: kept, out / WORK_NAME / "heldout-00000.json")
     if not file.tokens:
         remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
         raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
-    found: dict[str, Any] = {}
+    found: Json = {}
     path, paths = out / file.name, [out / each.name for each in train]
     if file.groups_sha256 is not None:
         groups = set(read_groups(path, file)) - {None}
@@ -182,7 +186,8 @@ def _make(
     return manifest
 
 
-def _read_back(paths: Iterable[Path]) -> Iterator[Document]:
+def _read_back(work: Path) -> Iterator[Document]:
+    paths = sorted(work.glob("heldout-*.jsonl"), key=lambda path: (len(path.name), path))  # by number
     return (Document(**row) for path in paths for _, row in read_rows(str(path)))
 
 

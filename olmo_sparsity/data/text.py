@@ -1,7 +1,4 @@
-"""Text: documents, their paragraphs, the BPE that is trained on them, and their token ids.
-
-Shapes: n tokens of one document.
-"""
+"""Text: documents, their paragraphs, the BPE that is trained on them, and their ids. Shapes: n tokens of a document."""
 
 from __future__ import annotations
 

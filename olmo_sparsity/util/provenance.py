@@ -97,7 +97,7 @@ def keep_freed_memory() -> None:
 
     By default it gives large blocks back at once, so that every pass of a model on a CPU faults its pages in again,
     which took a third of a measurement of a small model. Larger ones, if kept, are cut by smaller ones that stay: a
-    measurement at N 4,096 then took 4 to 12 GB, where 3 are enough.
+    measurement at N 4,096 then took 4 to 12 GB.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

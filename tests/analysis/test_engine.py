@@ -1,9 +1,11 @@
 """The measurement end to end on a small model: against plain passes, interrupted, in shards, and what is refused."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from analysis import engine, given_back
+from analysis import engine, given_back, parts
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
 from olmo_sparsity.checkpoint import load_model
@@ -165,6 +167,19 @@ def test_one_process_at_a_time_writes(tmp_path):
     small(out=tmp_path)
     names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_progress_counts_targets_with_the_work_that_they_make(monkeypatch):
+    """Those that are not over tau once counted before the others: what was left took a hundred times as long."""
+    done, before, original = [], [], engine.Engine._choose
+    monkeypatch.setattr(parts, "show_progress", lambda *_, **how: nullcontext(done.append))
+
+    def choose(*args):
+        before.append(sum(done))
+        original(*args)
+
+    monkeypatch.setattr(engine.Engine, "_choose", choose)
+    assert len(small().targets) == sum(done) and before[0] == 0 and sorted(before) == before
 
 
 @pytest.mark.parametrize(
