@@ -4,7 +4,6 @@ examples:
   python scripts/benchmark.py train                                  the demo's shape, random tokens
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
   python scripts/benchmark.py influence                              the weights and the text of this repository
-  python scripts/benchmark.py influence runs/demo --text runs/demo/data --json
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
   python scripts/benchmark.py gpu --out runs/gpu --only agreement,train-150m
 
@@ -13,7 +12,7 @@ included, and of transformers' Trainer on its own model of the same shape; the l
 timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
 `influence` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
-per second, and how far the influences are from the loop's.
+per second, share of the matrix product, and how far the influences are from the loop's.
 
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
 """
@@ -60,12 +59,10 @@ def _parser() -> Parser:
     influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
     influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
     influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
-    influence.add_argument("--n-long", type=whole_number, default=256, help="N")
-    influence.add_argument("--n-short", type=whole_number, default=32, help="M")
-    influence.add_argument("--targets", type=whole_number, default=2, help="of the plain loop")
-    influence.add_argument("--blocks", type=whole_number, default=4, help="of targets")
-    influence.add_argument("--targets-per-block", type=whole_number, default=32, help="B")
-    influence.add_argument("--rounds", type=whole_number, default=3, help="how often each is timed")
+    sizes = {"n-long": (256, "N"), "n-short": (32, "M"), "targets-per-block": (32, "B")}
+    sizes |= {"blocks": (4, "of targets"), "targets": (2, "of the plain loop"), "rounds": (3, "of timing")}
+    for size, (default, what) in sizes.items():
+        influence.add_argument(f"--{size}", type=whole_number, default=default, help=what)
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, and speed")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")

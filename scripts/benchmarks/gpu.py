@@ -35,7 +35,7 @@ from olmo_sparsity.util.provenance import pick_device
 BOUNDS = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 1e-1)}
 """Largest differences of a loss in nats, and of a gradient as a share of its norm, that are taken for rounding [ours],
 set before any run on a GPU: bf16 keeps 8 bits."""
-RESUMED_BOUND_NATS, PROCESSES_BOUND_NATS = 1e-3, 2e-2  # all steps; the first four as one process of several
+RESUMED_BOUND_NATS, FIRST_BOUND_NATS = 1e-3, 2e-2  # of all steps; of the first four of other ways
 ONE_OF_SEVERAL = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456"
 OF_TINY = {  # variables of the commands that are empty but with --tiny
     "TINY": """--model.d_model=32 --model.n_heads=2 --model.n_layers=2 --model.max_sequence_length=32
@@ -95,26 +95,29 @@ SHORT = """$RUN train configs/demo.yaml $VOCABULARY --precision=fp32 --max_durat
 COMPILE = {"eager": "--compile=null", "compiled": "--compile.from_steps=0"}
 OF_ANALYSIS = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"  # cuDNN's attention makes a plan for each of its many shapes
 ZERO2 = "--deepspeed.config=configs/deepspeed/zero2.json"
+LAYERS = "--activation_checkpointing=whole_layer"
+KINDS = {"train": ("", ""), "ddp": (ONE_OF_SEVERAL, ""), "zero2": (ONE_OF_SEVERAL, ZERO2)}
+CHANGES = {"": "", "6-heads-": "--model.n_heads=6", "fp32-": "--precision=fp32", "checkpointed-": LAYERS}
 
 
-def speed(size: str, how: str, environment: str = "", more: str = "") -> Part:
-    """20 steps of configs/pose-c4-SIZE.yaml in bf16; with ``environment`` as one process of several."""
+def speed(kind: str, change: str, size: str, how: str) -> Part:
+    """20 steps of configs/pose-c4-SIZE.yaml in bf16, but for a change; compared with the plain loop, not compiled."""
+    environment, zero2 = KINDS[kind]
     commands = f"""
         for size in {"16 8 4" if size == "1b" else "64 32 16"}; do
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/$PART --save_overwrite \
                 --max_duration=20 --scheduler.t_warmup=5 --speed_monitor.window_size=10 --console_log_interval=1 \
-                --global_train_batch_size=64 --evaluation.interval=null --activation_checkpointing=null {more} \
-                --device_train_microbatch_size=$size $TINY {COMPILE[how]} && exit
+                --global_train_batch_size=64 --activation_checkpointing=null {CHANGES[change]} \
+                --evaluation.interval=null --device_train_microbatch_size=$size $TINY {zero2} {COMPILE[how]} && exit
         done
         exit 1"""
-    plain = "" if "--model." in more else f"train-{size}-eager"  # another shape is compared with none
-    read = partial(read_run, plain=plain, bound_nats=PROCESSES_BOUND_NATS if environment else np.inf, steps=4)
+    read = partial(read_run, plain=f"train-{change}{size}-eager", bound_nats=FIRST_BOUND_NATS, steps=4)
     return Part(commands, 4 if size == "1b" else 3, read)
 
 
 PARTS: dict[str, Part] = {
     "data": Part(
-        "[ -f $CORPUS/manifest.json ] || $RUN prepare_data docs $TINY_DOCS --out $CORPUS; du -sh $CORPUS"
+        "[ -f $CORPUS/manifest.json ] || $RUN prepare_data docs $TINY_DOCS --out $CORPUS; du $CORPUS"
     ),
     "agreement": Part(f"{BENCHMARK} gpu --agreement --out $OUT --json"),
     "checkpoint": Part(f"""
@@ -130,18 +133,15 @@ PARTS: dict[str, Part] = {
         $RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
         {OF_ANALYSIS} $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
-    **{f"train-{size}-{how}": speed(size, how) for size, how in product(("60m", "150m", "1b"), COMPILE)},
-    "train-150m-6-heads": speed("150m", "compiled", more="--model.n_heads=6"),  # heads of 128 instead of 64
-    "zero2": speed("150m", "eager", ONE_OF_SEVERAL, ZERO2),
-    "processes-ddp-compiled": speed("150m", "compiled", ONE_OF_SEVERAL),
-    "processes-zero2-compiled": speed("150m", "compiled", ONE_OF_SEVERAL, ZERO2),
-    "processes-ddp-1b": speed("1b", "compiled", ONE_OF_SEVERAL, "--activation_checkpointing=whole_layer"),
-    "processes-zero2-1b": speed("1b", "compiled", ONE_OF_SEVERAL, ZERO2),
+    **{
+        f"{kind}-{change}{size}-{how}": speed(kind, change, size, how)
+        for kind, change, size, how in product(KINDS, CHANGES, ("60m", "150m", "1b"), COMPILE)
+    },
     "targets": Part(f"""
         {OF_ANALYSIS} {BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --blocks 8 \
             --tokenizer $CORPUS/tokenizer.json --json $TINY_SIZES"""),
 }
-BY_DEFAULT = tuple(name for name in PARTS if not name.startswith("processes"))
+ASKED_FOR = ("ddp", "zero2", "train-fp32", "train-checkpointed")  # parts that begin so run with --only alone
 
 
 def variables(out: Path, data: str | None, tiny: bool) -> dict[str, str]:
@@ -170,10 +170,10 @@ def run(out: Path, minutes: float, only: tuple[str, ...], agreement: bool, **of:
     about: Json = {"of": of, **about_this_run()}
     if about["machine"]["gpu"] is None and not of["tiny"]:
         raise UserError(
-            f"torch {torch.__version__} finds no CUDA device; run it where it does (docs/gpu.md), or add --tiny"
+            f"torch {torch.__version__} finds no CUDA device; run it where it does, or add --tiny"
         )
     deadline, results = time.monotonic() + 60 * minutes, {}
-    names = [name for name in PARTS if name.startswith(only or BY_DEFAULT)]
+    names = [name for name in PARTS if (name.startswith(only) if only else not name.startswith(ASKED_FOR))]
     if not names:
         raise UserError(f"--only has none of {', '.join(PARTS)}")
     for name in names:

@@ -1,4 +1,4 @@
-"""Leave-one-out and leave-one-in of all far tokens: by a plain loop, and by the engine in blocks.
+"""Leave-one-out of all far tokens: by a plain loop, and by the engine in blocks, beside the machine's matrix product.
 
 The plain loop has one forward pass per candidate, no batch, nothing shared, and shares no code with the engine.
 Shapes: N long and M short context length, F = N - M far tokens, B targets of a block, at places 0 to B - 1 in it.
@@ -6,6 +6,7 @@ Shapes: N long and M short context length, F = N - M far tokens, B targets of a 
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,40 +16,28 @@ import torch
 import torch.nn.functional as F
 
 from analysis import Result, measure
-from analysis.contexts import Texts, open_texts
+from analysis.contexts import open_texts
 from analysis.model.loading import LoadedModel, open_model
-from benchmarks.timing import Json, about_this_run, rates, time_in_turn
+from benchmarks.timing import PRODUCT, Json, about_this_run, matrix_product, rates, time_in_turn
 
 PLAIN, BLOCK = "plain loop", "engine, blocks"
 OVER_ALL = -1e6  # a tau, in nats, that every target's gain is over
 
 
-def run(model: str, text: str | None, tokenizer: str | None, rounds: int, **sizes: int) -> Json:
-    """Targets per second of both ways by selector, ratios to the plain loop, and how far its influences are.
+def run(
+    model: str, text: str | None, tokenizer: str | None, rounds: int, targets: int, blocks: int, **sizes: int
+) -> Json:
+    """Targets per second of both ways, ratios to the plain loop, and how far its influences are; all in fp32.
 
-    ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``, ``targets`` of the plain loop, and how many ``blocks``
+    ``sizes``: ``n_long``, ``n_short`` and ``targets_per_block``; ``targets`` of the plain loop, and how many ``blocks``
     the engine measures. Its time is that of a whole `measure` of an open model: trying the context, sampling, L_long,
-    L_short and L_1 are in it.
+    L_short and L_1 are in it. Its share of the product counts `operations_per_target` alone.
     """
-    about = about_this_run()
-    loaded = open_model(model, tokenizer=tokenizer)
+    about, loaded = about_this_run(), open_model(model, tokenizer=tokenizer)
     texts = open_texts(text or sorted(Path("docs").glob("*.md")), loaded.encode)
-    rows = {
-        f"{selector}, {way}": row
-        for selector in ("leave-one-out", "leave-one-in")
-        for way, row in compare_ways(selector, loaded, texts, rounds, **sizes).items()
-    }
-    of_model = {"model": loaded.name, "parameters": loaded.parameters, "texts": text or "the documentation"}
-    return {"benchmark": "influence", **of_model, **sizes, "unit": "targets/s", **about, "results": rows}
-
-
-def compare_ways(
-    selector: str, loaded: LoadedModel, texts: Texts, rounds: int, *, targets: int, blocks: int, **sizes: int
-) -> dict[str, Json]:
-    """The rows of one selector, by way; sizes as for `run`."""
     n_long, size = sizes["n_long"], sizes["targets_per_block"]
     options: Any = {"tau_nats": OVER_ALL, "ks": (1,), "placebos": (), "scores": True, "progress": False}
-    options |= {"selectors": (selector,), "targets": blocks * size, **sizes}
+    options |= {"selectors": ("leave-one-out",), "targets": blocks * size, **sizes}
     engine = partial(measure, loaded, texts, **options)
     result = engine()
     chosen = result.targets.iloc[np.linspace(0, len(result.targets) - 1, targets).astype(int)]
@@ -58,32 +47,47 @@ def compare_ways(
         influences = {}
         for row in chosen.itertuples():
             tokens = texts.tokens(row.text)[row.position - n_long - row.target_id % size : row.position + 1]
-            influences[row.target_id] = plain_influence(selector, loaded, tokens, n_long - sizes["n_short"])
+            influences[row.target_id] = plain_influence(loaded, tokens, n_long - sizes["n_short"])
         return influences
 
-    seconds = time_in_turn({PLAIN: plain, BLOCK: engine}, rounds)
+    multiply, operations = matrix_product(loaded.device, torch.float32)
+    seconds = time_in_turn({PLAIN: plain, BLOCK: engine, PRODUCT: multiply}, rounds)
+    product = operations / statistics.median(seconds[PRODUCT])
     counts = {PLAIN: targets, BLOCK: len(result.targets)}
-    rows = rates({way: [each / counts[way] for each in seconds[way]] for way in seconds}, 1, (PLAIN,))
-    rows[BLOCK] |= agreement(result, plain())
-    return rows
+    rows = rates({way: [each / counts[way] for each in seconds[way]] for way in counts}, 1, (PLAIN,))
+    share = rows[BLOCK]["rate"] * operations_per_target(loaded, **sizes) / product
+    rows[BLOCK] |= {"share_of_matrix_product": share, **agreement(result, plain())}
+    about |= {"model": loaded.name, "parameters": loaded.parameters, "texts": text or "the documentation"}
+    about |= {**sizes, "unit": "targets/s", "matrix_product_tflops": product / 1e12}
+    return {"benchmark": "influence", **about, "results": rows}
 
 
 @torch.inference_mode()
-def plain_influence(selector: str, loaded: LoadedModel, tokens: np.ndarray, n_far: int) -> np.ndarray:
+def plain_influence(loaded: LoadedModel, tokens: np.ndarray, n_far: int) -> np.ndarray:
     """Influence in nats of the first F tokens on the last one (docs/method.md, 2.2), one forward pass for each."""
     whole, target = list(range(len(tokens) - 1)), torch.tensor([int(tokens[-1])], device=loaded.device)
-    far, short = whole[:n_far], whole[n_far:]
 
     def loss_nats(kept: list[int]) -> float:
         ids, positions = (torch.tensor([row], device=loaded.device) for row in (tokens[kept].tolist(), kept))
         logits = loaded.model(ids, position_ids=positions).logits
         return F.cross_entropy(logits[:, -1].float(), target).item()
 
-    if selector == "leave-one-out":
-        long_nats = loss_nats(whole)
-        return np.array([loss_nats([j for j in whole if j != i]) - long_nats for i in far])
-    short_nats = loss_nats(short)
-    return np.array([short_nats - loss_nats([i, *short]) for i in far])
+    long_nats = loss_nats(whole)
+    return np.array([loss_nats([j for j in whole if j != i]) - long_nats for i in whole[:n_far]])
+
+
+@torch.inference_mode()
+def operations_per_target(loaded: LoadedModel, n_long: int, n_short: int, targets_per_block: int) -> float:
+    """Floating-point operations that choosing a target's tokens needs in a block: products with weights alone.
+
+    Only the tokens behind the one that is left out are read again, and logits are those of the B targets.
+    """
+    n_far, vocabulary = n_long - n_short, loaded.model.vocabulary_size
+    tokens = n_far * (n_short + targets_per_block - 1) + n_far * (n_far - 1) // 2
+    weights = (each.weight for each in loaded.model.modules() if isinstance(each, torch.nn.Linear))
+    of_token = sum(weight.numel() for weight in weights if len(weight) < vocabulary)
+    width = loaded.model.embed(torch.zeros(1, 1, dtype=torch.long, device=loaded.device)).shape[-1]
+    return 2.0 * (tokens * of_token / targets_per_block + n_far * width * vocabulary)
 
 
 def agreement(result: Result, plain: dict[int, np.ndarray], k: int = 8) -> Json:

@@ -14,6 +14,7 @@ import torch
 from olmo_sparsity.util.provenance import provenance
 
 Json = dict[str, Any]
+PRODUCT = "matrix product"
 
 
 def about_this_run() -> Json:
@@ -27,6 +28,13 @@ def synchronise() -> None:
     """Wait until a GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], object], float]:
+    """A product of square matrices, which is the machine's own limit, and its floating-point operations."""
+    size = 8192 if device.type == "cuda" else 2048  # of smaller ones a GPU's time is that of the launch
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    return lambda: matrix @ matrix, 2.0 * size**3
 
 
 def time_in_turn(

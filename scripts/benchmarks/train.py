@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from olmo.model import OLMo
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.timing import Json, about_this_run, rates, synchronise, time_in_turn
+from benchmarks.timing import PRODUCT, Json, about_this_run, matrix_product, rates, synchronise, time_in_turn
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.data.windows import TrainingData
@@ -29,7 +29,6 @@ from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 
 OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
-PRODUCT = "matrix product"
 LEARNING_RATE = 1e-5  # of every side that is compared
 Runner = Callable[[], object]
 
@@ -48,24 +47,21 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         is_bf16 = chosen_precision(of_run) == "bf16"
         of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
         given = (of_run, loop.device, is_bf16, steps)
-        # Of smaller ones a GPU's time is that of the launch.
-        size = 8192 if loop.device.type == "cuda" else 2048
-        dtype = torch.bfloat16 if is_bf16 else torch.float32
-        matrix = torch.randn(size, size, device=loop.device, dtype=dtype)
+        multiply, operations = matrix_product(loop.device, torch.bfloat16 if is_bf16 else torch.float32)
         runners: dict[str, Runner] = {
             OLMO: plain_steps(*given),
             LOOP: loop_steps(loop, of_run, steps),
             LOOP + COMPILED: loop_steps(compiled, of_run, steps),
             TRAINER: trainer_steps(*given),
             TRAINER + COMPILED: trainer_steps(*given, **of_trainer),
-            PRODUCT: lambda: matrix @ matrix,
+            PRODUCT: multiply,
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
         if not compiled.is_compiled:
             raise UserError("the loop was not compiled, as the log says; mend that")
     flops, peak = flops_per_token(of_run), peak_flops(of_run, loop.device)
     rows = rates(seconds, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
-    product = 2.0 * size**3 / statistics.median(seconds[PRODUCT])
+    product = operations / statistics.median(seconds[PRODUCT])
     del rows[PRODUCT]
     for row in rows.values():
         row["mfu"] = row["rate"] * flops / peak if peak else None

@@ -56,7 +56,6 @@ PARTS = {
 def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(monkeypatch, tmp_path):
     """Hours of a GPU are not lost to one part."""
     monkeypatch.setattr(gpu, "PARTS", PARTS)
-    monkeypatch.setattr(gpu, "BY_DEFAULT", tuple(PARTS))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     given = {"data": None, "minutes": 1.0, "tiny": True, "agreement": False}
     first = gpu.run(tmp_path, only=(), **given)["results"]
