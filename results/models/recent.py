@@ -94,6 +94,15 @@ def numbers(frame):
     return pd.DataFrame(rows)
 
 
+def with_bos():
+    """How many targets more, in pairs, gain more than 1 nat beyond 32 of 256 tokens where a BOS stands before."""
+    bos, none = (read_parquet(HERE / f"recent-{name}-books-n256.parquet") for name in ("bos", "none"))
+    more = [(frame["loss_32"] - frame["loss_256"] > 1).to_numpy(float) for frame in (bos, none)]
+    bootstrap = ClusterBootstrap.of(none)
+    ratio = bootstrap.ratio(more[0] - more[1], np.ones(len(none)))
+    return pd.DataFrame([{"name": "with BOS minus without", **vars(bootstrap.interval(ratio))}])
+
+
 def main():
     """Print a table of every file of losses, and draw those of trained models."""
     paths = sorted(HERE.glob("recent-*.parquet"))
@@ -107,6 +116,7 @@ def main():
         print("\n" + show(tidy, across="name", title=title))
         if model in drawn:
             draw(panels[drawn.index(model)], tidy, model, text)
+    print("\n" + show(with_bos()))
     panels[0, 0].legend(fontsize=7)
     save_figure(figure, HERE, "recent")
 

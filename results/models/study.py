@@ -19,7 +19,7 @@ from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.parts import stacked
-from analysis.result import FRAMES, RESULT_NAME, save_study, setting_differences
+from analysis.result import FRAMES, RESULT_NAME, read_parquet, save_study, setting_differences
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import SHARE_NEEDED
@@ -45,8 +45,8 @@ def collect(runs):
         if different := setting_differences(joined[0].settings, new[0].settings, ignore=("complete",)):
             raise SystemExit(f"{folder} was measured with other settings: {different}")
         frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
-        # the keys of random tokens say nothing, and cannot be made smaller
-        drawn = frames["choices"]["selector"] == "random"
+        # the keys of random tokens say nothing, and cannot be made smaller; those of weak targets would take most room
+        drawn = (frames["choices"]["selector"] == "random") | (joined[0].settings["tau_nats"] < 1)
         keys = frames["choices"].loc[drawn, "influence"]
         frames["choices"].loc[drawn, "influence"] = keys.map(np.zeros_like)
         seconds = sum(part.provenance["seconds"] for part in joined)
@@ -148,17 +148,52 @@ def held_by_few(result):
 
 
 def within(result, nats=0.1):
-    """Tidy: the share of the targets over tau whose loss given k tokens, or fewer, is within ``nats`` of L_long."""
+    """Tidy: the share of the targets over tau whose loss given k tokens is at most ``nats`` above L_long.
+
+    ``k_or_fewer``: given k, or one of the smaller k that were measured, which is the smallest k that does it.
+    """
     over = result.targets.iloc[result.over]
     bootstrap, rows = ClusterBootstrap.of(over), []
     most = over["loss_long_nats"].to_numpy(float)[:, None] + nats
     levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
-    for (level, sinks), selector in product(levels, result.selectors):
-        losses = result.loss_nats(selector, level=level, sinks=sinks)
-        for k, enough in zip(result.ks, np.logical_or.accumulate(losses <= most, axis=1).T, strict=True):
-            keys = {"name": "within", "level": level, "sinks": sinks, "selector": selector, "k": k}
-            rows.append(keys | vars(bootstrap.ratio_interval(enough, np.ones(len(over)))))
+    for (level, sinks), selector, far in product(levels, result.selectors, result.far_contexts):
+        enough = result.loss_nats(selector, far, level=level, sinks=sinks) <= most
+        ways = {"at_k": enough, "k_or_fewer": np.logical_or.accumulate(enough, axis=1)}
+        for way, (column, k) in product(ways, enumerate(result.ks)):
+            keys = {
+                "name": way,
+                "level": level,
+                "sinks": sinks,
+                "selector": selector,
+                "far_context": far,
+                "k": k,
+            }
+            rows.append(keys | vars(bootstrap.ratio_interval(ways[way][:, column], np.ones(len(over)))))
     return pd.DataFrame(rows)
+
+
+def chosen(result, which, tau_nats):
+    """The same measurement with other targets in the place of those over tau, as far as tokens were chosen for them."""
+    targets = result.targets.assign(over_tau=which & result.targets["over_tau"])
+    ids = targets.loc[targets["over_tau"], "target_id"]
+    choices = result.choices[result.choices["target_id"].isin(ids)]
+    return replace(
+        result, settings=result.settings | {"tau_nats": tau_nats}, targets=targets, choices=choices
+    )
+
+
+def by_half(result, losses):
+    """Targets that the odd half of their far context gives more than 1 nat, whatever the whole gives; see halves.py."""
+    places = result.targets[["text", "position"]].merge(
+        losses, on=["text", "position"], how="left", validate="1:1"
+    )
+    gains = (places["short"] - places["odd"]).to_numpy(float) > 1
+    print(
+        f"{gains.sum()} gain more than 1 nat from the odd half; of {(gains & ~result.targets['over_tau']).sum()}",
+        end=" ",
+    )
+    print("no token was chosen, as the whole gives them less than 0.1 nats")
+    return chosen(result, gains, 0.1)
 
 
 def at_ks(result, ks):
@@ -203,6 +238,13 @@ def cells():
     joined, screened = (study.get(f"smollm2-joined-{name}n4096") for name in ("", "screened-"))
     if joined and screened:
         study["smollm2-joined-screened-n4096"] = beside(screened, at_ks(joined, screened.ks))
+    for name in [name for name in study if "tau-0.1" in name]:
+        weak = study.pop(name)
+        gain = weak.gain_nats
+        study[f"{name}, 0.1 to 1 nat"] = chosen(weak, (gain > 0.1) & (gain <= 1), 0.1)
+        study[f"{name}, over 1 nat"] = chosen(weak, gain > 1, 1.0)
+        halves = read_parquet(HERE / f"halves-{name.removeprefix('smollm2-').removesuffix('-n256')}.parquet")
+        study[f"{name}, by half"] = by_half(weak, halves)
     if first and second:
         study["smollm2-releases-n256"] = of_both_seeds(first, second)
     return study
@@ -211,10 +253,15 @@ def cells():
 def main():
     """Print all tables of every cell, and draw its figure."""
     for cell, result in cells().items():
-        targets = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
+        targets = (
+            f"{len(result.over)} of {len(result.targets):,} targets over {result.settings['tau_nats']:g} nats"
+        )
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
+        if "tau-0.1" in cell:
+            print("\n" + show(within(result), across="k", digits=0, title=cell))
+            continue
         for what in (
             numbers.kinds,
             numbers.tokens_needed,

@@ -1,6 +1,7 @@
-"""More of a measurement that is there: its choices given back as words or threes, and the placebo of the same document.
+"""More of a measurement that is there: its choices given back as words, threes, without sinks; and another placebo.
 
     python results/models/units.py units MODEL TEXTS.jsonl RUN OUT     L_k of k words, and of k tokens with neighbors
+    python results/models/units.py sinks MODEL TEXTS.jsonl RUN OUT     what RUN has, and L_k as cache without sinks
     python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every third batch, elsewhere in its text
 
 RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/batch-*, and OUT gets the same batches: the
@@ -26,7 +27,8 @@ from analysis.result import RESULT_NAME
 from analysis.selectors import Selection
 from olmo_sparsity.util.provenance import provenance
 
-SELECTORS, UNITS, KS = ("leave-one-out-kl", "attention"), ("text/word", "text/three", "cache:4/word"), [1, 4]
+SELECTORS = ("leave-one-out-kl", "attention")
+UNITS, KS = {"units": ["text/word", "text/three", "cache:4/word"], "sinks": ["cache"]}, [1, 4]
 EXACT = SELECTORS[:1]
 DRAWN = ("n_long", "n_short", "seed", "targets_per_block")
 
@@ -72,20 +74,27 @@ def main(what, model, texts, run, out):
     assert (before["texts_sha256"], before["model_sha256"]) == (source.sha256, loaded.sha256), "another run"
     drawing = {name: before[name] for name in DRAWN}
     places = sample_targets(source, before["targets_requested"], same_group=True, **drawing)
-    settings = before | (
-        {"selectors": list(SELECTORS), "give_back": list(UNITS), "ks": KS}
-        if what == "units"
-        else {"selectors": list(EXACT), "far_contexts": ["same-group"]}
+    settings = (
+        before
+        | {
+            "units": {"selectors": list(SELECTORS), "give_back": UNITS["units"], "ks": KS},
+            "sinks": {"give_back": UNITS["sinks"]},
+            "same-group": {"selectors": list(EXACT), "far_contexts": ["same-group"]},
+        }[what]
     )
     scorer = Scorer(loaded.model)
     engine = Engine(settings, source, loaded.decoder, scorer, selecting=scorer)
-    for folder in parts if what == "units" else parts[::3]:
+    for folder in parts[::3] if what == "same-group" else parts:
         to, began = Path(out) / "parts" / folder.name, time.monotonic()
         if (to / RESULT_NAME).is_file():
             continue
         part = load(folder)
         if what == "units":
             part = replace(part, choices=as_units(engine, part), settings=settings)
+        elif what == "sinks":
+            both = stacked([part.choices, as_units(engine, part)])
+            give_back = [*before["give_back"], *UNITS[what]]
+            part = replace(part, choices=both, settings=before | {"give_back": give_back})
         else:
             of_part = places[places["target_id"].isin(part.targets["target_id"])]
             frames = engine.measure(of_part, lambda _: None)
@@ -98,7 +107,11 @@ def main(what, model, texts, run, out):
                 part, targets=frames["targets"], choices=stacked(both), settings=changed, texts=None
             )
         seconds = time.monotonic() - began
-        replace(part, texts=None, trainings=[], provenance=made | {"seconds": seconds}).save(to)
+        about = made | {"seconds": seconds}
+        if what == "sinks":  # with what RUN has
+            about["seconds"] += part.provenance["seconds"]
+            about["commit"] = f"{part.provenance['commit']} {made['commit']}"
+        replace(part, texts=None, trainings=[], provenance=about).save(to)
         print(f"{folder.name}: {seconds:.0f} s", flush=True)
 
 
