@@ -196,6 +196,19 @@ def by_half(result, losses):
     return chosen(result, gains, 0.1)
 
 
+def sinks_add(result):
+    """Tidy: how much more is recovered as cache with four sinks than without, paired, by selector and k."""
+    over = result.targets.iloc[result.over]
+    bootstrap, gain, rows = ClusterBootstrap.of(over), result.gain_nats[result.over].astype(float), []
+    for selector, far in product(result.selectors, result.far_contexts):
+        with_sinks, without = (result.loss_nats(selector, far, level="cache", sinks=n) for n in (4, 0))
+        for k, more in zip(result.ks, (without - with_sinks).astype(float).T, strict=True):
+            interval = vars(bootstrap.interval(bootstrap.ratio(more, gain)))
+            keys = {"name": "sinks_add", "selector": selector, "far_context": far, "k": k}
+            rows.append(keys | interval)
+    return pd.DataFrame(rows)
+
+
 def at_ks(result, ks):
     """The same measurement with fewer counts of tokens."""
     columns = [result.ks.index(k) for k in ks]
@@ -261,6 +274,7 @@ def main():
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
         if "tau-0.1" in cell:
             print("\n" + show(within(result), across="k", digits=0, title=cell))
+            print("\n" + show(sinks_add(result), across="k", digits=0, title=cell))
             continue
         for what in (
             numbers.kinds,
