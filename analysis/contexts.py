@@ -38,6 +38,8 @@ SAME_GROUP, SHUFFLED = "same-group", "shuffled"
 
 Encode = Callable[[str], np.ndarray]
 """Token ids of a text, (T,), without special tokens."""
+Chat = Callable[[list[dict[str, Any]]], tuple[str, list[bool]]] | None
+"""Messages as text, and whether each of its tokens lies in one, (T,). None: messages are refused."""
 
 
 # --- texts ---
@@ -48,8 +50,9 @@ class Texts:
 
     Args:
         encode: token ids of a string.
-        texts: pairs of group and string; None is the group of a text that stands by itself.
+        texts: pairs of group and string or messages; None is the group of a text that stands by itself.
         name: where they are from, in words or as a path.
+        chat: what writes messages as a string.
     """
 
     name: str
@@ -59,18 +62,22 @@ class Texts:
     """Tokens of each text, (D,) int64."""
     groups: np.ndarray | None = None
     """Name of the group of each text, (D,) strings: its book, site or package. None where there are no groups."""
+    in_message: dict[int, np.ndarray] | None = None
+    """Of each conversation, by number: which tokens lie in a message and may be targets, (T,) bool."""
 
-    def __init__(self, encode: Encode, texts: Sequence[tuple[Any, str]], name: str):
+    def __init__(self, encode: Encode, texts: Sequence[tuple[Any, Any]], name: str, chat: Chat = None):
         if not texts:
             raise UserError(f"{name}: there is no text; give at least one")
+        if chat is None and not all(isinstance(text, str) for _, text in texts):
+            raise UserError(f"{name}: only `influence` reads messages; write them out as text")
+        read = [(g, *chat(text)) if chat and not isinstance(text, str) else (g, text) for g, text in texts]
         self.name = name
-        self.sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-        self._tokens = [encode(text) for _, text in texts]
+        self.sha256 = hashlib.sha256(json.dumps(read).encode()).hexdigest()
+        self._tokens = [encode(row[1]) for row in read]
+        self.in_message = {n: np.array(row[2]) for n, row in enumerate(read) if len(row) > 2} or None
         self.lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
         if any(group is not None for group, _ in texts):
-            names = [
-                f"text {n} by itself" if name is None else str(name) for n, (name, _) in enumerate(texts)
-            ]
+            names = [f"text {n} by itself" if own is None else str(own) for n, (own, _) in enumerate(texts)]
             self.groups = np.array(names, dtype=object)
 
     def tokens(self, number: int) -> np.ndarray:
@@ -82,15 +89,16 @@ class Texts:
         return None
 
 
-def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
+def open_texts(texts: Any, encode: Encode, *, chat: Chat = None, split: str = "heldout") -> Texts:
     """The texts that a measurement is to read.
 
     Args:
         texts: strings; ``{group: strings}``; one or more paths of files (also as strings, where there is such a file);
             the folder of a prepared corpus; or `Texts`. Lines of a .json or .jsonl file, maybe with .gz, are JSON with
             ``text`` and maybe ``group`` or ``url``, whose site or work is the group; any other file is one text, and a
-            group by itself.
+            group by itself. For ``text`` and for a string there may be ``messages``, a list of dicts.
         encode: token ids of a string, without special tokens.
+        chat: what writes messages as a string.
         split: of a prepared corpus.
 
     Raises `UserError` where there is no such file, or no text in it.
@@ -110,27 +118,27 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
         strings = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
         pairs = [(group, text) for group, own in strings.items() for text in own]
     elif any(map(_is_file, texts := list(texts))):
-        return _open_files(texts, encode)
+        return _open_files(texts, encode, chat)
     else:
         pairs = [(None, text) for text in texts]
-    return Texts(encode, pairs, "a text" if len(pairs) == 1 else f"{len(pairs):,} texts")
+    return Texts(encode, pairs, "a text" if len(pairs) == 1 else f"{len(pairs):,} texts", chat)
 
 
-def _is_file(text: str | Path) -> bool:
-    return isinstance(text, Path) or os.path.isfile(text)
+def _is_file(text: Any) -> bool:
+    return isinstance(text, Path) or (isinstance(text, str) and os.path.isfile(text))
 
 
-def _open_files(paths: Sequence[str | Path], encode: Encode) -> Texts:
+def _open_files(paths: Sequence[str | Path], encode: Encode, chat: Chat) -> Texts:
     names = [Path(path).name for path in paths]
-    pairs: list[tuple[str | None, str]] = []
+    pairs: list[tuple[str | None, Any]] = []
     for path, name in zip(paths, names, strict=True):
         pairs += _texts_of_file(path, name if names.count(name) == 1 else str(path))
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return Texts(encode, pairs, f"{paths[0]}{more}")
+    return Texts(encode, pairs, f"{paths[0]}{more}", chat)
 
 
-def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, str]]:
-    """Group and text of each text of a file; ``name``: the group of one that is a single text."""
+def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, Any]]:
+    """Group and text or messages of each text of a file; ``name``: the group of one that is a single text."""
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
         if not str(path).lower().removesuffix(".gz").endswith((".json", ".jsonl")):
             yield name, file.read()
@@ -139,7 +147,7 @@ def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, st
             group = row.get("group")
             if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
                 group = importlib.import_module("olmo_sparsity.data.groups").group_of_url(row["url"])
-            yield group, row["text"]
+            yield group, row["messages"] if "messages" in row and "text" not in row else row["text"]
 
 
 # --- the text of token ids, for any tokenizer: all that it must be able to do is decode ---
@@ -214,13 +222,14 @@ def sample_targets(
     Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
     not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
     another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
-    away in that (`_placebos_of_itself`). A pure function of the arguments.
+    away in that (`_placebos_of_itself`). Of a conversation the drawn targets that lie in no message are dropped, and
+    blocks without others with them: there are fewer than ``count`` then. A pure function of the arguments.
 
     Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
     in `analysis.result.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of the target;
     ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
-    there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo.
+    there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo or no target left.
     """
     size, n_far, groups = targets_per_block, n_long - n_short, texts.groups
     offered = np.maximum(texts.lengths - n_long, 0)
@@ -249,6 +258,13 @@ def sample_targets(
     places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
     places.insert(0, "target_id", np.arange(len(places)))
     places["position"] += places["target_id"] % size
+    if own := texts.in_message:
+        where = zip(places["text"], places["position"], strict=True)
+        places = places[[text not in own or bool(own[text][position]) for text, position in where]]
+        if places.empty:
+            raise UserError("no target that was drawn lies in a message; raise the number of targets")
+        block = pd.factorize(places["target_id"] // size)[0]
+        places = places.assign(target_id=block * size + places["target_id"] % size).reset_index(drop=True)
     near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
     return places if near_copy is None else places.assign(near_copy=near_copy)
 

@@ -96,10 +96,11 @@ def measure(
     Args:
         model: path of a run, checkpoint, transformers folder or ``.gguf`` file, or the id of a model on the hub, maybe
             with ``@yarn:4`` or ``@untrained`` behind it; or ``(model, tokenizer)``.
-        texts: strings; ``{group: strings}``; paths of .txt, .json or .jsonl files; or a prepared corpus.
+        texts: strings; ``{group: strings}``; paths of .txt, .json or .jsonl files; or a prepared corpus. A list of
+            ``{"role", "content"}`` in place of a string is a conversation: its chat template has no targets.
         n_long: N.
         n_short: M.
-        targets: how many to sample, in whole blocks; a small text offers fewer.
+        targets: how many to sample, in whole blocks; a small text offers fewer, and a conversation has fewer left.
         targets_per_block: B, targets that follow one another and share a far context: the short context of the last one
             has M + B - 1 tokens.
         tau_nats: tau.
@@ -146,7 +147,7 @@ def measure(
             return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
         loaded = opened(model)
-        source = open_texts(texts, loaded.encode, split=split)
+        source = open_texts(texts, loaded.encode, chat=loaded.chat, split=split)
         loaded.check_texts(source)
         places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
         settings: dict[str, Any] = {

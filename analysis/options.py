@@ -15,7 +15,7 @@ DTYPES = ("fp32", "bf16", "fp16", "auto")
 PREFIX = """tokens that stand before every context: auto (what the tokenizer puts before a text; the default), none,
 bos, eos, or ids such as 2"""
 PASS = "of a pass (default: 1,024, on a GPU 65,536; halved where memory runs out)"
-TEXT = "one text and group each; of .json and .jsonl (.gz) every line has the fields text and url or group"
+TEXT = "one text and group each; of .json and .jsonl (.gz) every line has text or messages, and url or group"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,8 @@ class Run:
 
     def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
         """Measure the batches that are not finished, and return all that are."""
-        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
+        count = max(self.places["target_id"]) // self.size + 1
+        mine = _batches_of(shard, count) if batches is None else sorted(batches)
         if self.out is None:
             return self._joined([part for _, part in self._measured(mine)])
         if (self.out / RESULT_NAME).is_file():
@@ -77,7 +78,7 @@ class Run:
         """Measure batches, and give each when it is finished."""
         made = provenance()
         made["created"] = made.pop("started")
-        frames_of = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
+        frames_of = [self.places[self.places["target_id"] // self.size == batch] for batch in batches]
         total = sum(map(len, frames_of))
         with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
             for batch, places in zip(batches, frames_of, strict=True):

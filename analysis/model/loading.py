@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -62,6 +63,7 @@ class TextTokenizer:
     """Of the tokenizer.json, or of the one that the object would save."""
 
     def __init__(self, tokenizer: Any):
+        self._given = tokenizer
         self._config: dict[str, Any] = {}
         sha256 = None
         if isinstance(tokenizer, str | Path):
@@ -77,6 +79,14 @@ class TextTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, (T,) int64, without special tokens around it."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    @cached_property
+    def with_template(self) -> Any:
+        """The same one with its chat template: what was given, or of transformers where that is a path."""
+        from transformers import PreTrainedTokenizerFast as Fast
+
+        own, is_path = self._given, isinstance(self._given, str | Path)
+        return Fast.from_pretrained(Path(own).parent, local_files_only=True) if is_path else own
 
     @cached_property
     def decoder(self) -> TextDecoder:
@@ -182,6 +192,33 @@ class LoadedModel:
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, (T,) int64, without special tokens. Raises `UserError` without a tokenizer."""
         return self._its_tokenizer().encode(text)
+
+    def chat(self, messages: list[dict[str, Any]]) -> tuple[str, list[bool]]:
+        """A conversation as the chat template writes it, and whether each token lies within a message's content, (T,).
+
+        A prefix at its beginning is left out: one stands before every context. Raises `UserError` where there is no
+        template, it takes no such messages, or it changes more of a content than the space around it.
+        """
+        tokenizer, whole = self._its_tokenizer().tokenizer, self._its_tokenizer().with_template
+        if getattr(whole, "chat_template", None) is None:
+            raise UserError(f"{self.name} has no chat template; add chat_template.jinja to it, or give text")
+        prefix = tokenizer.decode(list(self.prefix), skip_special_tokens=False)
+        write = partial(whole.apply_chat_template, tokenize=False)
+        try:
+            contents = [rf"(\s*{re.escape(message['content'].strip())}\s*)" for message in messages]
+            marked = [{**message, "content": f"\ue000{n}\ue000"} for n, message in enumerate(messages)]
+            text, pattern = (write(each).removeprefix(prefix) for each in (messages, marked))
+        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"messages have a role and a content and fit the template: {first_line(error)}"
+            ) from None
+        pattern = re.sub("\ue000(\\d+)\ue000", lambda mark: contents[int(mark[1])], re.escape(pattern))
+        if (found := re.fullmatch(pattern, text)) is None:
+            raise UserError("the chat template changes what a message says; write it out as text")
+        starts, ends = np.array(tokenizer.encode(text, add_special_tokens=False).offsets).T
+        starts = np.minimum(starts, [0, *ends[:-1]])  # some tokenizers leave out the space before a word
+        spans = map(found.span, range(1, found.re.groups + 1))
+        return text, np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0).tolist()
 
     @property
     def decoder(self) -> TextDecoder:
@@ -325,7 +362,7 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.model", "*.safetensors"]
+    patterns = ["*.json", "*.model", "*.jinja", "*.safetensors"]
     try:
         # a star reaches into folders, whose files transformers never reads
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))

@@ -1,0 +1,70 @@
+"""Conversations: written by the tokenizer's chat template, whose tokens are read and are no targets."""
+
+import json
+
+import pandas as pd
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from analysis.contexts import open_texts
+from analysis.engine import measure
+from analysis.model.loading import open_model
+from tests.support.families import random_model
+from tests.support.refusals import refused
+
+TEMPLATE = "{{ bos_token }}é  {% for m in messages %}<{{ m.role }}>\n{{ m.content }}\n</>{% endfor %}"
+TURNS = [("user", "user é"), ("system", "  ab\n\n"), ("user", ""), ("user", "\na (.*) </> <user>\n")]
+CHATS = [[{"role": role, "content": n * text} for role, text in TURNS] for n in (2, 3)]
+
+
+@pytest.fixture(scope="module")
+def fast():
+    """Its tokens are bytes, but for two line feeds, and for a BOS that it puts before a text."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ĊĊ", "<s>"]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("Ċ", "Ċ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    bos = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), bos])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", chat_template=TEMPLATE)
+
+
+def test_tokens_of_the_template_are_read_and_are_no_targets(fast, tmp_path):
+    texts, own = [], []
+    for (
+        chat
+    ) in CHATS:  # by hand, without the BOS that stands before every context: a token is as long as its bytes
+        parts = [(f"<{m['role']}>\n", m["content"], "\n</>") for m in chat]
+        texts.append("é  " + "".join(map("".join, parts)))
+        inside = [0] * 4 + [i == 1 for part in parts for i, piece in enumerate(part) for _ in piece.encode()]
+        own.append([min([inside.pop(0) for _ in token]) for token in fast.tokenize(texts[-1])])
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in CHATS))
+    model = random_model(vocab_size=258, initializer_range=0.3), fast
+    options = {"n_long": 20, "n_short": 4, "targets": 96, "tau_nats": 0.5, "ks": [2], "progress": False}
+    options |= {"selectors": ["attention"], "targets_per_block": 4}
+    plain = measure(model, texts, **options).targets
+    expected = plain[[own[n][place] for n, place in zip(plain["text"], plain["position"], strict=True)]]
+    blocks = sorted(set(expected["target_id"] // 4))  # those left are numbered anew
+    assert 0 < len(blocks) < len(plain) // 4 and len(expected) < 4 * len(blocks)
+    ids = [4 * blocks.index(target // 4) + target % 4 for target in expected["target_id"]]
+    result = measure(model, tmp_path / "chats.jsonl", out=tmp_path / "out", **options)
+    pd.testing.assert_frame_equal(result.targets, expected.assign(target_id=ids).reset_index(drop=True))
+    assert measure(model, CHATS, **options).settings["texts_sha256"] == result.settings["texts_sha256"]
+
+
+def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):
+    def written(tokenizer=tmp_path / "tokenizer.json", chat=CHATS[0]):
+        return open_model((random_model(), tokenizer)).chat(chat)
+
+    fast.save_pretrained(tmp_path)
+    assert written() == written(fast)
+    for message, template in [("fit.*: why", "{{ raise_exception('why') }}"), ("changes", "{{ messages }}")]:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        with refused(message):
+            written()
+    for message, *given in [("no chat", fast.backend_tokenizer), ("role", fast, [{"role": "user"}])]:
+        with refused(message):
+            written(*given)
+    with refused("only `influence` reads messages"):
+        open_texts(CHATS, fast.encode)
