@@ -32,9 +32,7 @@ def fast():
 
 def test_tokens_of_the_template_are_read_and_are_no_targets(fast, tmp_path):
     texts, own = [], []
-    for (
-        chat
-    ) in CHATS:  # by hand, without the BOS that stands before every context: a token is as long as its bytes
+    for chat in CHATS:  # by hand: a token is as long as its bytes; no BOS, which stands before every context
         parts = [(f"<{m['role']}>\n", m["content"], "\n</>") for m in chat]
         texts.append("é  " + "".join(map("".join, parts)))
         inside = [0] * 4 + [i == 1 for part in parts for i, piece in enumerate(part) for _ in piece.encode()]
