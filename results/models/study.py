@@ -209,6 +209,18 @@ def sinks_add(result):
     return pd.DataFrame(rows)
 
 
+def near(result, k=4, tokens=38):
+    """Tidy: the share of the first selector's k tokens that are among the far tokens nearest to the block."""
+    bootstrap, rows = ClusterBootstrap.of(result.targets.iloc[result.over]), []
+    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
+    for (level, sinks), far in product(levels, result.far_contexts):
+        columns = result.selected(result.selectors[0], far, level=level, sinks=sinks)[:, :k]
+        count = (columns >= result.n_far - tokens).sum(axis=1)
+        interval = vars(bootstrap.ratio_interval(count, np.full(len(count), k)))
+        rows.append({"name": "near", "level": level, "sinks": sinks, "far_context": far} | interval)
+    return pd.DataFrame(rows)
+
+
 def at_ks(result, ks):
     """The same measurement with fewer counts of tokens."""
     columns = [result.ks.index(k) for k in ks]
@@ -291,6 +303,7 @@ def main():
         if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
             print("\n" + show(held_by_few(result), title=f"{cell}, by {result.selectors[0]}"))
             print("\n" + show(within(result), across="k", digits=0, title=cell))
+            print("\n" + show(near(result), title=cell))
             if len(result.selectors) > 1:
                 print("\n" + show(kept_by_others(result), across="k", title=cell))
                 print("\n" + show(net_differences(result), across="k", digits=0, title=cell))
