@@ -5,7 +5,6 @@ examples:
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
   python scripts/benchmark.py influence                              the weights and the text of this repository
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
-  python scripts/benchmark.py gpu --out runs/gpu --only agreement,train-150m
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), of this project's loop, data loading and PoSE
 included, and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is not

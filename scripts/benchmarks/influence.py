@@ -50,16 +50,16 @@ def run(
             influences[row.target_id] = plain_influence(loaded, tokens, n_long - sizes["n_short"])
         return influences
 
-    multiply, operations = matrix_product(loaded.device, torch.float32)
+    kind = next(type(each) for each in loaded.model.modules() if isinstance(each, torch.nn.Linear))
+    multiply, operations = matrix_product(loaded.device, torch.float32, kind)
     seconds = time_in_turn({PLAIN: plain, BLOCK: engine, PRODUCT: multiply}, rounds)
     product = operations / statistics.median(seconds[PRODUCT])
     counts = {PLAIN: targets, BLOCK: len(result.targets)}
     rows = rates({way: [each / counts[way] for each in seconds[way]] for way in counts}, 1, (PLAIN,))
     share = rows[BLOCK]["rate"] * operations_per_target(loaded, **sizes) / product
     rows[BLOCK] |= {"share_of_matrix_product": share, **agreement(result, plain())}
-    about |= {"model": loaded.name, "parameters": loaded.parameters, "texts": text or "the documentation"}
-    about |= {**sizes, "unit": "targets/s", "matrix_product_tflops": product / 1e12}
-    return {"benchmark": "influence", **about, "results": rows}
+    about |= {"benchmark": "influence", "model": loaded.name, "parameters": loaded.parameters, **sizes}
+    return {**about, "unit": "targets/s", "matrix_product_tflops": product / 1e12, "results": rows}
 
 
 @torch.inference_mode()

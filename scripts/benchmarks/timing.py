@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -30,11 +31,11 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], object], float]:
-    """A product of square matrices, which is the machine's own limit, and its floating-point operations."""
+def matrix_product(device: torch.device, dtype: torch.dtype, of: Any = torch.nn.Linear) -> tuple[Any, float]:
+    """A product of square matrices by a layer `of` a kind, the machine's limit, and its floating-point operations."""
     size = 8192 if device.type == "cuda" else 2048  # of smaller ones a GPU's time is that of the launch
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
-    return lambda: matrix @ matrix, 2.0 * size**3
+    layer = of(size, size, bias=False, device=device, dtype=dtype).requires_grad_(False)
+    return partial(layer, torch.randn(size, size, device=device, dtype=dtype)), 2.0 * size**3
 
 
 def time_in_turn(
