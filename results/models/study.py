@@ -27,7 +27,8 @@ from analysis.stats.show import show
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)
-FIGURES = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
+SMOLLM2 = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
+FIGURES = (*(f"smollm2-{name}" for name in SMOLLM2), "gemma-releases-n256")
 SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
 
 
@@ -309,7 +310,7 @@ def main():
                 print("\n" + show(net_differences(result), across="k", digits=0, title=cell))
         if "same-group" in result.far_contexts:
             print("\n" + show(beyond_same_group(result), title=cell))
-        if cell.endswith(FIGURES):
+        if cell in FIGURES:
             save_figure(levels_figure(result), HERE, cell)
 
 
