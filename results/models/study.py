@@ -2,6 +2,7 @@
 
     python results/models/study.py collect runs/models     adds the batches that are measured to this folder
     python results/models/study.py                         prints the tables and draws a figure of each cell
+    python results/models/study.py brackets MODEL          recovery of SmolLM2's targets that are brackets
 
 A run folder of a measurement in shards holds parts/batch-*, each a saved result; those of every fifth batch are spread
 over all texts. Intervals are 95 %, by group and text.
@@ -276,6 +277,24 @@ def cells():
     return study
 
 
+def brackets(model):
+    """Print the recovery of targets of nothing but brackets; MODEL gives the text of a token."""
+    from analysis.model.loading import open_model
+
+    decode = open_model(model).decoder.pieces
+    for cell, result in cells().items():
+        if cell.removeprefix("smollm2-") not in SMOLLM2:
+            continue
+        texts = [decode([token])[0].strip() for token in result.targets["token"]]
+        which = np.array([bool(text) and set(text) <= set("()[]{}<>") for text in texts])
+        of_brackets = chosen(result, which, 1.0)
+        over = of_brackets.targets[of_brackets.targets["over_tau"]]
+        title = f"{cell}: {len(over)} of {which.sum()} brackets over tau, in {over['group'].nunique()} groups"
+        print(f"\n{title}")
+        if len(over):
+            print(show(numbers.recovery(of_brackets), across="far_context", digits=0))
+
+
 def main():
     """Print all tables of every cell, and draw its figure."""
     for cell, result in cells().items():
@@ -315,4 +334,5 @@ def main():
 
 
 if __name__ == "__main__":
-    collect(sys.argv[2]) if sys.argv[1:2] == ["collect"] else main()
+    command, given = sys.argv[1:2], sys.argv[2:]
+    {"collect": collect, "brackets": brackets}[command[0]](*given) if command else main()
