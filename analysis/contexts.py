@@ -147,7 +147,10 @@ def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, An
             group = row.get("group")
             if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
                 group = importlib.import_module("olmo_sparsity.data.groups").group_of_url(row["url"])
-            yield group, row["messages"] if "messages" in row and "text" not in row else row["text"]
+            text, messages = row.get("text"), row.get("messages")
+            if text is None and not isinstance(messages, list):
+                raise UserError(f"{path}: a line has no text and no list of messages: {str(row)[:80]}")
+            yield group, messages if text is None else text
 
 
 # --- the text of token ids, for any tokenizer: all that it must be able to do is decode ---
@@ -262,7 +265,7 @@ def sample_targets(
         where = zip(places["text"], places["position"], strict=True)
         places = places[[text not in own or bool(own[text][position]) for text, position in where]]
         if places.empty:
-            raise UserError("no target that was drawn lies in a message; raise the number of targets")
+            raise UserError("no drawn target lies in a message; give more targets, or longer messages")
         block = pd.factorize(places["target_id"] // size)[0]
         places = places.assign(target_id=block * size + places["target_id"] % size).reset_index(drop=True)
     near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())

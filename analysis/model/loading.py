@@ -47,6 +47,7 @@ UNTRAINED, UNTRAINED_SEED = "untrained", 0
 _CHANGED = re.compile(r"(?P<path>.+)@(?P<change>untrained|[A-Za-z][\w-]*:\d+(\.\d+)?)")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _TOKENIZER = "tokenizer.json"
+_ON_ONE_DAY = "{% macro strftime_now(_) %}1 January 2026{% endmacro %}"  # else texts change overnight
 _EXPORT = "olmo_sparsity.json"
 """The note in a folder that this project exported."""
 
@@ -194,31 +195,34 @@ class LoadedModel:
         return self._its_tokenizer().encode(text)
 
     def chat(self, messages: list[dict[str, Any]]) -> tuple[str, list[bool]]:
-        """A conversation as the chat template writes it, and whether each token lies within a message's content, (T,).
+        """A conversation as the chat template writes it, and whether each token is of a message's content, (T,).
 
-        A prefix at its beginning is left out: one stands before every context. Raises `UserError` where there is no
-        template, it takes no such messages, or it changes more of a content than the space around it.
+        Special tokens never are. A prefix at its beginning is left out: one stands before every context. Raises
+        `UserError` for what is no conversation, and without a template that leaves contents as they are, but for space.
         """
         tokenizer, whole = self._its_tokenizer().tokenizer, self._its_tokenizer().with_template
         if getattr(whole, "chat_template", None) is None:
             raise UserError(f"{self.name} has no chat template; add chat_template.jinja to it, or give text")
-        prefix = tokenizer.decode(list(self.prefix), skip_special_tokens=False)
-        write = partial(whole.apply_chat_template, tokenize=False)
+        prefix, given = tokenizer.decode(list(self.prefix), skip_special_tokens=False), str(messages)[:120]
         try:
+            template = _ON_ONE_DAY + whole.get_chat_template()
+            write = partial(whole.apply_chat_template, chat_template=template, tokenize=False)
             contents = [rf"(\s*{re.escape(message['content'].strip())}\s*)" for message in messages]
             marked = [{**message, "content": f"\ue000{n}\ue000"} for n, message in enumerate(messages)]
             text, pattern = (write(each).removeprefix(prefix) for each in (messages, marked))
         except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"messages have a role and a content and fit the template: {first_line(error)}"
-            ) from None
+            why = f"no messages with role and content as text that fit the template ({first_line(error)})"
+            raise UserError(f"{given!r}: {why}; mend or drop them") from None
         pattern = re.sub("\ue000(\\d+)\ue000", lambda mark: contents[int(mark[1])], re.escape(pattern))
-        if (found := re.fullmatch(pattern, text)) is None:
-            raise UserError("the chat template changes what a message says; write it out as text")
-        starts, ends = np.array(tokenizer.encode(text, add_special_tokens=False).offsets).T
+        if (found := re.fullmatch(pattern, text)) is None or found.re.groups != len(messages):
+            raise UserError(f"{given!r}: the chat template changes or drops a content; write it out as text")
+        special = [n for n, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        starts, ends = np.array(tokens.offsets).T
         starts = np.minimum(starts, [0, *ends[:-1]])  # some tokenizers leave out the space before a word
         spans = map(found.span, range(1, found.re.groups + 1))
-        return text, np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0).tolist()
+        inside = np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0)
+        return text, (inside & ~np.isin(tokens.ids, special)).tolist()
 
     @property
     def decoder(self) -> TextDecoder:

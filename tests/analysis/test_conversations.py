@@ -57,12 +57,44 @@ def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):
 
     fast.save_pretrained(tmp_path)
     assert written() == written(fast)
-    for message, template in [("fit.*: why", "{{ raise_exception('why') }}"), ("changes", "{{ messages }}")]:
+    skips = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    for message, template in [
+        ("fit .*why", "{{ raise_exception('why') }}"),
+        ("changes or drops", "{{ messages }}"),
+        ("changes or drops", skips),
+        ("changes or drops", ""),
+    ]:
         (tmp_path / "chat_template.jinja").write_text(template)
         with refused(message):
             written()
-    for message, *given in [("no chat", fast.backend_tokenizer), ("role", fast, [{"role": "user"}])]:
-        with refused(message):
-            written(*given)
+    with refused("no chat template"):
+        written(fast.backend_tokenizer)
+    for wrong in ({"role": "user"}, {"role": "user", "content": None}, "a"):
+        with refused("fit the template"):
+            written(fast, [wrong])
     with refused("only `influence` reads messages"):
         open_texts(CHATS, fast.encode)
+
+
+def test_special_tokens_are_no_targets_and_the_date_stands_still(fast, tmp_path):
+    fast.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%H') }}{{ messages[0].content }}")
+    chat = open_model((random_model(), tmp_path / "tokenizer.json")).chat
+    text, own = chat([{"role": "user", "content": "a<s>b"}])
+    assert text == "1 January 2026a<s>b" and own == [False] * 14 + [True, False, True]
+
+
+def test_a_line_has_a_text_or_messages(fast, tmp_path):
+    lines = [
+        {"messages": CHATS[0], "text": None},
+        {"messages": CHATS[1]},
+        {"text": "plain", "messages": CHATS[1]},
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    loaded = open_model((random_model(), fast))
+    texts = open_texts(tmp_path / "lines.jsonl", loaded.encode, chat=loaded.chat)
+    assert [*texts.in_message] == [0, 1] and texts.lengths[2] == len("plain")
+    for wrong in ({"messages": "text"}, {"messages": None}, {"conversation": []}):
+        (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong))
+        with refused("no text and no list of messages"):
+            open_texts(tmp_path / "wrong.jsonl", fast.encode)
