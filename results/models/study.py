@@ -175,13 +175,15 @@ def within(result, nats=0.1):
 
 
 def chosen(result, which, tau_nats):
-    """The same measurement with other targets in the place of those over tau, as far as tokens were chosen for them."""
+    """The same measurement with other targets in the place of those over tau, as far as tokens were chosen for them.
+
+    ``settings["without_choices"]``: for how many none were.
+    """
     targets = result.targets.assign(over_tau=which & result.targets["over_tau"])
     ids = targets.loc[targets["over_tau"], "target_id"]
     choices = result.choices[result.choices["target_id"].isin(ids)]
-    return replace(
-        result, settings=result.settings | {"tau_nats": tau_nats}, targets=targets, choices=choices
-    )
+    settings = result.settings | {"tau_nats": tau_nats, "without_choices": int(which.sum()) - len(ids)}
+    return replace(result, settings=settings, targets=targets, choices=choices)
 
 
 def by_half(result, losses):
@@ -190,11 +192,6 @@ def by_half(result, losses):
         losses, on=["text", "position"], how="left", validate="1:1"
     )
     gains = (places["short"] - places["odd"]).to_numpy(float) > 1
-    print(
-        f"{gains.sum()} gain more than 1 nat from the odd half; of {(gains & ~result.targets['over_tau']).sum()}",
-        end=" ",
-    )
-    print("no token was chosen, as the whole gives them less than 0.1 nats")
     return chosen(result, gains, 0.1)
 
 
@@ -301,6 +298,8 @@ def main():
         targets = (
             f"{len(result.over)} of {len(result.targets):,} targets over {result.settings['tau_nats']:g} nats"
         )
+        if without := result.settings.get("without_choices"):
+            targets += f"; for {without} more no token was chosen"
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
