@@ -1,6 +1,7 @@
 """The measurement end to end on a small model: against plain passes, interrupted, in shards, and what is refused."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,3 +225,13 @@ def test_a_run_on_its_corpus_equals_a_plain_computation(tmp_path):
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
     documents = [tokens.document(number) for number in range(len(tokens.document_bounds))]
     assert_losses_are_plain(result, inner, documents, range(min(5, len(result.over))))
+
+
+def test_the_text_that_is_named_next_has_an_x_ray():
+    """Text 0, which was always named, may have no target over tau."""
+    result = small()
+    targets = result.targets[result.targets["text"] > result.targets["text"].min()].reset_index(drop=True)
+    choices = result.choices[result.choices["target_id"].isin(targets["target_id"])]
+    later = replace(result, targets=targets, choices=choices)
+    named = int(str(later).rpartition(".xray(")[2].rstrip(")"))
+    assert named in targets["text"].to_numpy() and later.xray(named)
