@@ -23,12 +23,8 @@ from analysis.contexts import (
     SAME_GROUP,
     SHUFFLED,
     Contexts,
-    TextDecoder,
-    Texts,
     long_contexts,
-    open_texts,
     placebo_contexts,
-    sample_targets,
     shuffled_contexts,
 )
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS, Faithfulness
@@ -36,9 +32,13 @@ from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.model.tokenizer import TextDecoder
+from analysis.open import open_texts
 from analysis.parts import Run, stacked
 from analysis.result import Result, rounded
+from analysis.sampling import sample_targets
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
+from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)

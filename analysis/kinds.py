@@ -95,7 +95,7 @@ def classify(far: str, short: str, target_piece: str, after: str) -> str:
     Args:
         far: text of the far context, which stands right before ``short``.
         short: text of the short context.
-        target_piece: text of the target token, as `analysis.contexts.TextDecoder` gives it.
+        target_piece: text of the target token, as `analysis.model.tokenizer.TextDecoder` gives it.
         after: the text that follows, a few words or nothing; it completes a word that the target token begins.
     """
     if not target_piece:

@@ -1,6 +1,6 @@
 """The one door to this project's trainer: its checkpoints, RoPE scaling, and prepared corpora.
 
-`analysis.model.loading` and `analysis.contexts` import this file when one of them is opened, and not before: models of
+`analysis.model.loading` and `analysis.open` import this file when one of them is opened, and not before: models of
 transformers are measured on plain texts without it. Position ids are explicit, as in every `Adapter`.
 
 Shapes: R rows, L tokens, P tokens whose keys and values are cached, Q positions at the end whose logits are kept, V
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from analysis.contexts import Texts
 from analysis.model.adapter import (
     Adapter,
     KeyValues,
@@ -27,7 +26,9 @@ from analysis.model.adapter import (
     TransformersAdapter,
     causal_bias,
 )
-from analysis.model.loading import LoadedModel, TextTokenizer
+from analysis.model.loading import LoadedModel
+from analysis.model.tokenizer import TextTokenizer
+from analysis.texts import Texts
 from olmo_sparsity.checkpoint import (
     TOKENIZER,
     config_of,

@@ -14,7 +14,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:
-    from analysis.contexts import Texts
+    from analysis.texts import Texts
 
 
 @dataclass(frozen=True)

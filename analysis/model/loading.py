@@ -16,25 +16,24 @@ import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
 from torch import nn
 
-from analysis.contexts import TextDecoder
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
+from analysis.model.tokenizer import TextDecoder, TextTokenizer
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import read_json, sha256_file
+from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
 if TYPE_CHECKING:
-    from analysis.contexts import Texts
+    from analysis.texts import Texts
 
 DTYPES: dict[str, Any] = {
     "fp32": torch.float32,
@@ -50,61 +49,6 @@ _TOKENIZER = "tokenizer.json"
 _ON_ONE_DAY = "{% macro strftime_now(_) %}1 January 2026{% endmacro %}"  # else texts change overnight
 _EXPORT = "olmo_sparsity.json"
 """The note in a folder that this project exported."""
-
-
-class TextTokenizer:
-    """A tokenizer as measurements need it: without special tokens, padding and truncation.
-
-    Args:
-        tokenizer: the path of a tokenizer.json, or an object of the tokenizers library, or a fast one of transformers.
-            Padding and truncation are switched off in the object.
-    """
-
-    sha256: str
-    """Of the tokenizer.json, or of the one that the object would save."""
-
-    def __init__(self, tokenizer: Any):
-        self._given = tokenizer
-        self._config: dict[str, Any] = {}
-        sha256 = None
-        if isinstance(tokenizer, str | Path):
-            sha256, beside = sha256_file(tokenizer), Path(tokenizer).with_name("tokenizer_config.json")
-            tokenizer = Tokenizer.from_file(str(tokenizer))
-            if beside.is_file():
-                self._config = read_json(beside, "save the tokenizer again")
-        self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self.sha256 = sha256 or hashlib.sha256(self.tokenizer.to_str(pretty=True).encode()).hexdigest()
-
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text, (T,) int64, without special tokens around it."""
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-
-    @cached_property
-    def with_template(self) -> Any:
-        """The same one with its chat template: what was given, or of transformers where that is a path."""
-        from transformers import PreTrainedTokenizerFast as Fast
-
-        own, is_path = self._given, isinstance(self._given, str | Path)
-        return Fast.from_pretrained(Path(own).parent, local_files_only=True) if is_path else own
-
-    @cached_property
-    def decoder(self) -> TextDecoder:
-        """The text of token ids, token by token."""
-        return TextDecoder(partial(self.tokenizer.decode, skip_special_tokens=False))
-
-    @cached_property
-    def added_before(self) -> tuple[int, ...]:
-        """Special tokens that it puts before every text, by its post-processor or its configuration."""
-        plain, whole = self.encode("a").tolist(), self.tokenizer.encode("a").ids
-        start = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-        bos = self._config.get("bos_token")
-        bos = bos.get("content") if isinstance(bos, dict) else bos
-        if start or not (self._config.get("add_bos_token") and bos):
-            return tuple(whole[:start])
-        token = self.tokenizer.token_to_id(bos)
-        return () if token is None else (token,)
 
 
 @dataclass

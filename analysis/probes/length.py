@@ -45,9 +45,9 @@ from olmo_sparsity.util.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
+    from analysis.texts import Texts
 
 OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
 DIFFERENCE, RISE = "difference_to_first_nats", "rise_nats"

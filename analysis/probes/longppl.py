@@ -42,9 +42,9 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
 
 if TYPE_CHECKING:
-    from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
+    from analysis.texts import Texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,9 +43,9 @@ from olmo_sparsity.util.rng import Stream
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
+    from analysis.texts import Texts
 
 UNSEEN_ONE_IN = 8
 """Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.windows`)."""

@@ -35,10 +35,10 @@ from olmo_sparsity.util.provenance import provenance
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
     from analysis.model.token_losses import TokenLosses
     from analysis.segments import Segments
+    from analysis.texts import Texts
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Probe(ABC):
 
         Args:
             models: one, as for `analysis.model.loading.open_model`, which ``opening`` goes to, or a list of them.
-            texts: as for `analysis.contexts.open_texts`, with ``split`` of a prepared corpus.
+            texts: as for `analysis.open.open_texts`, with ``split`` of a prepared corpus.
             labels: a name for each, see `default_labels`.
             out: folder to save to; the same call, interrupted, goes on with the model that it was at.
             tokens_per_batch: tokens of one forward pass.
@@ -155,8 +155,8 @@ class Probe(ABC):
 
         Every model is opened once before the first is measured: nobody waits to learn that the last is refused.
         """
-        from analysis.contexts import open_texts
         from analysis.model.loading import open_model
+        from analysis.open import open_texts
 
         sources: list[Texts] = []
         described: list[dict[str, Any]] = []

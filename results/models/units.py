@@ -18,12 +18,14 @@ import numpy as np
 import pandas as pd
 
 from analysis import load
-from analysis.contexts import open_texts, placebo_contexts, sample_targets
+from analysis.contexts import placebo_contexts
 from analysis.engine import Engine
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
+from analysis.open import open_texts
 from analysis.parts import stacked
 from analysis.result import RESULT_NAME
+from analysis.sampling import sample_targets
 from analysis.selectors import Selection
 from olmo_sparsity.util.provenance import provenance
 

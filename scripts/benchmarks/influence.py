@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from analysis import Result, measure
-from analysis.contexts import open_texts
 from analysis.model.loading import LoadedModel, open_model
+from analysis.open import open_texts
 from benchmarks.timing import PRODUCT, Json, about_this_run, matrix_product, rates, time_in_turn
 
 PLAIN, BLOCK = "plain loop", "engine, blocks"

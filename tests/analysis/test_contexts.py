@@ -7,16 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.contexts import (
-    Texts,
-    long_contexts,
-    open_texts,
-    placebo_contexts,
-    same_group_elsewhere,
-    sample_targets,
-    shuffled_contexts,
-)
+from analysis.contexts import long_contexts, placebo_contexts, shuffled_contexts
+from analysis.open import open_texts
 from analysis.ours import PreparedTexts
+from analysis.sampling import same_group_elsewhere, sample_targets
+from analysis.texts import Texts
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.rng import Stream
 from tests.support import tiny

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from analysis.contexts import open_texts
 from analysis.engine import measure
 from analysis.model.loading import open_model
+from analysis.open import open_texts
 from tests.support.families import random_model
 from tests.support.refusals import refused
 

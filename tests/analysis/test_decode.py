@@ -4,8 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from analysis.contexts import TextDecoder
-from analysis.model.loading import TextTokenizer
+from analysis.model.tokenizer import TextDecoder, TextTokenizer
 from olmo_sparsity.data.text import train_bpe
 
 ENGLISH = "The fox met the other fox, and the foxes didn't talk to “those” others."

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from analysis.contexts import open_texts
 from analysis.model.loading import open_model
+from analysis.open import open_texts
 from analysis.probes.length import LengthProbe
 from analysis.segments import sample_segments
 from tests.support import small_measurement

@@ -16,7 +16,8 @@ from tokenizers import pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from analysis.model.loading import TextTokenizer, multiply_by_onednn, open_model
+from analysis.model.loading import multiply_by_onednn, open_model
+from analysis.model.tokenizer import TextTokenizer
 from analysis.ours import PreparedTexts
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny

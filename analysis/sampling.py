@@ -1,0 +1,196 @@
+"""Where blocks of targets and their placebos stand in texts.
+
+A *block* [ours] is B targets that follow one another and share a far context (docs/method.md, 2.1); B = 1 is a target
+by itself. Shapes: D texts of T tokens each, n blocks, B targets of each, N long and M short context length of the first
+of them, F = N - M far tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pandas as pd
+
+from analysis.texts import Texts
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.rng import Stream
+
+log = logging.getLogger(__name__)
+
+
+def sample_targets(
+    texts: Texts,
+    count: int,
+    *,
+    n_long: int,
+    n_short: int,
+    seed: int,
+    targets_per_block: int = 1,
+    same_group: bool = False,
+) -> pd.DataFrame:
+    """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
+
+    Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
+    not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
+    another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
+    away in that (`_placebos_of_itself`). Of a conversation the drawn targets that lie in no message are dropped, and
+    blocks without others with them: there are fewer than ``count`` then. A pure function of the arguments.
+
+    Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
+    in `analysis.result.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of the target;
+    ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
+    of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
+    there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo or no target left.
+    """
+    size, n_far, groups = targets_per_block, n_long - n_short, texts.groups
+    offered = np.maximum(texts.lengths - n_long, 0)
+    if not (offered >= size).any():
+        raise UserError(
+            f"no text offers B = {size} targets in a row with N = {n_long} tokens before: the longest has "
+            f"{texts.lengths.max()} tokens; lower N or B, or give longer texts"
+        )
+    text, number = _stratified(offered // size, -(-count // size), seed)
+    # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
+    offsets = np.random.default_rng([Stream.BLOCK_OFFSETS, seed]).integers(0, offered % size, endpoint=True)
+    first = n_long + size * number + offsets[text]
+    if len(texts.lengths) > 1:
+        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, groups)
+    else:
+        placebo_text = text
+        placebo_start = _placebos_of_itself(first, int(texts.lengths[0]), n_long, n_far, size, seed)
+    columns = {"text": text, "position": first, "placebo_text": placebo_text, "placebo_start": placebo_start}
+    if groups is not None:
+        columns |= {"group": groups[text], "placebo_group": groups[placebo_text]}
+    if same_group:
+        drawn = same_group_elsewhere(
+            texts, text, first, n_long=n_long, n_far=n_far, targets_per_block=size, seed=seed
+        )
+        columns |= {"same_group_text": drawn[:, 0], "same_group_start": drawn[:, 1]}
+    places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
+    places.insert(0, "target_id", np.arange(len(places)))
+    places["position"] += places["target_id"] % size
+    if own := texts.in_message:
+        where = zip(places["text"], places["position"], strict=True)
+        places = places[[text not in own or bool(own[text][position]) for text, position in where]]
+        if places.empty:
+            raise UserError("no drawn target lies in a message; give more targets, or longer messages")
+        block = pd.factorize(places["target_id"] // size)[0]
+        places = places.assign(target_id=block * size + places["target_id"] % size).reset_index(drop=True)
+    near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
+    return places if near_copy is None else places.assign(near_copy=near_copy)
+
+
+def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(text, number in it) of each block; the last, partial round over the texts takes a random subset of them."""
+    quota = np.zeros_like(offered)
+    generator = np.random.default_rng([Stream.TARGETS, seed])
+    left = min(count, int(offered.sum()))
+    while left:
+        not_full = np.flatnonzero(quota < offered)
+        share = max(1, left // len(not_full))
+        if left < len(not_full):
+            not_full = generator.choice(not_full, size=left, replace=False)
+        grant = np.minimum(share, offered[not_full] - quota[not_full])
+        quota[not_full] += grant
+        left -= int(grant.sum())
+    texts = np.flatnonzero(quota)
+    numbers = []
+    for text in texts:
+        of_text = np.random.default_rng([Stream.TARGETS, seed, text])
+        numbers.append(np.sort(of_text.choice(offered[text], size=quota[text], replace=False)))
+    return np.repeat(texts, quota[texts]), np.concatenate(numbers)
+
+
+def _placebos_of_others(
+    text: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Text and start of each placebo. Without groups (``groups`` is (D,)) every text is one by itself."""
+    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    long_enough = np.flatnonzero(lengths >= n_far)
+    long_enough = long_enough[np.argsort(group[long_enough], kind="stable")]
+    if len(np.unique(group[long_enough])) < 2:
+        of = "" if groups is None else f" of another group than {groups[long_enough[0]]}"
+        raise UserError(
+            f"the placebo needs a second text of at least {n_far} tokens{of}; give more texts, or lower N "
+            "(a corpus prepared with --group-field none has no groups)"
+        )
+    # Drawing among the others: skip the target's group, which is one stretch of the list, by shifting what lies
+    # behind it.
+    first, end = (np.searchsorted(group[long_enough], group[text], side) for side in ("left", "right"))
+    generator = np.random.default_rng([Stream.PLACEBOS, seed])
+    drawn = generator.integers(0, len(long_enough) - (end - first))
+    drawn += np.where(drawn >= first, end - first, 0)
+    chosen = long_enough[drawn]
+    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def _placebos_of_itself(
+    first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
+) -> np.ndarray:
+    """Start of each placebo in the only text, (n,): at least N tokens before the long context of its block, or behind
+    the block [ours].
+
+    It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
+    has no room for it.
+    """
+    log.warning(
+        "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
+    )
+    starts = []
+    for position in first.tolist():
+        generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
+        near = position - 2 * n_long, position + targets_per_block + n_long
+        starts.append(_start_outside(*near, length, n_far, generator))
+    if min(starts) < 0:
+        raise UserError(
+            f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
+            f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+        )
+    return np.array(starts)
+
+
+def _start_outside(first: int, end: int, length: int, n_far: int, generator: np.random.Generator) -> int:
+    """A uniform place of F tokens in a text outside its tokens ``first`` to ``end`` - 1; -1 where there is none."""
+    before = max(0, first - n_far + 1)
+    offered = before + max(0, length - n_far + 1 - end)
+    if not offered:
+        return -1
+    place = int(generator.integers(offered))
+    return place if place < before else end + place - before
+
+
+def same_group_elsewhere(
+    texts: Texts,
+    text: np.ndarray,
+    first: np.ndarray,
+    *,
+    n_long: int,
+    n_far: int,
+    targets_per_block: int,
+    seed: int,
+) -> np.ndarray:
+    """Text and start of F tokens from elsewhere in the group of each block, (n, 2) (docs/method.md, 2.3 [ours]).
+
+    The first targets of the blocks stand at ``first`` of ``text``, both (n,).
+
+    They stand at a uniform place of another uniformly drawn text of the group; where there is none of F tokens, of the
+    block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed
+    and the block.
+    """
+    long_enough = np.flatnonzero(texts.lengths >= n_far)
+    group = np.arange(len(texts.lengths)) if texts.groups is None else texts.groups
+    by_group = {name: long_enough[group[long_enough] == name] for name in set(group[text].tolist())}
+    drawn = []
+    for block, (own, position) in enumerate(zip(text, first, strict=True)):
+        generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
+        others = by_group[group[own]]
+        others = others[others != own]
+        if len(others):
+            other = generator.choice(others)
+            drawn.append((other, generator.integers(texts.lengths[other] - n_far + 1)))
+        else:
+            read = position - n_long, position + targets_per_block
+            start = _start_outside(*read, texts.lengths[own], n_far, generator)
+            drawn.append((own if start >= 0 else -1, start))
+    return np.array(drawn)
