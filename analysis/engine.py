@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Integral, Number, Real
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,13 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
     or ``out`` has another measurement.
     """
-    selectors, placebos, give_back = (
-        [names] if isinstance(names, str) else names for names in (selectors, placebos, give_back)
-    )
+    n_long, n_short = _whole_number("n_long", n_long), _whole_number("n_short", n_short)
+    targets, seed = _whole_number("targets", targets), _whole_number("seed", seed)
+    targets_per_block = _whole_number("targets_per_block", targets_per_block)
+    ks = [_whole_number("ks", k) for k in ([ks] if isinstance(ks, Number | str) else ks)]
+    selectors = _names("selectors", selectors)
+    placebos = _names("placebos", placebos)
+    give_back = _names("give_back", give_back)
     check_options(n_long, n_short, ks, selectors, placebos, give_back, (targets, targets_per_block), tau_nats)
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
@@ -147,14 +152,14 @@ def measure(
             return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
         loaded = opened(model)
-        source = open_texts(texts, loaded.encode, chat=loaded.chat, split=split)
+        source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
         places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
         settings: dict[str, Any] = {
             **loaded.describe(),
             **{"texts": source.name, "texts_sha256": source.sha256, "split": split},
             **drawing,
-            "tau_nats": tau_nats,
+            "tau_nats": float(tau_nats),
             "ks": list(ks),
             "selectors": list(selectors),
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
@@ -164,6 +169,7 @@ def measure(
             "faithfulness": faithfulness,
             "subsets": SUBSETS if faithfulness else None,
             "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
+            "special_tokens": source.special_tokens() or None,
             **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)
@@ -182,10 +188,26 @@ def measure(
             scorer,
             selecting=scorers.get("selected_by", scorer),
             proposing=scorers.get("proposed_by"),
+            check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """The value as Python's int. Raises `UserError`, which names the argument, for anything else."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UserError(f"{name} takes whole numbers, not {value!r}")
+    return int(value)
+
+
+def _names(name: str, value: Any) -> list[str]:
+    """One or more strings as a list. Raises `UserError`, which names the argument, for anything else."""
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if wrong := [item for item in names if not isinstance(item, str)]:
+        raise UserError(f"{name} takes names, not {wrong[0]!r}")
+    return names
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -210,6 +232,8 @@ class Engine:
     """Chooses tokens: the same one, or, cross-fitted, that of another model."""
     proposing: Scorer | None = None
     """Of a smaller model that proposes for screened selectors; None: ``selecting`` does."""
+    check_losses: Callable[[np.ndarray], Any] = lambda losses: None
+    """Is given L_long of the first batch."""
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -221,6 +245,8 @@ class Engine:
         """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
         began = time.monotonic()
         targets = self.targets(places)
+        if not self.is_estimated:
+            self.check_losses(targets["loss_long_nats"].to_numpy())
         self._estimate((time.monotonic() - began) / len(places))
         over, done = targets[targets["over_tau"]], 0.0
         choices: list[pd.DataFrame] = []
@@ -332,11 +358,14 @@ class Engine:
         else:
             influence = np.take_along_axis(choice.scores, first, axis=1)
         losses = how.losses(self.scorer, contexts, index, choice, words, ks)
-        return {
+        columns = {
             "selected": first.astype(np.int32),
             "influence": influence.astype(np.float32),
             "loss_nats": rounded(losses),
         }
+        if self.settings["special_tokens"]:
+            columns["selected_special"] = self.texts.is_special(contexts.tokens[index[:, :1], first])
+        return columns
 
     def _words(self, contexts: Contexts) -> np.ndarray:
         """Number of the word that every far token is a part of, (n, F)."""
@@ -411,7 +440,7 @@ def check_options(
 
     ``counts``: targets, and those of a block.
     """
-    if not np.isfinite(tau_nats):
+    if not isinstance(tau_nats, Real) or not np.isfinite(tau_nats):
         raise UserError(f"tau ({tau_nats} nats) must be a finite number")
     if min(counts) < 1:
         raise UserError(f"targets ({counts[0]}) and targets_per_block ({counts[1]}) must be at least 1")
@@ -419,7 +448,7 @@ def check_options(
         raise UserError(
             f"N = {n_long} must be larger than M = {n_short}, and M at least 1; change one of them"
         )
-    if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
+    if not len(ks) or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
     for what, names in {"selector": selectors, "way to give tokens back": give_back}.items():
         if not names or len(set(names)) < len(names):

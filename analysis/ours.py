@@ -248,15 +248,20 @@ def _scale_transformers(model: Any, scaling: RopeScaling, text: str) -> None:
 class PreparedTexts(Texts):
     """The documents of one split of a corpus that `prepare_data` made, without the EOS id that ends each.
 
+    ``special``: ids of special tokens, which are no targets.
+
     Raises `UserError` where there is none, or it does not have its checksums.
     """
 
-    def __init__(self, corpus: str | Path, split: str = "heldout"):
+    def __init__(self, corpus: str | Path, split: str = "heldout", special: frozenset[int] = frozenset()):
+        self.special = special
         self._files = open_verified(corpus, split)
         self.name, self.sha256 = str(corpus), sha256_file(Path(corpus) / MANIFEST_NAME)
         self.lengths = np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
         self.groups = groups_of(self._files)
-        self.tokenizer_sha256 = CorpusManifest.load(corpus).tokenizer_sha256
+        self.in_message = {}
+        manifest = CorpusManifest.load(corpus)
+        self.tokenizer_sha256, self.vocabulary_size = manifest.tokenizer_sha256, manifest.vocab_size
 
     def tokens(self, number: int) -> np.ndarray:
         """Token ids of a document, (T,)."""

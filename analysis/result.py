@@ -43,7 +43,7 @@ SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 
 _FRAMES_OF_NUMBERS = (
     *("recovery", "losses", "shares", "persistence", "differences", "gain_bins", "near_copies", "kinds"),
-    *("distances", "tokens_needed", "placebos", "faithfulness", "contexts", "counts"),
+    *("distances", "tokens_needed", "placebos", "faithfulness", "contexts", "counts", "special_tokens"),
 )
 _LATER = {
     **dict.fromkeys(_FRAMES_OF_NUMBERS, "analysis.stats.numbers"),
@@ -59,6 +59,7 @@ _TYPES = {
     **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
     **dict.fromkeys(("group", "placebo_group", "kind", "cell", *SELECTION[:4]), pa.string()),
     "selected": pa.list_(pa.int32()),
+    "selected_special": pa.list_(pa.bool_()),
     **dict.fromkeys(("pieces", "placebo_pieces"), pa.list_(pa.string())),
 }
 _FLOAT_LISTS = ("influence", "loss_nats", "comprehensiveness_nats", "subset_loss_nats", "subset_influence")
@@ -77,7 +78,8 @@ class Result:
                   [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
         choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.given_back`),
                   selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
-                  [influence (k_max)], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
+                  [influence (k_max)], [selected_special (k_max): whether each is a special token; where the texts have
+                  some], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
                   subset_influence, or in a result made smaller their lds and r2]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)

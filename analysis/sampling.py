@@ -34,8 +34,8 @@ def sample_targets(
     Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
     not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
     another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
-    away in that (`_placebos_of_itself`). Of a conversation the drawn targets that lie in no message are dropped, and
-    blocks without others with them: there are fewer than ``count`` then. A pure function of the arguments.
+    away in that (`_placebos_of_itself`). Drawn targets that may be none (`Texts.may_be_target`) are dropped, and blocks
+    without others with them: there are fewer than ``count`` then. A pure function of the arguments.
 
     Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
     in `analysis.result.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of the target;
@@ -55,7 +55,11 @@ def sample_targets(
     offsets = np.random.default_rng([Stream.BLOCK_OFFSETS, seed]).integers(0, offered % size, endpoint=True)
     first = n_long + size * number + offsets[text]
     if len(texts.lengths) > 1:
-        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, groups)
+        apart = groups
+        if texts.divided and groups is not None and len(set(groups)) == 1:
+            log.warning("all documents are of one text: placebos are of other documents in it")
+            apart = None
+        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, apart)
     else:
         placebo_text = text
         placebo_start = _placebos_of_itself(first, int(texts.lengths[0]), n_long, n_far, size, seed)
@@ -70,11 +74,15 @@ def sample_targets(
     places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
     places.insert(0, "target_id", np.arange(len(places)))
     places["position"] += places["target_id"] % size
-    if own := texts.in_message:
-        where = zip(places["text"], places["position"], strict=True)
-        places = places[[text not in own or bool(own[text][position]) for text, position in where]]
+    allowed = texts.may_be_target(places["text"].to_numpy(), places["position"].to_numpy())
+    if not allowed.all():
+        counted = f"{int((~allowed).sum()):,}", f"{len(allowed):,}"
+        log.info("%s of %s drawn targets are special tokens or of a chat template: left out", *counted)
+        places = places[allowed]
         if places.empty:
-            raise UserError("no drawn target lies in a message; give more targets, or longer messages")
+            raise UserError(
+                "every drawn target is a special token or one of a chat template; give more targets, or longer texts"
+            )
         block = pd.factorize(places["target_id"] // size)[0]
         places = places.assign(target_id=block * size + places["target_id"] % size).reset_index(drop=True)
     near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())

@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import logging
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,13 +29,16 @@ from torch import nn
 
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from analysis.model.tokenizer import TextDecoder, TextTokenizer
+from analysis.model.tokenizer import TOKENIZER, OtherTokenizer, TextDecoder, TextTokenizer, read_tokenizer
+from analysis.texts import TextReader
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
 if TYPE_CHECKING:
     from analysis.texts import Texts
+
+log = logging.getLogger(__name__)
 
 DTYPES: dict[str, Any] = {
     "fp32": torch.float32,
@@ -43,9 +48,12 @@ DTYPES: dict[str, Any] = {
 }
 """Types that weights are loaded in, by name; auto: as they are stored."""
 UNTRAINED, UNTRAINED_SEED = "untrained", 0
+FOREIGN = 0.85
+"""Of the loss of a uniform guess: with more, text and model do not go together. [ours]"""
 _CHANGED = re.compile(r"(?P<path>.+)@(?P<change>untrained|[A-Za-z][\w-]*:\d+(\.\d+)?)")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_TOKENIZER = "tokenizer.json"
+_OF_TOKENIZERS = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Files of tokenizers that are not saved as a tokenizer.json."""
 _ON_ONE_DAY = "{% macro strftime_now(_) %}1 January 2026{% endmacro %}"  # else texts change overnight
 _EXPORT = "olmo_sparsity.json"
 """The note in a folder that this project exported."""
@@ -131,12 +139,42 @@ class LoadedModel:
 
     def _its_tokenizer(self) -> TextTokenizer:
         if self.tokenizer is None:
-            raise UserError(f"{self.name} has no {_TOKENIZER}; copy it there, or give the tokenizer")
+            raise UserError(
+                f"{self.name} has no {TOKENIZER}; copy it there, or give the tokenizer: --tokenizer PATH, in Python "
+                "(model, tokenizer)"
+            )
         return self.tokenizer
 
+    @property
+    def reader(self) -> TextReader:
+        """How it reads texts. Raises `UserError` without a tokenizer."""
+        tokenizer = self._its_tokenizer()
+        return TextReader(
+            encode=self.encode,
+            chat=self.chat,
+            special=tokenizer.special,
+            boundaries=tokenizer.boundaries,
+            prefix=self.prefix,
+        )
+
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text, (T,) int64, without special tokens. Raises `UserError` without a tokenizer."""
-        return self._its_tokenizer().encode(text)
+        """Token ids of a text, (T,) int64, without special tokens around it.
+
+        Raises `UserError` without a tokenizer, and for ids that the model has no embedding of.
+        """
+        tokens = self._its_tokenizer().encode(text)
+        self.check_ids(tokens)
+        return tokens
+
+    def check_ids(self, ids: Sequence[int] | np.ndarray) -> None:
+        """Raise `UserError` where the model has no embedding of one of some token ids."""
+        largest, embeddings = max(map(int, ids), default=0), self.model.vocabulary_size
+        if largest >= embeddings:
+            token = repr(self.tokenizer.decode([largest])) if self.tokenizer else "a token"
+            raise UserError(
+                f"{token} has the id {largest:,}, and {self.name} has embeddings of {embeddings:,} tokens; give the "
+                "model's own tokenizer, or one whose added tokens it has learned (model.resize_token_embeddings)"
+            )
 
     def chat(self, messages: list[dict[str, Any]]) -> tuple[str, list[bool]]:
         """A conversation as the chat template writes it, and whether each token is of a message's content, (T,).
@@ -145,6 +183,11 @@ class LoadedModel:
         `UserError` for what is no conversation, and without a template that leaves contents as they are, but for space.
         """
         tokenizer, whole = self._its_tokenizer().tokenizer, self._its_tokenizer().with_template
+        if isinstance(self._its_tokenizer(), OtherTokenizer):
+            raise UserError(
+                f"{self.name}: the tokenizer ({type(tokenizer).__name__}) does not say where in a text its tokens are; "
+                "conversations need a fast tokenizer of transformers; write them out as text"
+            )
         if getattr(whole, "chat_template", None) is None:
             raise UserError(f"{self.name} has no chat template; add chat_template.jinja to it, or give text")
         prefix, given = tokenizer.decode(list(self.prefix), skip_special_tokens=False), str(messages)[:120]
@@ -159,14 +202,16 @@ class LoadedModel:
             raise UserError(f"{given!r}: {why}; mend or drop them") from None
         pattern = re.sub("\ue000(\\d+)\ue000", lambda mark: contents[int(mark[1])], re.escape(pattern))
         if (found := re.fullmatch(pattern, text)) is None or found.re.groups != len(messages):
-            raise UserError(f"{given!r}: the chat template changes or drops a content; write it out as text")
-        special = [n for n, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+            raise UserError(
+                f"{given!r}: the chat template changes or drops a content, such as what a model thought; give the "
+                "messages as the template leaves them (without <think> … </think>), or drop the conversation"
+            )
         tokens = tokenizer.encode(text, add_special_tokens=False)
         starts, ends = np.array(tokens.offsets).T
         starts = np.minimum(starts, [0, *ends[:-1]])  # some tokenizers leave out the space before a word
         spans = map(found.span, range(1, found.re.groups + 1))
         inside = np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0)
-        return text, (inside & ~np.isin(tokens.ids, special)).tolist()
+        return text, (inside & ~np.isin(tokens.ids, list(self._its_tokenizer().special))).tolist()
 
     @property
     def decoder(self) -> TextDecoder:
@@ -174,17 +219,31 @@ class LoadedModel:
         return self._its_tokenizer().decoder
 
     def check_texts(self, texts: Texts) -> None:
-        """Raise `UserError` where texts are a corpus that was prepared with another tokenizer."""
+        """Raise `UserError` where texts are a corpus of another tokenizer, or of ids without an embedding."""
         if getattr(texts, "tokenizer_sha256", self.tokenizer_sha256) != self.tokenizer_sha256:
             raise UserError(
                 f"{texts.name} was made with another tokenizer.json than {self.name} has; prepare the text with the "
-                f"model's, or, where both do the same, give --tokenizer {texts.name}/{_TOKENIZER}"
+                f"model's, or, where both do the same, give --tokenizer {texts.name}/{TOKENIZER}"
             )
+        if getattr(texts, "vocabulary_size", 0) > self.model.vocabulary_size:
+            self.check_ids([int(texts.tokens(n).max(initial=0)) for n in range(len(texts.lengths))])
 
     def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
         """Raise `UserError` where it cannot be measured on N tokens, see `check_long_context`."""
         name = f"{self.name} ({self.family})"
         check_long_context(self.model, n_long, targets_per_block, name=name, reach_factor=self.reach_factor)
+
+    def check_losses(self, losses: np.ndarray) -> None:
+        """Warn where losses in nats, such as L_long of some targets, are nearly those of a uniform guess."""
+        ceiling = math.log(self.model.vocabulary_size)
+        mean = float(losses.mean())
+        if mean > FOREIGN * ceiling and not self.untrained:
+            log.warning(
+                "the mean loss given the long context is %.2f nats, where a uniform guess has %.2f: the tokenizer is "
+                "perhaps not the model's, or the text is of a language that it has not learned",
+                mean,
+                ceiling,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -222,19 +281,27 @@ def open_model(
     if isinstance(model, LoadedModel):
         return model
     keep_freed_memory()
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if isinstance(model, tuple | list) and len(model) == 2:
+        model, paired = model
+        tokenizer = tokenizer if paired is None else paired
     if isinstance(model, str | Path):
         loaded = _open_path(str(model), dtype, attn_implementation)
         loaded.model.to(pick_device(device))
         if mkl_is_slow():
             multiply_by_onednn(loaded.model)
-    else:
-        model, paired = model if isinstance(model, tuple) else (model, None)
-        tokenizer = tokenizer if paired is None else paired
+    elif isinstance(model, nn.Module):
         loaded = _open_object(model)
         if device is not None:
             loaded.model.to(pick_device(device))
+    else:
+        raise UserError(
+            f"the model is a {type(model).__name__}; give a path, the id of a model on the Hugging Face hub, or "
+            "(model, tokenizer)"
+        )
     if tokenizer is not None:
-        loaded.tokenizer = TextTokenizer(tokenizer)
+        loaded.tokenizer = read_tokenizer(tokenizer)
     loaded.model.eval().requires_grad_(False)
     if not loaded.prefix:
         loaded.model = with_prefix(loaded.model, _prefix_ids(prefix, loaded))
@@ -265,7 +332,9 @@ def mkl_is_slow() -> bool:
     return uses_avx512 and "AMD" in machine()["processor"]
 
 
-def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:
+def _prefix_ids(prefix: Any, loaded: LoadedModel) -> tuple[int, ...]:
+    if not isinstance(prefix, str):  # ids, as a number or in a list
+        prefix = ",".join(map(str, prefix if isinstance(prefix, Iterable) else [prefix]))
     ids: tuple[int, ...] = ()
     if prefix == "auto":
         if loaded.tokenizer is not None and not loaded.of_project:
@@ -279,6 +348,7 @@ def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:
         ids = tuple(map(int, prefix.split(",")))
     elif prefix != "none":
         raise UserError(f"--prefix {prefix}: give auto, none, bos, eos, or token ids such as 1 or 1,2")
+    loaded.check_ids(ids)
     return ids
 
 
@@ -291,18 +361,33 @@ def _ours() -> Any:
 
 
 def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
-    changed = None if Path(text).exists() else _CHANGED.fullmatch(text)
+    changed = None if Path(text).expanduser().exists() else _CHANGED.fullmatch(text)
     name, change = (changed["path"], changed["change"]) if changed else (text, None)
-    path = Path(name)
-    if path.suffix != ".gguf" and not path.exists() and _HUB_ID.fullmatch(name):
-        path = _from_hub(name)
-    if path.suffix == ".gguf" or (path / "config.json").is_file():
+    path = _local_path(name)
+    if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
         loaded = _open_transformers(path, name, dtype, attention)
     else:
         loaded = _ours().open_checkpoint(path)
     if change == UNTRAINED:
         return _untrained(loaded)
     return _ours().scale_rope(loaded, change) if change else loaded
+
+
+def _local_path(name: str) -> Path:
+    """Where a model lies, got from the hub first where its name is of one there. Raises `UserError` for no model."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise UserError(f"{name} is a file, and no .gguf; give the folder of the model, with its config.json")
+    if path.exists():
+        return path
+    if path.suffix.lower() == ".gguf":
+        raise UserError(f"there is no file {name}; give the path of a .gguf file")
+    if _HUB_ID.fullmatch(name):
+        return _from_hub(name)
+    raise UserError(
+        f"there is no folder and no .gguf file {name}, and as the id of a model on the Hugging Face hub it lacks the "
+        f"organization: org/name, such as HuggingFaceTB/SmolLM2-135M"
+    )
 
 
 def _from_hub(name: str) -> Path:
@@ -325,25 +410,31 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     """A folder, or a GGUF file, which is dequantised and holds its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    is_gguf = path.suffix == ".gguf"
+    is_gguf = path.suffix.lower() == ".gguf"
     source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent if is_gguf else path}
     source |= {"local_files_only": True, "trust_remote_code": False}
     if is_gguf:
         source["gguf_file"] = path.name
     loader: Any = AutoModelForCausalLM
-    model, report = loader.from_pretrained(
-        **source,
-        dtype=DTYPES[dtype],
-        use_safetensors=True,
-        attn_implementation=attention,
-        output_loading_info=True,
-    )
+    try:
+        model, report = loader.from_pretrained(
+            **source,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            attn_implementation=attention,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of many libraries
+        raise UserError(
+            f"transformers cannot load {name} as a causal language model from safetensors or GGUF, without code of its "
+            f"own ({first_line(error)}); mend or convert it, or load it yourself and give (model, tokenizer)"
+        ) from error
     if absent := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
         raise UserError(  # transformers draws them at random
             f"{path} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
             "save_pretrained"
         )
-    tokenizer, exported = path / _TOKENIZER, path / _EXPORT
+    tokenizer, exported = path / TOKENIZER, path / _EXPORT
     loaded = LoadedModel(
         model=adapter_of(model, f"{name} ({model.config.model_type})"),
         name=name,
@@ -352,8 +443,8 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     )
     if is_gguf:
         loaded.tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(**source))
-    elif tokenizer.is_file():
-        loaded.tokenizer = TextTokenizer(tokenizer)
+    elif tokenizer.is_file() or any((path / name).is_file() for name in _OF_TOKENIZERS):
+        loaded.tokenizer = read_tokenizer(path)
     if exported.is_file():
         loaded.training_seed = read_json(exported, "export the checkpoint again").get("training_seed")
     return loaded

@@ -6,8 +6,10 @@ Shapes: T tokens of a text.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +18,54 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file
+from olmo_sparsity.util.special_tokens import BEGIN_OF_TEXT, END_OF_TEXT
 
+TOKENIZER = "tokenizer.json"
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no character, or none yet."""
 _REMEMBERED = 1 << 17
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""Special tokens that a configuration of transformers names."""
+
+
+def read_tokenizer(tokenizer: Any) -> TextTokenizer:
+    """A tokenizer as measurements need it.
+
+    Args:
+        tokenizer: the path of a tokenizer.json or of a folder with a tokenizer, or an object: of the libraries
+            tokenizers or transformers, or any other with methods ``encode(text)`` and ``decode(ids)``.
+
+    Raises `UserError` for what is none, or cannot be read.
+    """
+    if isinstance(tokenizer, TextTokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str | Path):
+        path = Path(tokenizer).expanduser()
+        if path.is_dir() and not (path / TOKENIZER).is_file():
+            return read_tokenizer(_of_folder(path))
+        return TextTokenizer(path / TOKENIZER if path.is_dir() else path)
+    if isinstance(getattr(tokenizer, "backend_tokenizer", tokenizer), Tokenizer):
+        return TextTokenizer(tokenizer)
+    return OtherTokenizer(tokenizer)
+
+
+def _of_folder(path: Path) -> Any:
+    """The tokenizer of a folder without a tokenizer.json, as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of many libraries
+        raise UserError(
+            f"{path} has no {TOKENIZER}, and no other tokenizer that transformers can load ({first_line(error)}); copy "
+            "one there, or give the tokenizer"
+        ) from error
 
 
 class TextTokenizer:
-    """A tokenizer as measurements need it: without special tokens, padding and truncation.
+    """A tokenizer of the tokenizers library: without special tokens around a text, padding and truncation.
 
     Args:
         tokenizer: the path of a tokenizer.json, or an object of the tokenizers library, or a fast one of transformers.
@@ -39,18 +80,35 @@ class TextTokenizer:
         self._config: dict[str, Any] = {}
         sha256 = None
         if isinstance(tokenizer, str | Path):
-            sha256, beside = sha256_file(tokenizer), Path(tokenizer).with_name("tokenizer_config.json")
-            tokenizer = Tokenizer.from_file(str(tokenizer))
-            if beside.is_file():
-                self._config = read_json(beside, "save the tokenizer again")
+            tokenizer, sha256 = self._open(Path(tokenizer))
         self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.sha256 = sha256 or hashlib.sha256(self.tokenizer.to_str(pretty=True).encode()).hexdigest()
 
+    def _open(self, path: Path) -> tuple[Tokenizer, str]:
+        """The tokenizer of a file and the SHA-256 of its bytes; reads the configuration beside it, too."""
+        if not path.is_file():
+            raise UserError(
+                f"{path} is no tokenizer.json and no folder with a tokenizer; give the path of one"
+            )
+        beside = path.with_name("tokenizer_config.json")
+        if beside.is_file():
+            self._config = read_json(beside, "save the tokenizer again")
+        try:
+            return Tokenizer.from_file(str(path)), sha256_file(path)
+        except Exception as error:  # the library raises bare ones
+            raise UserError(
+                f"{path} is no tokenizer.json of the tokenizers library ({first_line(error)}); save it again"
+            ) from error
+
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, (T,) int64, without special tokens around it."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
     def with_template(self) -> Any:
@@ -63,19 +121,167 @@ class TextTokenizer:
     @cached_property
     def decoder(self) -> TextDecoder:
         """The text of token ids, token by token."""
-        return TextDecoder(partial(self.tokenizer.decode, skip_special_tokens=False))
+        return TextDecoder(self.decode)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids of the tokens that it calls special."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        names = [_content(self._config.get(f"{name}_token")) for name in _NAMED]
+        names += map(_content, self._config.get("additional_special_tokens") or ())
+        ids = [self.tokenizer.token_to_id(name) for name in names if name]
+        ids += [token_id for token_id, token in added if token.special]
+        ids += getattr(self._given, "all_special_ids", ())
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    @cached_property
+    def boundaries(self) -> frozenset[int]:
+        """Ids of the special tokens that end or begin a document: those with the usual names, and its EOS token where
+        it has no chat template, in which that may end a turn instead [ours]."""
+        names = [*END_OF_TEXT, *BEGIN_OF_TEXT]
+        if not self._has_template():
+            names.append(_content(self._config.get("eos_token") or getattr(self._given, "eos_token", None)))
+        return frozenset(map(self._id_of, filter(None, names))) & self.special
+
+    def _has_template(self) -> bool:
+        if not isinstance(self._given, str | Path):
+            return bool(getattr(self._given, "chat_template", None))
+        is_beside = Path(self._given).with_name("chat_template.jinja").is_file()
+        return is_beside or "chat_template" in self._config
+
+    def _id_of(self, token: str) -> int:
+        """Id of a token by its text; -1 where there is none."""
+        token_id = self.tokenizer.token_to_id(token)
+        return -1 if token_id is None else token_id
 
     @cached_property
     def added_before(self) -> tuple[int, ...]:
         """Special tokens that it puts before every text, by its post-processor or its configuration."""
-        plain, whole = self.encode("a").tolist(), self.tokenizer.encode("a").ids
-        start = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-        bos = self._config.get("bos_token")
-        bos = bos.get("content") if isinstance(bos, dict) else bos
-        if start or not (self._config.get("add_bos_token") and bos):
-            return tuple(whole[:start])
+        before = _before(self.encode("a").tolist(), self.tokenizer.encode("a").ids)
+        bos = _content(self._config.get("bos_token"))
+        if before or not (self._config.get("add_bos_token") and bos):
+            return before
         token = self.tokenizer.token_to_id(bos)
         return () if token is None else (token,)
+
+
+def _content(token: Any) -> Any:
+    """The text of a token that a configuration names, as a string, a dict or an object with it; None for none."""
+    return token.get("content") if isinstance(token, Mapping) else getattr(token, "content", token)
+
+
+def _before(plain: list[int], whole: list[int]) -> tuple[int, ...]:
+    """What stands before the ids of a text among the ids with special tokens around it."""
+    starts = range(len(whole) - len(plain) + 1)
+    first = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
+    return tuple(whole[:first])
+
+
+class OtherTokenizer(TextTokenizer):
+    """A tokenizer of any other library, or of one's own, read through its public methods.
+
+    Those are ``encode(text)`` or a call of the object, which give the ids (or a mapping with ``input_ids``), and
+    ``decode(ids)``. Options of transformers and tiktoken are passed where they are taken, and attributes such as
+    ``all_special_ids`` are read where they are there. A tokenizer that cannot leave out the special tokens around a
+    text has them cut off.
+    """
+
+    sha256: str
+    """Of its vocabulary where it has one, and of what it makes of a few texts: it has no file."""
+
+    def __init__(self, tokenizer: Any):
+        encode = getattr(tokenizer, "encode", tokenizer)
+        if not callable(encode) or not callable(getattr(tokenizer, "decode", None)):
+            raise UserError(
+                f"a {type(tokenizer).__name__} is no tokenizer: it must have encode(text), which gives token ids, and "
+                "decode(ids); give the path of a tokenizer.json, or an object with both"
+            )
+        self._given, self.tokenizer = tokenizer, tokenizer
+        self._encode_whole = _with_options(encode, add_special_tokens=True, allowed_special="all")
+        self._encode = _with_options(encode, add_special_tokens=False, allowed_special="all")
+        self._decode = _with_options(
+            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        self._around = 0, 0
+        self._around = self._special_around(self._ids(self._encode, "a"))
+        identity = [
+            type(tokenizer).__name__,
+            tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None,
+            *(
+                self.encode(text).tolist()
+                for text in ("The quick brown fox, 1 2 3.\n", "äß жи 你 \U0001f642")
+            ),
+        ]
+        written = json.dumps(identity, sort_keys=True, default=str)
+        self.sha256 = hashlib.sha256(written.encode(errors="backslashreplace")).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `TextTokenizer`. Raises `UserError` where the tokenizer gives no ids."""
+        before, after = self._around
+        ids = self._ids(self._encode, text)
+        return ids[before : len(ids) - after]
+
+    def _ids(self, encode: Callable[[str], Any], text: str) -> np.ndarray:
+        """What ``encode`` gives for a text, (T,) int64."""
+        encoded = encode(text)
+        encoded = encoded["input_ids"] if isinstance(encoded, Mapping) else getattr(encoded, "ids", encoded)
+        ids = np.asarray(encoded)
+        ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
+        if ids.size == 0:
+            return np.empty(0, dtype=np.int64)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
+            raise UserError(
+                f"the tokenizer ({type(self.tokenizer).__name__}) gives {str(encoded)[:60]} for a text; its "
+                "encode(text) must give a list of token ids, whole numbers from 0"
+            )
+        return ids.astype(np.int64)
+
+    def _special_around(self, ids: np.ndarray) -> tuple[int, int]:
+        """How many special tokens stand at the beginning and at the end of a text that spells out none."""
+        inside = np.flatnonzero(~np.isin(ids, list(self.special)))
+        return (int(inside[0]), int(len(ids) - 1 - inside[-1])) if len(inside) else (0, 0)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `TextTokenizer`."""
+        return str(self._decode(list(ids)))
+
+    @cached_property
+    def with_template(self) -> Any:
+        """The tokenizer itself."""
+        return self._given
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """See `TextTokenizer`; none where it does not say."""
+        if hasattr(self.tokenizer, "special_tokens_set"):  # tiktoken
+            return frozenset(map(self.tokenizer.encode_single_token, self.tokenizer.special_tokens_set))
+        return frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+
+    @cached_property
+    def boundaries(self) -> frozenset[int]:
+        """See `TextTokenizer`."""
+        usual = {*END_OF_TEXT, *BEGIN_OF_TEXT}
+        ids = {token_id for token_id in self.special if self.decode([token_id]).strip() in usual}
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        if end is not None and not self._has_template():
+            ids.add(end)
+        return frozenset(ids) & self.special
+
+    @cached_property
+    def added_before(self) -> tuple[int, ...]:
+        """See `TextTokenizer`."""
+        whole = self._ids(self._encode_whole, "a").tolist()
+        return _before(self.encode("a").tolist(), whole)
+
+
+def _with_options(method: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The method with those of the options that it takes."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except ValueError:  # of a compiled one, which does not say
+        return method
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return partial(method, **{name: options[name] for name in options if takes_any or name in parameters})
 
 
 # --- the text of token ids, for any tokenizer: all that it must be able to do is decode ---

@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -162,7 +162,8 @@ class Probe(ABC):
         described: list[dict[str, Any]] = []
         for model, label in zip(models, labels, strict=True):
             with open_model(model, **opening) as loaded:
-                sources.append(open_texts(texts, loaded.encode, split=split))
+                reader = replace(loaded.reader, chat=None)
+                sources.append(open_texts(texts, reader, split=split))
                 loaded.check_texts(sources[-1])
                 self.check(loaded)
                 about = {"label": label, **loaded.describe()}

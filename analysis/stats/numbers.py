@@ -263,6 +263,17 @@ def distances(measured: Measured) -> Iterator[Row]:
             yield keys | measured.ratio(inside, k)
 
 
+@frame_of(*OF_CHOICE)
+def special_tokens(measured: Measured) -> Iterator[Row]:
+    """Share of the first k chosen tokens that are special; no rows where the texts have no special tokens."""
+    if "selected_special" not in measured.result.choices:
+        return
+    for selector, context in product(measured.selectors, measured.far_contexts):
+        is_special = measured.of_choices("selected_special", selector, context)[:, : measured.k]
+        keys = {"selector": selector, "far_context": context, "k": measured.k}
+        yield keys | measured.ratio(np.nan_to_num(is_special).sum(axis=1), measured.k)
+
+
 @frame_of("name", *OF_CHOICE, "n_targets")
 def tokens_needed(measured: Measured) -> Iterator[Row]:
     """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.

@@ -25,7 +25,7 @@ from analysis.stats.show import interval_text, show
 from olmo_sparsity.util.errors import UserError
 
 OF_TARGETS = ("shares", "persistence", "contexts")
-OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "near_copies")
+OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "near_copies", "special_tokens")
 FRAMES = (*OF_TARGETS, "recovery", "losses", "differences", *OF_DEFAULT, "placebos", "faithfulness")
 """The frames of `analysis.stats.numbers`: those that need no choices, those of which one selector is shown, and all."""
 IN_NATS = ("losses", "faithfulness")
@@ -66,6 +66,8 @@ def findings(result: Result) -> str:
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
         said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
+    if special := settings.get("special_tokens"):
+        said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
     if seconds := result.provenance.get("seconds"):
         machine = result.provenance["machine"]
         said.append(f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}")
@@ -74,6 +76,17 @@ def findings(result: Result) -> str:
         f'next: .recovery() and more frames; .figure2("a.png"); .xray({result.targets.text.iloc[result.over].min()})',
     ]
     return "\n".join(said)
+
+
+def _chosen_special(result: Result) -> str:
+    """How many of the chosen tokens are special, of the default selector at the usual k."""
+    shares = numbers.special_tokens(result)
+    if shares.empty:
+        return ""
+    selector = default_selector(shares["selector"])
+    row = shares[(shares["selector"] == selector) & (shares["far_context"] == TRUE)].to_dict("records")[0]
+    chosen = f"the first {row['k']} that {selector} chose"
+    return f"; of {chosen} {interval_text(row, percent=True)} % are special"
 
 
 def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:

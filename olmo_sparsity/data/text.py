@@ -17,9 +17,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from olmo_sparsity.data.tokens import id_range, load_tokenizer
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.special_tokens import END_OF_TEXT
 
 EOS_TOKEN = "<|endoftext|>"
-USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 BATCH_DOCUMENTS = 64
 """Tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""
@@ -94,7 +94,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
     """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
-    names = [eos_token] if eos_token else USUAL_EOS_TOKENS
+    names = [eos_token] if eos_token else END_OF_TEXT
     for token_id in map(tokenizer.token_to_id, names):
         if token_id is not None:
             return token_id

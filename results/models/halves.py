@@ -32,7 +32,7 @@ def measure(model, texts, n_long, n_short, targets, out):
     from analysis.sampling import sample_targets
 
     loaded = open_model(model)
-    source = open_texts([Path(texts)], loaded.encode)
+    source = open_texts([Path(texts)], loaded.reader)
     scorer = Scorer(loaded.model, device=loaded.device)
     shape = {"n_long": n_long, "n_short": n_short}
     places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)

@@ -45,7 +45,7 @@ def measure(model, texts, n_long, targets, out, prefix="auto"):
     from analysis.sampling import sample_targets
 
     loaded = open_model(model, prefix=prefix)
-    source = open_texts([Path(texts)], loaded.encode)
+    source = open_texts([Path(texts)], loaded.reader)
     scorer = Scorer(loaded.model, device=loaded.device)
     shape = {"n_long": n_long, "n_short": SHORTEST}
     places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)

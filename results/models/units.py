@@ -70,7 +70,7 @@ def main(what, model, texts, run, out):
     """Measure, batch by batch."""
     made, loaded = provenance(), open_model(model)
     made["created"] = made.pop("started")
-    source = open_texts([Path(texts)], loaded.encode)
+    source = open_texts([Path(texts)], loaded.reader)
     parts = sorted(path.parent for path in Path(run).glob(f"parts/batch-*/{RESULT_NAME}"))
     before = load(parts[0]).settings
     assert (before["texts_sha256"], before["model_sha256"]) == (source.sha256, loaded.sha256), "another run"

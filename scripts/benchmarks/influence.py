@@ -34,7 +34,7 @@ def run(
     L_short and L_1 are in it. Its share of the product counts `operations_per_target` alone.
     """
     about, loaded = about_this_run(), open_model(model, tokenizer=tokenizer)
-    texts = open_texts(text or sorted(Path("docs").glob("*.md")), loaded.encode)
+    texts = open_texts(text or sorted(Path("docs").glob("*.md")), loaded.reader)
     n_long, size = sizes["n_long"], sizes["targets_per_block"]
     options: Any = {"tau_nats": OVER_ALL, "ks": (1,), "placebos": (), "scores": True, "progress": False}
     options |= {"selectors": ("leave-one-out",), "targets": blocks * size, **sizes}

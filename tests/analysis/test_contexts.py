@@ -11,7 +11,7 @@ from analysis.contexts import long_contexts, placebo_contexts, shuffled_contexts
 from analysis.open import open_texts
 from analysis.ours import PreparedTexts
 from analysis.sampling import same_group_elsewhere, sample_targets
-from analysis.texts import Texts
+from analysis.texts import TextReader, Texts
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.rng import Stream
 from tests.support import tiny
@@ -27,6 +27,9 @@ def encode(text):
     return np.array([int(word) for word in text.split()], dtype=np.int64)
 
 
+READER = TextReader(encode)
+
+
 def spelled(document):
     return " ".join(map(str, document))
 
@@ -35,8 +38,8 @@ def texts_in(groups=None):
     """The documents as texts, in these groups."""
     strings = [spelled(document) for document in DOCUMENTS]
     if groups is None:
-        return open_texts(strings, encode)
-    return Texts(encode, list(zip(groups, strings, strict=True)), "texts")
+        return open_texts(strings, READER)
+    return Texts(READER, list(zip(groups, strings, strict=True)), "texts")
 
 
 @pytest.fixture
@@ -66,14 +69,14 @@ def rows_of(texts):
 
 
 def test_strings_and_groups_of_strings():
-    plain = open_texts(["1 2 3", "4 5"], encode)
+    plain = open_texts(["1 2 3", "4 5"], READER)
     assert rows_of(plain) == [([1, 2, 3], None), ([4, 5], None)]
     assert plain.in_near_copy(np.array([0]), np.array([1])) is None
-    grouped = open_texts({"book": ["1 2 3", "4"], "site": ["5 6"]}, encode)
+    grouped = open_texts({"book": ["1 2 3", "4"], "site": ["5 6"]}, READER)
     assert rows_of(grouped) == [([1, 2, 3], "book"), ([4], "book"), ([5, 6], "site")]
-    assert open_texts(plain, encode) is plain
-    assert rows_of(open_texts(np.array(["1 2 3", "4 5"]), encode)) == rows_of(plain)
-    checksums = [open_texts(each, encode).sha256 for each in (["1"], ["2"], {"1": ["1"]}, ["1"])]
+    assert open_texts(plain, READER) is plain
+    assert rows_of(open_texts(np.array(["1 2 3", "4 5"]), READER)) == rows_of(plain)
+    checksums = [open_texts(each, READER).sha256 for each in (["1"], ["2"], {"1": ["1"]}, ["1"])]
     assert checksums[0] == checksums[3] and len(set(checksums)) == 3
 
 
@@ -89,17 +92,17 @@ def test_files(tmp_path):
     (tmp_path / "c.jsonl").write_text(lines)
     (tmp_path / "d.json.gz").write_bytes(gzip.compress(lines.encode()))
     of_lines = [([6, 7], "x.example.org"), ([8], "mine")]
-    both = open_texts([tmp_path / "a.txt", str(tmp_path / "b.txt")], encode)
+    both = open_texts([tmp_path / "a.txt", str(tmp_path / "b.txt")], READER)
     assert rows_of(both) == [([1, 2, 3], "a.txt"), ([4, 5], "b.txt")]
     assert both.name == f"{tmp_path / 'a.txt'} and 1 more"
     for name in ("c.jsonl", "d.json.gz"):
         expected = [*of_lines, ([9, 10], "text 2 by itself")]
-        assert rows_of(open_texts(str(tmp_path / name), encode)) == expected
+        assert rows_of(open_texts(str(tmp_path / name), READER)) == expected
 
 
 def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": DOCUMENTS})
-    prepared = open_texts(str(corpus), encode)
+    prepared = open_texts(str(corpus), READER)
     files = TokenFiles.of_split(corpus, "heldout")
     assert rows_of(prepared) == rows_of(texts) == [(files.document(n).tolist(), None) for n in range(6)]
     drawn = [sample(each, 60, targets_per_block=3, same_group=True) for each in (prepared, texts)]
@@ -199,7 +202,7 @@ def test_placebos_come_from_other_groups(texts):
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_text_by_itself_has_placebos_from_far_away_in_it(block):
     length, n_far = 150, N - M
-    text = open_texts([spelled(range(length))], encode)
+    text = open_texts([spelled(range(length))], READER)
     sampled = sample(text, 200, targets_per_block=block)
     assert (sampled.placebo_text == 0).all()
     starts = dict(
@@ -211,7 +214,7 @@ def test_a_text_by_itself_has_placebos_from_far_away_in_it(block):
         drawn = np.random.default_rng([Stream.PASSAGE_PLACEBOS, 0, first]).choice(away)
         assert start == drawn
     with refused("too few for placebos from it; give a second text, or one of at least"):
-        sample(open_texts([spelled(range(60))], encode), 40)
+        sample(open_texts([spelled(range(60))], READER), 40)
 
 
 def places_of_the_same_group(groups, text, first, block):
@@ -276,7 +279,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffw1 w2".encode())
     (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "w1 w2", "group": "b"}\n'.encode())
     seen = []
-    open_texts([tmp_path / "a.txt", tmp_path / "b.jsonl"], lambda text: seen.append(text) or np.arange(2))
+    open_texts(
+        [tmp_path / "a.txt", tmp_path / "b.jsonl"], TextReader(lambda text: seen.append(text) or np.arange(2))
+    )
     assert seen == ["w1 w2", "w1 w2"]
 
 
@@ -289,10 +294,4 @@ def test_files_of_one_name_in_two_folders_are_two_groups(tmp_path):
     for path in paths:
         path.parent.mkdir()
         path.write_text("w1 w2")
-    assert list(open_texts(paths, words).groups) == [str(path) for path in paths]
-
-
-def test_paths_and_strings_are_not_mixed(tmp_path):
-    (tmp_path / "a.txt").write_text("w1 w2")
-    with pytest.raises(FileNotFoundError, match="a text"):
-        open_texts(["a text", str(tmp_path / "a.txt")], words)
+    assert list(open_texts(paths, TextReader(words)).groups) == [str(path) for path in paths]

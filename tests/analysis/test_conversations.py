@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from analysis.engine import measure
 from analysis.model.loading import open_model
 from analysis.open import open_texts
+from analysis.texts import TextReader
 from tests.support.families import random_model
 from tests.support.refusals import refused
 
@@ -53,7 +54,7 @@ def test_tokens_of_the_template_are_read_and_are_no_targets(fast, tmp_path):
 
 def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):
     def written(tokenizer=tmp_path / "tokenizer.json", chat=CHATS[0]):
-        return open_model((random_model(), tokenizer)).chat(chat)
+        return open_model((random_model(vocab_size=258), tokenizer)).chat(chat)
 
     fast.save_pretrained(tmp_path)
     assert written() == written(fast)
@@ -73,13 +74,13 @@ def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):
         with refused("fit the template"):
             written(fast, [wrong])
     with refused("only `influence` reads messages"):
-        open_texts(CHATS, fast.encode)
+        open_texts(CHATS, TextReader(fast.encode))
 
 
 def test_special_tokens_are_no_targets_and_the_date_stands_still(fast, tmp_path):
     fast.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%H') }}{{ messages[0].content }}")
-    chat = open_model((random_model(), tmp_path / "tokenizer.json")).chat
+    chat = open_model((random_model(vocab_size=258), tmp_path / "tokenizer.json")).chat
     text, own = chat([{"role": "user", "content": "a<s>b"}])
     assert text == "1 January 2026a<s>b" and own == [False] * 14 + [True, False, True]
 
@@ -91,10 +92,10 @@ def test_a_line_has_a_text_or_messages(fast, tmp_path):
         {"text": "plain", "messages": CHATS[1]},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    loaded = open_model((random_model(), fast))
-    texts = open_texts(tmp_path / "lines.jsonl", loaded.encode, chat=loaded.chat)
+    loaded = open_model((random_model(vocab_size=258), fast))
+    texts = open_texts(tmp_path / "lines.jsonl", loaded.reader)
     assert [*texts.in_message] == [0, 1] and texts.lengths[2] == len("plain")
     for wrong in ({"messages": "text"}, {"messages": None}, {"conversation": []}):
         (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong))
         with refused("no text and no list of messages"):
-            open_texts(tmp_path / "wrong.jsonl", fast.encode)
+            open_texts(tmp_path / "wrong.jsonl", TextReader(fast.encode))

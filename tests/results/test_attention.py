@@ -29,7 +29,7 @@ def two_models():
 
 def test_entropy_and_zeros_are_those_of_transformers_weights_and_losses_those_of_length(tmp_path):
     measured = PROBE.measure(two_models(), TEXTS, out=tmp_path, **HOW)
-    texts = open_texts(TEXTS, open_model(small_measurement.model()).encode)
+    texts = open_texts(TEXTS, open_model(small_measurement.model()).reader)
     tokens = sample_segments(texts, 9, length=40, seed=0).tokens
     model = random_model("llama", initializer_range=0.3, attn_implementation="eager")
     of_one = measured.numbers[measured.numbers["model"] == "one"]

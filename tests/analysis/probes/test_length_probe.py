@@ -35,7 +35,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def segments():
-    texts = open_texts(TEXTS, open_model(small_measurement.model()).encode)
+    texts = open_texts(TEXTS, open_model(small_measurement.model()).reader)
     return sample_segments(texts, WINDOWS, length=LENGTHS[-1], seed=0)
 
 

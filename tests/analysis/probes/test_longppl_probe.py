@@ -35,7 +35,7 @@ def model_of(family):
 
 @pytest.fixture(scope="module")
 def segments():
-    texts = open_texts(TEXTS, open_model(model_of("llama")).encode)
+    texts = open_texts(TEXTS, open_model(model_of("llama")).reader)
     return sample_segments(texts, 6, length=N, seed=0)
 
 

@@ -29,7 +29,7 @@ HOW = {"device": "cpu", "progress": False}
 
 @pytest.fixture(scope="module")
 def texts():
-    return open_texts(TEXTS, open_model(small_measurement.model()).encode)
+    return open_texts(TEXTS, open_model(small_measurement.model()).reader)
 
 
 @pytest.fixture(scope="module")
