@@ -29,6 +29,8 @@ class Segments:
     """Index in that text of its first token, (n,) int64."""
     texts_too_short: int
     """Texts with fewer than L tokens, which are left out."""
+    is_target: np.ndarray
+    """Whether each token may be a target, (n, L) bool: not those that the tokenizer calls special."""
     group: np.ndarray | None = None
     """Group of each segment's text, (n,) strings; None where the texts have no groups."""
 
@@ -69,11 +71,12 @@ def sample_segments(texts: Texts, count: int, *, length: int, seed: int) -> Segm
         starts.append(places + np.arange(segments) * (length - 1))
         tokens = texts.tokens(number)
         rows += [tokens[start : start + length] for start in starts[-1].tolist()]
-    text = np.repeat(drawn, quota)
+    text, tokens = np.repeat(drawn, quota), np.stack(rows).astype(np.int64)
     return Segments(
-        tokens=np.stack(rows).astype(np.int64),
+        tokens=tokens,
         text=text,
         start=np.concatenate(starts),
         texts_too_short=int((room == 0).sum()),
+        is_target=~texts.is_special(tokens),
         group=None if texts.groups is None else texts.groups[text],
     )

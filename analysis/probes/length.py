@@ -140,12 +140,14 @@ class LengthProbe(Probe):
     def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
         tokens, edges = sample.tokens, position_edges(self.lengths)
         scored, losses = tokens.shape[1] - 1, np.empty((len(tokens), len(edges) - 1))
+        is_target, starts = sample.is_target[:, 1:], np.array(edges[:-1]) - 1
         with bar(len(tokens), "windows") as advance:
             for rows in token_losses.batches(len(tokens), scored, scored):
                 by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
-                losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
+                losses[rows] = np.add.reduceat(by_position * is_target[rows], starts, axis=1)
                 advance(len(rows))
-        return rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))
+        targets = np.add.reduceat(is_target, starts, axis=1, dtype=np.int64)
+        return rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, targets)
 
     def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
         alone = self.numbers_of(rows, [str(number) for number in range(len(labels))])
@@ -188,10 +190,10 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
 def rows_by_text(
     name: str, sample: Segments, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
-    """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (spans,)."""
+    """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (n, spans)."""
     places = pd.DataFrame({"name": name, **sample.places()})
     of_spans = [
-        places.assign(from_tokens=start, to_tokens=end, sum=values[:, number], count=count[number])
+        places.assign(from_tokens=start, to_tokens=end, sum=values[:, number], count=count[:, number])
         for number, (start, end) in enumerate(spans)
     ]
     by = [*places, "from_tokens", "to_tokens"]

@@ -113,8 +113,9 @@ class LongPPLProbe(Probe):
         lengths = (self.n_short, self.sliding_window)
         with bar(2 * targets, "losses") as advance:
             long, short = target_losses(token_losses, sample.tokens, *lengths, advance)
-        key = (short - long > self.alpha_nats) & (long < self.beta_nats)
-        of_targets = {"one": np.ones_like(long), "long": long, "short": short, "lsd": short - long}
+        one = sample.is_target[:, -long.shape[1] :].astype(np.float64)
+        key = one * ((short - long > self.alpha_nats) & (long < self.beta_nats))
+        of_targets = {"one": one, "long": one * long, "short": one * short, "lsd": one * (short - long)}
         of_targets |= {"key": key, "long of key": long * key}
         sums = {name: column.sum(axis=1, dtype=np.float64) for name, column in of_targets.items()}
         return pd.DataFrame(sample.places() | sums)

@@ -181,6 +181,7 @@ class NeedleProbe(Probe):
         segments = sample_segments(source, self.samples, length=self.lengths[-1], seed=self.seed)
         occurring = [np.unique(source.tokens(number)) for number in range(len(source.lengths))]
         vocabulary = np.unique(np.concatenate(occurring)).astype(np.int64)
+        vocabulary = vocabulary[~source.is_special(vocabulary)]
         needles = np.array(
             [self._draw(number, np.setdiff1d(vocabulary, row)) for number, row in enumerate(segments.tokens)]
         )

@@ -57,7 +57,7 @@ class AttentionProbe(LengthProbe):
                     statistics[:, rows, number] = of_rows.T
                 advance(1)
         for name, means in zip((ENTROPY, ZEROS), statistics, strict=True):
-            frames.append(rows_by_text(name, sample, spans, means, np.ones(len(spans), dtype=int)))
+            frames.append(rows_by_text(name, sample, spans, means, np.ones(means.shape, dtype=int)))
         return pd.concat(frames)
 
     def numbers_of(self, rows, labels):

@@ -14,8 +14,12 @@ def texts_of(lengths, groups=None):
     """Texts whose tokens are all different."""
     ends = np.cumsum(lengths)
     tokens = np.split(np.arange(ends[-1]), ends[:-1])
-    groups = None if groups is None else np.array(groups)
-    return SimpleNamespace(lengths=np.array(lengths), groups=groups, tokens=lambda number: tokens[number])
+    return SimpleNamespace(
+        lengths=np.array(lengths),
+        groups=None if groups is None else np.array(groups),
+        tokens=lambda number: tokens[number],
+        is_special=lambda tokens: tokens % 7 == 3,
+    )
 
 
 def test_segments_lie_in_one_text_apart_and_evenly():
@@ -27,6 +31,7 @@ def test_segments_lie_in_one_text_apart_and_evenly():
         tokens = segments.tokens
         assert len(np.unique(tokens)) == 7 * 40  # no token is in two segments
         assert (np.diff(tokens, axis=1) == 1).all()
+        assert np.array_equal(segments.is_target, tokens % 7 != 3)
         for text, start, row in zip(segments.text, segments.start, tokens, strict=True):
             assert row.tolist() == texts.tokens(text)[start : start + 40].tolist()
         counts = np.bincount(segments.text, minlength=len(LENGTHS))

@@ -10,7 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.engine import measure
 from analysis.model.loading import open_model
+from analysis.model.token_losses import TokenLosses
 from analysis.open import open_texts
+from analysis.probes.length import LengthProbe
+from analysis.probes.longppl import LongPPLProbe, target_losses
+from analysis.probes.needle import NeedleProbe
 from analysis.result import load
 from analysis.stats import numbers
 from analysis.texts import TextReader, Texts
@@ -146,3 +150,23 @@ def test_which_special_tokens_end_a_document(tokenizer, tmp_path):
     turns.chat_template = "{{ messages }}"  # there it may end a turn
     assert open_model((random_model(vocab_size=43), turns)).reader.boundaries == {40, 41}
     assert open_texts(["w1 <turn> w2"], open_model((random_model(vocab_size=43), turns)).reader).divided == 0
+
+
+def test_probes_leave_special_tokens_out(tokenizer):
+    model = random_model(vocab_size=43, initializer_range=0.3)
+    texts = [words_with_turns(120, 5, seed) for seed in range(4)]
+    loaded = open_model((model, tokenizer))
+    source, token_losses = open_texts(texts, loaded.reader), TokenLosses(loaded.model, device=loaded.device)
+    length = LengthProbe(lengths=(8, 16), windows=8)
+    tokens = length.draw_sample(source).tokens
+    losses = token_losses.last_losses(tokens, 15)
+    rows = length.measure((model, tokenizer), texts, progress=False).rows
+    assert rows["sum"].sum() == pytest.approx(losses[tokens[:, 1:] != 42].sum(), abs=1e-4)
+    assert rows["count"].sum() == (tokens[:, 1:] != 42).sum() < tokens[:, 1:].size
+    longppl = LongPPLProbe(n_long=20, n_short=4, sliding_window=2, segments=8)
+    segments = longppl.draw_sample(source).tokens
+    long, _ = target_losses(token_losses, segments, 4, 2)
+    numbers = longppl.measure((model, tokenizer), texts, progress=False).numbers.set_index("name")
+    assert numbers.loc["ppl", "value"] == pytest.approx(np.exp(long[segments[:, 6:] != 42].mean()), rel=1e-5)
+    needles = NeedleProbe(lengths=(16,), ks=(1,), samples=8).draw_sample(source)
+    assert 42 not in needles.key and 42 not in needles.value and 42 in needles.tokens
