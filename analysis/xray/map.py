@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
+from analysis.pieces import readable
 from analysis.result import read_frame, write_frame
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
@@ -47,6 +48,11 @@ class InfluenceMap:
     def gain_nats(self) -> np.ndarray:
         """(T,) L_short - L_long."""
         return (self.tokens["loss_short_nats"] - self.tokens["loss_long_nats"]).to_numpy()
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What people read of every token, see `analysis.pieces.readable`, (T,)."""
+        return readable(self.tokens["piece"].tolist())
 
     @property
     def over(self) -> np.ndarray:
@@ -104,7 +110,7 @@ class InfluenceMap:
         """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
         about = self.about
         needs = [
-            f"; {self.tokens['piece'][t]!r} at {t} needs {self.tokens['piece'][i]!r} at {i} most, by {most:.2f} nats"
+            f"; {self.labels[t]!r} at {t} needs {self.labels[i]!r} at {i} most, by {most:.2f} nats"
             for most, i, t in self.needed_most(1)
         ]
         return (
