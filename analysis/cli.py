@@ -197,6 +197,7 @@ def xray() -> None:
     add("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
     add("--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)")
     add("--n-short", type=whole_number, default=16, help="M (default: 16)")
+    add("--whole", action="store_true", help="read the whole text")
     add("--tau", dest="tau_nats", type=float, default=1.0, help="nats (default: 1)")
     add_model_options(parser)
     options = vars(parser.parse_args())

@@ -71,7 +71,7 @@ def findings(result: Result) -> str:
         said.append(f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}")
     said += [
         f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
-        f'next: .recovery() and more frames; .figure2("a.png"); .xray({result.targets.text.iloc[result.over].min()})',
+        f'next: .recovery() and more frames; .chosen() as text; .figure2("a.png"); .xray({result.targets.text.iloc[result.over].min()})',
     ]
     return "\n".join(said)
 

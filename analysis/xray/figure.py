@@ -63,8 +63,8 @@ def map_figure(xray: InfluenceMap) -> Figure:
     beside.grid(False, axis="y")
     measured = f"N = {xray.about['n_long']}, M = {xray.about['n_short']}"
     selector = xray.about.get("selector", "leave-one-out")
-    style.add_heading(figure, f"{len(xray):,} tokens; {measured}; {selector}; gray: not measured")
-    _name_strongest(axes, xray, 5)  # when all else stands, on which the size of the axes depends
+    style.add_heading(figure, f"{xray.extent}; {measured}; {selector}; gray: not measured")
+    _name_strongest(figure, axes, xray, 5)  # when all else stands, on which the size of the axes depends
     return figure
 
 
@@ -80,7 +80,7 @@ def _pooled(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     return np.take_along_axis(cells, largest, axis=2)[..., 0], step
 
 
-def _name_strongest(axes: Axes, xray: InfluenceMap, count: int) -> None:
+def _name_strongest(figure: Figure, axes: Axes, xray: InfluenceMap, count: int) -> None:
     """Number the ``count`` largest influences and name them, in the corner where nothing is measured."""
     strongest = xray.needed_most(count)
     lines = ["needed → predicted"]
@@ -91,16 +91,15 @@ def _name_strongest(axes: Axes, xray: InfluenceMap, count: int) -> None:
     if strongest:
         places = np.array([(i + 0.5, t + 0.5) for _, i, t in strongest])
         axes.plot(*places.T, "o", markersize=_MARKER, markerfacecolor="none", color="0.1")
-        _number(axes, places)
+        _number(figure, axes, places)
 
 
-def _number(axes: Axes, places: np.ndarray) -> None:
+def _number(figure: Figure, axes: Axes, places: np.ndarray) -> None:
     """Write 1, 2, … beside markers at some places (n, 2) of the axes, with a line to those that stand apart."""
-    figure = axes.figure
     figure.draw_without_rendering()  # only then the axes have their size
     to_points = 72 / figure.dpi
     points = axes.transData.transform(places) * to_points
-    frame = axes.bbox.extents.reshape(2, 2) * to_points
+    frame = axes.bbox.get_points() * to_points
     line = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": _MARKER / 2}
     halo = [patheffects.withStroke(linewidth=1.5, foreground="white")]
     offsets = label_offsets(points, frame)
