@@ -216,12 +216,15 @@ class Result:
             raise UserError("the result holds no texts; measure again to have them")
         if len(self.over) == 0:
             raise UserError("no target is over tau, so no token was chosen; measure with a lower tau")
-        key = (selector or self.selectors[0], far_context, level, unit, sinks)
+        selector = selector or self.selectors[0]
+        for measured, name in ((self.selectors, selector), (self.far_contexts, far_context)):
+            if name not in measured:
+                raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
+        key = (selector, far_context, level, unit, sinks)
         if key not in self._rows:
-            measured = "; ".join(", ".join(map(str, choice)) for choice in self._rows)
             raise UserError(
-                f"nothing was chosen by {', '.join(map(str, key))}; choose selector, far context, level, unit and "
-                f"sinks of: {measured}"
+                f"no tokens were given back as level {level!r}, unit {unit!r} and sinks {sinks}; choose what was "
+                f"measured: {', '.join(self.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
             )
         choices = self.choices.iloc[self._rows[key]]
         if target_id is not None:

@@ -59,13 +59,13 @@ def with_placebos() -> Result:
     [
         ({}, {"far_context": "shuffled"}, "text of the far context 'shuffled' is not recorded"),
         ({}, {"far_context": "same-group"}, "text of the far context 'same-group' is not recorded"),
-        ({}, {"far_context": "placebos"}, "nothing was chosen by leave-one-out, placebos"),
         (
             {},
-            {"selector": "greedy"},
-            "choose .* of: leave-one-out, placebo, text, token, 0; leave-one-out, same",
+            {"far_context": "placebos"},
+            "'placebos' was not measured; choose among true, placebo, same-group",
         ),
-        ({}, {"level": "cache"}, "nothing was chosen by leave-one-out, true, cache"),
+        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose among leave-one-out, random"),
+        ({}, {"level": "cache"}, "choose what was measured: text "),
         ({}, {"target_id": 10**6}, "no token was chosen for target 1000000"),
         ({"texts": None}, {}, "holds no texts"),
     ],
