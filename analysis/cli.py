@@ -22,9 +22,14 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.provenance import command_line
 
-PLACEBOS = "of placebo, same-group (elsewhere in the target's group) and shuffled (default: placebo)"
-GIVE_BACK = """how chosen tokens are given back: text; or cache (read in the whole context, their keys and values are
-left), maybe with sinks or in words: cache:4, text/word (default: text; docs/method.md, 2.2a)"""
+SELECTION = """methods that choose the far tokens, comma-separated, from the list above (default: leave-one-out,
+leave-one-out-kl, leave-one-in, random, nearest)"""
+PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
+the target's group), shuffled (the true one in random order) (default: placebo)"""
+GIVE_BACK = """how chosen tokens are given back, comma-separated: text (the model reads them alone), cache (it reads the
+whole context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word gives back
+whole words (default: text; docs/method.md, 2.2a)"""
+PER_BLOCK = "B, targets that follow one another and share one far context; 1: each has its own (default: 16)"
 
 INFLUENCE = """How much far context helps a model, and what k influential far tokens give back (Eq. 20).
 
@@ -50,24 +55,39 @@ def influence_parser() -> Parser:
     families = (f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
     parser = Parser(prog="olmo-sparsity influence", description=INFLUENCE + "\n".join(families))
     parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the result")
+    parser.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder to write the result to"
+    )
     add_text_options(parser)
     add = parser.add_argument_group("what is measured").add_argument
-    add("--n-long", type=whole_number, default=128, help="N, tokens (default: 128)")
-    add("--n-short", type=whole_number, default=16, help="M, tokens (default: 16)")
-    add("--targets", type=whole_number, default=1000, help="to sample (default: 1000)")
-    add("--targets-per-block", type=whole_number, default=16, metavar="B", help="default: 16")
-    add("--tau", dest="tau_nats", type=float, default=1.0, help="in nats (default: 1)")
-    add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), help="default: 1,2,4,8")
-    add("--selectors", type=texts, help="default: leave-one-out, -kl, leave-one-in, random, nearest")
-    add("--placebos", type=texts, default=("placebo",), help=PLACEBOS)
+    n_long = "N, tokens of the long context (default: 128)"
+    add("--n-long", type=whole_number, default=128, metavar="N", help=n_long)
+    n_short = "M, tokens of the short context (default: 16)"
+    add("--n-short", type=whole_number, default=16, metavar="M", help=n_short)
+    targets = "how many target tokens to sample from the texts (default: 1000)"
+    add("--targets", type=whole_number, default=1000, metavar="COUNT", help=targets)
+    add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
+    tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
+    add("--tau", dest="tau_nats", type=float, default=1.0, metavar="NATS", help=tau)
+    ks = "numbers of far tokens that are given back, comma-separated (default: 1,2,4,8)"
+    add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
+    add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
+    add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
     add("--give-back", type=texts, default=("text",), metavar="WAYS", help=GIVE_BACK)
-    add("--seed", type=whole_number_or_zero, default=0, help="of all that is drawn (default: 0)")
-    add("--select-with", metavar="A", help="the model that chooses")
-    add("--propose-with", metavar="SMALL", help="the model that proposes for screened selectors")
-    add("--faithfulness", action="store_true", help="also comprehensiveness and LDS (docs/method.md, 2.8)")
-    add("--scores", action="store_true", help="also keep the influence of every far token")
-    add("--shard", metavar="i/n", help="measure one of n shares")
+    seed = "seed of all random draws, such as targets and placebos (default: 0)"
+    add("--seed", type=whole_number_or_zero, default=0, help=seed)
+    chooses = "model that chooses targets and tokens, which MODEL then measures (default: MODEL itself)"
+    add("--select-with", metavar="A", help=chooses)
+    proposes = (
+        "smaller model of the same tokenizer, PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
+    )
+    add("--propose-with", metavar="SMALL", help=proposes)
+    faithful = "also measure comprehensiveness, LDS and shorter contexts (docs/method.md, 2.8)"
+    add("--faithfulness", action="store_true", help=faithful)
+    scores = "also save the influence of every far token, not of the chosen ones alone"
+    add("--scores", action="store_true", help=scores)
+    shard = "measure share i of n; the same command without it puts all together (default: measure all)"
+    add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
 
@@ -107,18 +127,29 @@ def figure2() -> None:
     """Print all numbers of a result and draw its figures."""
     parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULT", help="folder that influence wrote, or of a study")
-    add("--cells", type=texts, help="of the studies among them, comma-separated")
-    add("--labels", type=texts, help="a name for each; those with the same name are joined")
-    add("--out", type=out_folder, metavar="DIR", help="where to write (default: the first RESULT)")
-    add("--length", type=Path, metavar="DIR", help="what the command length wrote")
-    add("--selectors", type=texts, help="of figure2 (default: the target-blind, signed and controls)")
-    add("--k", type=whole_number, help="of what is shown at one k (default: 4, or the closest)")
-    add("--width", type=float, default=6.75, help="inches; a column is 3.25 (default: 6.75)")
-    add("--format", default="png", choices=("png", "pdf", "svg"), help="default: png")
-    add("--no-title", dest="heading", action="store_false", help="without what was measured")
-    add("--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)")
-    add("--seed", type=whole_number_or_zero, default=0, help="of the bootstrap (default: 0)")
+    add("results", nargs="+", metavar="RESULT", help="folder that influence wrote, or that of a study")
+    cells = "names of the results to take from a study, comma-separated; a study needs some (default: none)"
+    add("--cells", type=texts, metavar="NAMES", help=cells)
+    labels = "a name for each result, comma-separated; those of one name are joined (default: all are joined)"
+    add("--labels", type=texts, metavar="NAMES", help=labels)
+    add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: the first RESULT)")
+    by_position = "folder that the command length wrote, to draw loss by position too (default: none)"
+    add("--length", type=Path, metavar="DIR", help=by_position)
+    selectors = (
+        "selectors that figure2 shows, comma-separated (default: target-blind and signed ones, and controls)"
+    )
+    add("--selectors", type=texts, metavar="NAMES", help=selectors)
+    k = "number of far tokens where only one k is shown (default: 4, or the closest that was measured)"
+    add("--k", type=whole_number, help=k)
+    width = "width of figures in inches; 3.25 fits one of two columns (default: 6.75)"
+    add("--width", type=float, default=6.75, metavar="INCHES", help=width)
+    file_format = "file format of figures (default: png)"
+    add("--format", default="png", choices=("png", "pdf", "svg"), help=file_format)
+    no_title = "draw figures without the line above them that says what was measured"
+    add("--no-title", dest="heading", action="store_false", help=no_title)
+    resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
+    add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
+    add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
     given = parser.parse_args()
     from analysis.figures.dependencies import all_figures
     from analysis.figures.style import save_figure
@@ -184,8 +215,9 @@ examples:
   olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
 
 Every token of a window is left out once, and the loss of all later ones is measured without it: exact leave-one-out
-influence, in nats. A text longer than N tokens is read in windows that overlap by half. Writes xray.html, to open in
-any browser, xray.png (a heat map), and xray.parquet with xray.json (all numbers)."""
+influence, in nats. Of a longer text the first N tokens are read; with --whole all of it, in windows of N tokens that
+overlap by half. Writes xray.html, to open in any browser, xray.png (a heat map), and xray.parquet with xray.json (all
+numbers)."""
 
 
 def xray() -> None:
@@ -193,11 +225,18 @@ def xray() -> None:
     parser = Parser(prog="olmo-sparsity xray", description=XRAY)
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")
-    add("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
-    add("--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)")
-    add("--n-short", type=whole_number, default=16, help="M (default: 16)")
-    add("--tau", dest="tau_nats", type=float, default=1.0, help="nats (default: 1)")
+    add("--text", type=Path, required=True, metavar="FILE", help="text to read, in UTF-8")
+    add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: FILE-xray)")
+    n_long = (
+        "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024)"
+    )
+    add("--n-long", type=whole_number, metavar="N", help=n_long)
+    n_short = "M, the last tokens before each token, which are always read and not measured (default: 16)"
+    add("--n-short", type=whole_number, default=16, metavar="M", help=n_short)
+    whole = "read all of a longer text, in windows of N tokens (default: its first N tokens)"
+    add("--whole", action="store_true", help=whole)
+    tau = "threshold on the gain from far context in nats: tokens above it are marked (default: 1)"
+    add("--tau", dest="tau_nats", type=float, default=1.0, metavar="NATS", help=tau)
     add_model_options(parser)
     options = vars(parser.parse_args())
     show_log("analysis")
@@ -226,9 +265,11 @@ def verify() -> None:
     parser = Parser(prog="olmo-sparsity verify", description=VERIFY)
     add = parser.add_argument
     add("result", type=Path, metavar="RESULT", help="folder that influence wrote")
-    add("--model", help="default: where it was when it was measured")
-    add("--targets", type=whole_number, default=100, help="over tau, at least (default: 100)")
-    add("--seed", type=whole_number_or_zero, default=0, help="of their choice (default: 0)")
+    add("--model", help="path or id of the model to measure with (default: the one that RESULT names)")
+    targets = "how many targets over tau to measure again, at least (default: 100)"
+    add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
+    seed = "seed that chooses these targets (default: 0)"
+    add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_text_options(parser)
     add_model_options(parser)
     given = parser.parse_args()

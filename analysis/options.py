@@ -9,23 +9,31 @@ from typing import Any
 
 from olmo_sparsity.util.arguments import whole_number
 
-MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
-a .gguf file; maybe with @yarn:4 behind it (scales RoPE) or @untrained (freshly drawn weights)"""
+MODEL = """a run or checkpoint of this project, a folder that transformers wrote, the id of a model on the Hugging Face
+hub, or a .gguf file; add @yarn:4 to scale its RoPE by 4, or @untrained to draw its weights anew"""
 DTYPES = ("fp32", "bf16", "fp16", "auto")
-PREFIX = """tokens that stand before every context: auto (what the tokenizer puts before a text; the default), none,
-bos, eos, or ids such as 2"""
-PASS = "of a pass (default: 1,024, on a GPU 65,536; halved where memory runs out)"
-TEXT = "one text and group each; of .json and .jsonl (.gz) every line has text or messages, and url or group"
+PREFIX = """tokens put before every context: auto (what the tokenizer puts before a text), none, bos, eos, or
+comma-separated ids (default: auto)"""
+DTYPE = "number format of weights and computation; auto: as the weights are stored (default: fp32)"
+DEVICE = "where the model runs: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
+ATTENTION = """how transformers computes attention: eager (plain matrix products) or sdpa (fused, of PyTorch)
+(default: what transformers chooses for the model)"""
+PASS = """maximum number of tokens in one forward pass; halved where memory runs out (default: 1,024 on a CPU, 65,536 on
+a GPU)"""
+TEXT = """files to read; each is one text and one group, but each line of a .json or .jsonl file (also .gz) is a text by
+itself, in its field text or messages, of the group in its field group or url (default: --corpus)"""
+CORPUS = """folder that prepare_data wrote (default: the corpus that the run was trained on; for verify the texts of
+RESULT)"""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How a model is opened and run: the options that every measurement shares, named as in `analysis.measure`."""
     add = parser.add_argument_group("the model").add_argument
-    add("--tokenizer", metavar="PATH", help="tokenizer.json, where the model has none")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json to use (default: the model's own)")
     add("--prefix", default="auto", metavar="TOKENS", help=PREFIX)
-    add("--dtype", default="fp32", choices=DTYPES, help="auto: as stored (default: fp32)")
-    add("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    add("--attn-implementation", choices=("eager", "sdpa"), help="of transformers")
+    add("--dtype", default="fp32", choices=DTYPES, help=DTYPE)
+    add("--device", help=DEVICE)
+    add("--attn-implementation", choices=("eager", "sdpa"), help=ATTENTION)
     add("--tokens-per-batch", type=whole_number, metavar="N", help=PASS)
 
 
@@ -34,8 +42,8 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the text")
     source = group.add_mutually_exclusive_group().add_argument
     source("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
-    source("--corpus", metavar="DIR", help="folder that prepare_data made (default: the run's own)")
-    group.add_argument("--split", default="heldout", help="of the corpus (default: %(default)s)")
+    source("--corpus", metavar="DIR", help=CORPUS)
+    group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")
 
 
 def texts_of(given: argparse.Namespace, model: str) -> Any:

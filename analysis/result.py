@@ -147,7 +147,10 @@ class Result:
         return self.of_choices("loss_nats", selector, far_context, **given_back)
 
     def selected(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
-        """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice."""
+        """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice.
+
+        `chosen` gives the same as text.
+        """
         values = self.of_choices("selected", selector, far_context, **given_back)
         return np.nan_to_num(values, nan=-1).astype(np.int64)
 
@@ -174,6 +177,69 @@ class Result:
         found = np.full((len(self.over), *values.shape[1:]), np.nan)
         found[self.over_of_choice[rows]] = values
         return found
+
+    def chosen(
+        self,
+        target_id: int | None = None,
+        *,
+        selector: str | None = None,
+        far_context: str = "true",
+        level: str = "text",
+        unit: str = "token",
+        sinks: int = 0,
+    ) -> pd.DataFrame:
+        """The far tokens that a selector chose, as text: of one target, or of all targets over tau.
+
+        A row for each token: target_id, target (its text), rank (1: the most influential), piece (the chosen token's
+        text), distance_tokens (how many tokens before the target it stands), influence (in the selector's unit; NaN
+        where it was not kept) and position_id. A token that is a part of a character is shown as "é (1/2)".
+
+        A position id c of `selected` is element c of ``pieces`` in the row of `texts` of the target's block, block =
+        target_id // B; in the placebo far context, of ``placebo_pieces``. The target itself is element N + target_id %
+        B of ``pieces``, which is its position id.
+
+        Args:
+            target_id: of `targets`; None: all targets over tau, one after the other.
+            selector: by default the first of `selectors`.
+            far_context: true or placebo; the text of other far contexts is not recorded.
+            level, unit, sinks: how the tokens were given back, see `analysis.given_back`. Of words, the token stands
+                for its word.
+
+        Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.
+        """
+        from analysis.chosen import chosen_tokens
+
+        if len(self.trainings) > 1:
+            raise UserError(
+                f"{len(self.trainings)} trainings are joined, and chose tokens of their own; take one of them, such as "
+                "result.trainings[0].chosen()"
+            )
+        if self.texts is None:
+            raise UserError("the result holds no texts; measure again to have them")
+        if len(self.over) == 0:
+            raise UserError("no target is over tau, so no token was chosen; measure with a lower tau")
+        selector = selector or self.selectors[0]
+        for measured, name in ((self.selectors, selector), (self.far_contexts, far_context)):
+            if name not in measured:
+                raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
+        key = (selector, far_context, level, unit, sinks)
+        if key not in self._rows:
+            raise UserError(
+                f"no tokens were given back as level {level!r}, unit {unit!r} and sinks {sinks}; choose what was "
+                f"measured: {', '.join(self.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
+            )
+        choices = self.choices.iloc[self._rows[key]]
+        if target_id is not None:
+            choices = choices[choices["target_id"] == target_id]
+            if choices.empty:
+                raise UserError(
+                    f"no token was chosen for target {target_id} in the far context {far_context!r}; take a target_id "
+                    "of result.targets that is over_tau"
+                )
+        size = self.settings["targets_per_block"]
+        return chosen_tokens(
+            choices, self.texts, far_context, n_long=self.settings["n_long"], targets_per_block=size
+        )
 
     @cached_property
     def _rows(self) -> dict[tuple[Any, ...], np.ndarray]:

@@ -122,9 +122,15 @@ class LengthProbe(Probe):
     RESULT, MEASURED = LossByPosition, "windows_measured"
 
     lengths: tuple[int, ...] = field(
-        default=(128, 256, 512, 1024), metadata=argument("tokens, ascending; the largest is L")
+        default=(128, 256, 512, 1024),
+        metadata=argument(
+            "lengths to measure in tokens, comma-separated; the largest is L, the length of all windows",
+            metavar="L,L,…",
+        ),
     )
-    windows: int = field(default=256, metadata=argument("to sample, at most"))
+    windows: int = field(
+        default=256, metadata=argument("maximum number of windows to sample from the texts", metavar="COUNT")
+    )
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:

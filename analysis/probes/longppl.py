@@ -80,17 +80,26 @@ class LongPPLProbe(Probe):
 
     RESULT, MEASURED = LongPPL, "segments_measured"
 
-    n_long: int = field(default=1024, metadata=argument("N, tokens of a segment"))
-    n_short: int = field(default=128, metadata=argument("M, tokens of the short context"))
+    n_long: int = field(default=1024, metadata=argument("N, tokens of a segment", metavar="N"))
+    n_short: int = field(default=128, metadata=argument("M, tokens of the short context", metavar="M"))
     sliding_window: int = field(
-        default=0, metadata=argument("S (default: M / 4; the authors' code has M = 4096, S = 1024)")
+        default=0,
+        metadata=argument(
+            "S: only targets with M + S tokens before them count (default: M / 4; the authors' code has M = 4096, "
+            "S = 1024)",
+            metavar="S",
+        ),
     )
-    segments: int = field(default=256, metadata=argument("to sample, at most"))
+    segments: int = field(
+        default=256, metadata=argument("maximum number of segments to sample from the texts", metavar="COUNT")
+    )
     alpha_nats: float = field(
-        default=2.0, metadata=argument("LSD of key tokens is above [nats]", name="alpha")
+        default=2.0,
+        metadata=argument("key tokens have an LSD above this, in nats", name="alpha", metavar="NATS"),
     )
     beta_nats: float = field(
-        default=2.0, metadata=argument("L_long of key tokens is below [nats]", name="beta")
+        default=2.0,
+        metadata=argument("key tokens have an L_long below this, in nats", name="beta", metavar="NATS"),
     )
 
     def __post_init__(self) -> None:

@@ -148,14 +148,28 @@ class NeedleProbe(Probe):
 
     RESULT, MEASURED = Needles, "samples_measured"
 
-    lengths: tuple[int, ...] = field(default=(64, 128, 256, 512), metadata=argument("L, ascending"))
-    ks: tuple[int, ...] = field(default=(1, 2, 4, 8), metadata=argument("tokens of a value, k"))
-    depths: tuple[float, ...] = field(
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 (first) to 1 (last)")
+    lengths: tuple[int, ...] = field(
+        default=(64, 128, 256, 512),
+        metadata=argument("L, tokens of context, comma-separated", metavar="L,L,…"),
     )
-    samples: int = field(default=100, metadata=argument("needles of each kind, at most"))
-    key_tokens: int = field(default=2, metadata=argument("of a key, q"))
-    unseen_keys: bool = field(default=False, metadata=argument("only keys that no training window has"))
+    ks: tuple[int, ...] = field(
+        default=(1, 2, 4, 8),
+        metadata=argument("k, tokens of a needle's value, comma-separated", metavar="K,K,…"),
+    )
+    depths: tuple[float, ...] = field(
+        default=(0.0, 0.25, 0.5, 0.75, 1.0),
+        metadata=argument(
+            "depths at which needles stand, comma-separated, from 0 (first) to 1 (last)", metavar="D,D,…"
+        ),
+    )
+    samples: int = field(
+        default=100,
+        metadata=argument("maximum number of needles for each length, depth and k", metavar="COUNT"),
+    )
+    key_tokens: int = field(default=2, metadata=argument("q, tokens of a needle's key", metavar="Q"))
+    unseen_keys: bool = field(
+        default=False, metadata=argument("draw only keys that are kept out of training on needles")
+    )
 
     def __post_init__(self) -> None:
         q = self.key_tokens

@@ -62,7 +62,7 @@ class Probe(ABC):
     """The setting of the result that says how many stretches there were."""
 
     seed: int = field(
-        default=0, metadata=argument("of all that is drawn", type=arguments.whole_number_or_zero)
+        default=0, metadata=argument("seed of all random draws", type=arguments.whole_number_or_zero)
     )
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
@@ -355,13 +355,25 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
 
     name = probe.RESULT.NAME
     parser = arguments.Parser(prog=f"olmo-sparsity {name}", description=description)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL}; none: print and draw again")
     parser.add_argument(
-        "--out", type=arguments.out_folder, required=True, metavar="DIR", help=f"folder of {name}.json"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=f"{MODEL}; without one, what is in --out is printed and drawn again",
     )
-    labels = "a name for each model, with commas; trainings of one share one (default: from their paths); without any: "
-    parser.add_argument("--labels", type=arguments.texts, help=f"{labels}those to draw, in this order")
-    figures = "where to draw (default: beside the numbers)"
+    parser.add_argument(
+        "--out",
+        type=arguments.out_folder,
+        required=True,
+        metavar="DIR",
+        help=f"folder to write {name}.json to",
+    )
+    labels = (
+        "a name for each model, comma-separated; trainings of one model have the same (default: the models' names); "
+        "without a MODEL, the names to draw, in this order"
+    )
+    parser.add_argument("--labels", type=arguments.texts, metavar="NAMES", help=labels)
+    figures = "folder to write figures to (default: --out)"
     parser.add_argument("--figures", type=arguments.out_folder, metavar="DIR", help=figures)
     add_arguments(parser.add_argument_group("what is measured"), probe)
     add_text_options(parser)

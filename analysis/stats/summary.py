@@ -71,9 +71,10 @@ def findings(result: Result) -> str:
     if seconds := result.provenance.get("seconds"):
         machine = result.provenance["machine"]
         said.append(f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}")
+    text = result.targets["text"].iloc[result.over].min()
     said += [
         f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
-        f'next: .recovery() and more frames; .figure2("a.png"); .xray({result.targets.text.iloc[result.over].min()})',
+        f'next: .recovery() and more frames; .chosen() as text; .figure2("a.png"); .xray({text})',
     ]
     return "\n".join(said)
 

@@ -155,9 +155,16 @@ def main() -> None:
     """Read and pool the rows, then draw, write and print what they say."""
     parser = Parser(prog="olmo-sparsity figure1", description=__doc__)
     parser.add_argument("paths", nargs="+", metavar="PATH", help="exact_match.json, .parquet, or a folder")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FOLDER", help="these of the rows' folders")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="keep all rows that were read in one file")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="FOLDER", help="folders whose rows are used (default: all)"
+    )
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="also write all rows that were read to this .parquet file (default: none)",
+    )
     options = parser.parse_args()
     rows = load(options.paths, options.only)
     points = pool(rows)

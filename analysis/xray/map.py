@@ -1,12 +1,16 @@
 """The influence map of a text: which earlier tokens every token needs, and by how much (docs/method.md, 2.7 [ours]).
 
 A forward pass over a text without token i predicts every later token, so one pass for each i gives the exact
-leave-one-out influence of all pairs. A text longer than N tokens is read in windows that overlap by half.
+leave-one-out influence of all pairs. Of a longer text the first N tokens are read, or all in windows that overlap by
+half.
 Shapes: T tokens of the text, N the most tokens of context, M short context length, W tokens of a window, B targets.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +22,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
+from analysis.pieces import readable
 from analysis.result import read_frame, write_frame
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.progress import duration
+from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import current_commit
+
+log = logging.getLogger(__name__)
 
 MOST_CONTEXT = 1024
 """N where none is given and the model reads more."""
@@ -38,7 +47,8 @@ class InfluenceMap:
     loss_short_nats (L_long where the context has no more than M tokens), first_far (place of the first far token),
     influence (leave-one-out influence of each far token from there on, in nats; may be empty)."""
     about: dict[str, Any]
-    """What was measured: model, model_sha256, text, n_long, n_short, prefix (token ids), tau_nats, dtype, commit."""
+    """What was measured: model, model_sha256, text, text_tokens (how many the text has; the map may be of the first
+    ones alone), n_long, n_short, prefix (token ids), tau_nats, dtype, commit."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,6 +57,18 @@ class InfluenceMap:
     def gain_nats(self) -> np.ndarray:
         """(T,) L_short - L_long."""
         return (self.tokens["loss_short_nats"] - self.tokens["loss_long_nats"]).to_numpy()
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What people read of every token, see `analysis.pieces.readable`, (T,)."""
+        return readable(self.tokens["piece"].tolist())
+
+    @property
+    def extent(self) -> str:
+        """How much was read: "282 tokens", or "1,024 tokens (the first of 3,210)"."""
+        text_tokens = self.about.get("text_tokens", len(self))
+        first = f" (the first of {text_tokens:,})" if text_tokens > len(self) else ""
+        return f"{len(self):,} tokens{first}"
 
     @property
     def over(self) -> np.ndarray:
@@ -104,11 +126,11 @@ class InfluenceMap:
         """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
         about = self.about
         needs = [
-            f"; {self.tokens['piece'][t]!r} at {t} needs {self.tokens['piece'][i]!r} at {i} most, by {most:.2f} nats"
+            f"; {self.labels[t]!r} at {t} needs {self.labels[i]!r} at {i} most, by {most:.2f} nats"
             for most, i, t in self.needed_most(1)
         ]
         return (
-            f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {nats(about['tau_nats'])} "
+            f"InfluenceMap: {len(self.over):,} of {self.extent} gain more than {nats(about['tau_nats'])} "
             f"(N = {about['n_long']}, M = {about['n_short']}){''.join(needs)}"
         )
 
@@ -122,21 +144,25 @@ def influence_map(
     tau_nats: float = 1.0,
     name: str | None = None,
     progress: bool = True,
+    whole: bool = False,
     tokens_per_batch: int | None = None,
     **options: Any,
 ) -> InfluenceMap:
-    """L_long, L_short and exact leave-one-out influence of all pairs of tokens of a text.
+    """L_long, L_short and exact leave-one-out influence of all pairs of tokens of a text, or of its first N tokens.
 
-    Every token is left out once in each window, so the time grows with the length of the text times N.
+    Every token is left out once in each window that reads it, so the time grows with the square of N, and with the
+    length of a text that is read as a whole.
 
     Args:
         model: as in `analysis.measure`: a path, a hub id, or (model, tokenizer).
         text: what is read.
-        n_long: N, the most tokens of context; by default what the model reads, up to 1,024. A longer text is read in
-            windows that overlap by half.
+        n_long: N, the most tokens that are read at once; by default what the model reads, up to 1,024.
         n_short: M; nearer tokens are not measured.
         tau_nats: tokens that gain more are marked.
         name: of the text, such as its file, for people to read.
+        progress: show on standard error how long it will take, and how far it is.
+        whole: read all of a text of more than N tokens, in windows of N that overlap by half; by default a warning says
+            that only its first N tokens are read.
         tokens_per_batch: tokens of one forward pass, see `analysis.measure`.
         options: ``tokenizer``, ``prefix``, ``dtype``, ``device`` and ``attn_implementation``, as in `analysis.measure`.
 
@@ -144,22 +170,42 @@ def influence_map(
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import LOGITS_PER_BATCH, Scorer
-    from olmo_sparsity.util.progress import progress as shown
 
     loaded = open_model(model, **options)
     tokens = np.asarray(loaded.encode(text), dtype=np.int64)
-    n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
+    text_tokens = len(tokens)
+    n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
+    if not whole:
+        tokens = tokens[: max(n_long, n_short + 2)]  # with fewer there is nothing to measure
+    n_long = context_length(len(tokens), n_long, n_short)
+    if len(tokens) < text_tokens:
+        log.warning(
+            "the text has %s tokens, of which only the first %s are read; read all with --whole (in Python whole=True)",
+            f"{text_tokens:,}",
+            f"{len(tokens):,}",
+        )
     loaded.check_context(n_long)
     scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
     # a window has many targets: their logits must fit, too
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
-    of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name}
+    of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name, "text_tokens": text_tokens}
     sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": float(tau_nats)}
     about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
     parts = windows(len(tokens), n_long)
-    total = sum(part.passes(n_short) for part in parts)
-    with shown("leaving tokens out", total, "tokens", enabled=progress) as advance:
+    chunks = [
+        (part.end - part.start, start, end)
+        for part in parts
+        for start, end in chunks_left_out(part.end - part.start, n_short)
+    ]
+    total = sum(tokens_read(length, start, end) for length, start, end in chunks)
+    if progress:
+        seconds = estimated_seconds(scorer, tokens, parts[0], n_short, total)
+        left_out = sum(end - start for _, start, end in chunks)
+        in_windows = f" in {len(parts):,} windows" if len(parts) > 1 else ""
+        line = f"about {duration(seconds)}: {left_out:,} tokens are left out, one at a time{in_windows}"
+        print(line, file=sys.stderr)
+    with show_progress("leaving tokens out", total, "tokens read", enabled=progress) as advance:
         frame = measure_map(scorer, tokens, parts, n_short, advance)
     return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
 
@@ -175,10 +221,6 @@ class Window:
     end: int
     """One past the last target."""
 
-    def passes(self, n_short: int) -> int:
-        """How many tokens are left out, one forward pass each."""
-        return max(0, self.end - 1 - n_short - self.start)
-
 
 def windows(length: int, n_long: int) -> list[Window]:
     """The windows in which a text of so many tokens is read; each token but the first is a target in one of them."""
@@ -189,12 +231,22 @@ def windows(length: int, n_long: int) -> list[Window]:
     return parts
 
 
-def context_length(length: int, n_long: int | None, n_short: int, reads: int | None) -> int:
-    """N: what is given, or what the model ``reads`` and at most `MOST_CONTEXT`; no more than the text has.
+def chunks_left_out(length: int, n_short: int) -> list[tuple[int, int]]:
+    """The tokens of a window of ``length`` that are left out, M after one another: the first, and one past the last."""
+    last = length - 1 - n_short
+    return [(start, min(start + n_short, last)) for start in range(0, last, n_short)]
+
+
+def tokens_read(length: int, start: int, end: int) -> int:
+    """About how many tokens are read to leave out a chunk: what stands before it is read once for all."""
+    return (end - start) * (length - start)
+
+
+def context_length(length: int, n_long: int, n_short: int) -> int:
+    """N, or as many tokens as stand before the last one of a text of ``length`` tokens.
 
     Raises `UserError` where a text of so many tokens has no far tokens, or N and M do not go together.
     """
-    n_long = n_long or min(reads or MOST_CONTEXT, MOST_CONTEXT)
     if n_short < 1 or 2 * n_short > n_long:
         raise UserError(
             f"N = {n_long:,} must be at least twice M = {n_short:,}, and M at least 1; change one of them"
@@ -234,24 +286,41 @@ def measure_map(
     return pd.DataFrame(columns).assign(influence=influence)
 
 
+def estimated_seconds(scorer: Any, tokens: np.ndarray, part: Window, n_short: int, total: int) -> float:
+    """How long it takes to read ``total`` tokens, by the time of the first passes of a window."""
+    read = tokens[part.start : part.end]
+    _, end = chunks_left_out(len(read), n_short)[0]
+    end = max(1, min(end, scorer.tokens_per_batch // len(read)))  # one batch
+    for _ in range(2):  # the first one warms up
+        began = time.monotonic()
+        _losses_of_chunk(scorer, read, part.first, n_short, 0, end)
+        seconds = time.monotonic() - began
+    return seconds * total / tokens_read(len(read), 0, end)
+
+
 def _losses_without(
     scorer: Any, read: np.ndarray, first: int, n_short: int, advance: Callable[[int], Any]
 ) -> np.ndarray:
-    """loss(t | all before t without i) of the targets from ``first`` on, (B, W) nats; NaN where i is no far token.
-
-    M tokens that follow one another are left out in turn of one block, whose targets begin where the first of them
-    becomes a far token.
-    """
+    """loss(t | all before t without i) of the targets from ``first`` on, (B, W) nats; NaN where i is no far token."""
     losses = np.full((len(read) - first, len(read)), np.nan)
-    last = len(read) - 1 - n_short
-    for start in range(0, last, n_short):
-        end = min(start + n_short, last)
-        begin = max(first, start + n_short + 1)
-        kept = np.arange(end - 1)
-        far = kept + (kept >= np.arange(start, end)[:, None])
-        losses[begin - first :, start:end] = _losses(scorer, read, end, begin, far)
-        advance(end - start)
+    for start, end in chunks_left_out(len(read), n_short):
+        of_chunk = _losses_of_chunk(scorer, read, first, n_short, start, end)
+        losses[len(losses) - len(of_chunk) :, start:end] = of_chunk
+        advance(tokens_read(len(read), start, end))
     return losses
+
+
+def _losses_of_chunk(
+    scorer: Any, read: np.ndarray, first: int, n_short: int, start: int, end: int
+) -> np.ndarray:
+    """loss(t | all before t without i) of the last targets of a window, (B, C), for the tokens i from start to end.
+
+    Up to M tokens that follow one another are left out in turn of one block, whose targets, from ``first`` on, begin
+    where the first of the tokens becomes a far one.
+    """
+    kept = np.arange(end - 1)
+    far = kept + (kept >= np.arange(start, end)[:, None])
+    return _losses(scorer, read, end, max(first, start + n_short + 1), far)
 
 
 def _losses(scorer: Any, read: np.ndarray, n_far: int, first: int, far: np.ndarray) -> np.ndarray:

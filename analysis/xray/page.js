@@ -14,11 +14,14 @@
   }
   const fixed = (value) => value.toFixed(2).replace('-', '−');
   const signed = (nats) => (nats < 0 ? '' : '+') + fixed(nats);
-  const isBlank = (piece) => piece.trim() === '';
+  const isBlank = (piece) => /^[\s\p{C}\ufe00-\ufe0f]*$/u.test(piece);
   const visible = (piece) => {
-    const marked = piece.replaceAll('\n', '↵').replaceAll('\t', '⇥') || '◌'; // a part of a character only
+    const marked = piece.replaceAll('\n', '↵').replaceAll('\t', '⇥');
     return isBlank(piece) ? marked.replaceAll(' ', '␣') : marked;
   };
+  const named = (t) => data.labels[t] ?? visible(data.pieces[t]);
+  // in the text a part of a character, or what cannot be seen, is a circle; the list says what it is
+  const inText = (t) => (isBlank(data.pieces[t]) && data.labels[t] !== undefined ? '◌' : visible(data.pieces[t]));
 
   const STEPS = [0, 0.1, 0.3, 1, 3]; // nats above which the next stronger shade begins
   const LISTED = 16;
@@ -36,7 +39,7 @@
   function makeToken(piece, t) {
     const start = piece.length - piece.trimStart().length; // the space that a token begins with stays outside its box
     const blank = isBlank(piece);
-    const token = make('span', blank ? 'token blank' : 'token', blank ? visible(piece) : piece.slice(start));
+    const token = make('span', blank ? 'token blank' : 'token', blank ? inText(t) : piece.slice(start));
     token.id = `t${t}`;
     token.dataset.at = t;
     if (gain(t) > data.tau) {
@@ -68,7 +71,7 @@
     });
     serves[t].forEach(([later, nats]) => light(later, 'serve', ...(nats < 0 ? ['harm'] : [])));
     light(t, 'at', ...(t === pinned ? ['pinned'] : []));
-    byId('which').textContent = `${visible(data.pieces[t])} at place ${t}`;
+    byId('which').textContent = `${named(t)} at place ${t}`;
     byId('facts').textContent = data.long[t] === null ? 'Its loss was not measured.'
       : `loss ${fixed(data.short[t])} short, ${fixed(data.long[t])} long: gain ${fixed(gain(t))} nats`;
     fill('needs', 'need', data.needs[t], t);
@@ -79,7 +82,7 @@
     byId(id).replaceChildren(...rows.slice(0, LISTED).map(([other, nats]) => {
       const place = make('small', '', `${Math.abs(t - other)} ${other < t ? 'before' : 'behind'}`);
       const looks = kind === 'need' || nats < 0 ? shade(nats) : '';
-      const word = make('span', '', visible(data.pieces[other]));
+      const word = make('span', '', named(other));
       const button = make('button', `${kind} ${looks}`, make('b', '', signed(nats)), word, place);
       button.dataset.at = other;
       return make('li', '', button);

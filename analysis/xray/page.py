@@ -47,7 +47,7 @@ def page(xray: InfluenceMap, path: str | Path | None = None, *, command: str | N
         name=Path(xray.about["text"] or "").name,
         about=xray.about,
         tau=nats(xray.about["tau_nats"]),
-        tokens=len(xray),
+        extent=xray.extent,
         over=len(xray.over),
         most=MOST_NEEDED,
         least=LEAST_NATS,
@@ -74,11 +74,17 @@ def in_notebook(html: str) -> str:
 
 
 def page_data(xray: InfluenceMap) -> dict[str, Any]:
-    """All that page.js reads; an influence is ``[place of the token that is needed, nats]``, a loss may be null."""
+    """All that page.js reads; an influence is ``[place of the token that is needed, nats]``, a loss may be null.
+
+    ``labels``: by place, of the tokens that are shown as something else than their piece.
+    """
     losses = xray.tokens[["loss_long_nats", "loss_short_nats"]].round(_DIGITS).astype(object)
     losses = losses.where(losses.notna(), None)
+    pieces = xray.tokens["piece"].tolist()
+    labels = {t: label for t, label in enumerate(xray.labels) if label != pieces[t]}
     return {
-        "pieces": xray.tokens["piece"].tolist(),
+        "pieces": pieces,
+        "labels": labels,
         "long": losses["loss_long_nats"].tolist(),
         "short": losses["loss_short_nats"].tolist(),
         "tau": xray.about["tau_nats"],

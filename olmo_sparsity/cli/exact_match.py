@@ -42,19 +42,32 @@ def parser() -> Parser:
     """Of what is measured on what."""
     made = Parser(prog="olmo-sparsity exact_match", description=__doc__)
     add = made.add_argument
-    add("checkpoint", metavar="CKPT", help="checkpoint, or run (then its last one)")
+    add("checkpoint", metavar="CKPT", help="checkpoint folder, or a run folder (then its last checkpoint)")
     up_to_8 = "up to 8, from the training range to 10 times the longest training length, within test_length"
-    add("--lengths", type=whole_numbers, help=f"comma-separated (default: {up_to_8})")
-    planted = "planted tokens, comma-separated; every length must hold them (default: k_test, where a length holds it)"
-    add("--ks", type=whole_numbers, help=planted)
-    differ = "parameters of the task that differ from those of training: '{distance: [100, 200]}'"
+    lengths = f"lengths of test samples in the task's unit, comma-separated (default: {up_to_8})"
+    add("--lengths", type=whole_numbers, metavar="L,L,…", help=lengths)
+    planted = (
+        "numbers of planted tokens, comma-separated; every length must hold them (default: k_test, where a length "
+        "holds it)"
+    )
+    add("--ks", type=whole_numbers, metavar="K,K,…", help=planted)
+    differ = "changes of the task's parameters, such as '{distance: [100, 200]}' (default: those of training)"
     add("--parameters", type=_parameters, default={}, metavar="YAML", help=differ)
-    add("--samples", type=whole_number, default=200, help="samples of each length (default: 200)")
-    add("--seed", type=whole_number_or_zero, default=0, help="seed of the samples (default: 0)")
-    add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help="decoded at a time (32768)")
-    add("--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)")
+    add(
+        "--samples",
+        type=whole_number,
+        default=200,
+        metavar="COUNT",
+        help="test samples of each length (default: 200)",
+    )
+    add("--seed", type=whole_number_or_zero, default=0, help="seed of the test samples (default: 0)")
+    batch = "maximum number of tokens that are decoded together (default: 32768)"
+    add("--batch-tokens", type=whole_number, default=1 << 15, metavar="N", help=batch)
+    out = "folder to write exact_match.json to (default: that of CKPT)"
+    add("--out", type=out_folder, metavar="DIR", help=out)
     add("--overwrite", action="store_true", help="replace another measurement in --out")
-    add("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    device = "where the model runs: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
+    add("--device", help=device)
     return made
 
 

@@ -25,8 +25,8 @@ def main() -> None:
     """Parse arguments and export."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
-    add("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
+    add("checkpoint", metavar="CKPT", help="checkpoint folder, or a run folder (then its last checkpoint)")
+    add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write to")
     add(
         "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
     )

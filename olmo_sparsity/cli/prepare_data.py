@@ -82,10 +82,14 @@ def _parser() -> Parser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", choices=SOURCES, help=f"one of {', '.join(SOURCES)}")
-    add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
+    add("--out", type=out_folder, required=True, metavar="DIR", help="folder to write the corpus to")
     add(
-        "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="processes that work side by side (default: one for each core)",
     )
-    add("--shard", type=shard, metavar="I/N", help="share I of N only; not for docs, nor --tokenizer bpe")
+    share = "prepare share I of N only; not for docs, nor with --tokenizer bpe (default: everything)"
+    add("--shard", type=shard, metavar="I/N", help=share)
     add_arguments(parser, PrepareSettings)
     return parser

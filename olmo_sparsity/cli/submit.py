@@ -225,20 +225,22 @@ def _array(text: str) -> tuple[int, str]:
 def _parser() -> Parser:
     parser = Parser(prog="olmo-sparsity submit", description=__doc__)
     commands = [name for name in COMMANDS if name != "submit"]
-    parser.add_argument("command", metavar="COMMAND", choices=commands, help=", ".join(commands))
+    parser.add_argument("command", metavar="COMMAND", choices=commands, help=f"one of {', '.join(commands)}")
     add = parser.add_argument
     add("--dry-run", action="store_true", help="print the calls of sbatch and submit nothing")
-    add("--after", metavar="JOB[:JOB]", help="start when these jobs have ended well")
-    add("--array", type=_array, default=(1, "1"), metavar="N[%%M]", help="shards, at most M at a time")
-    add("--nodes", type=whole_number, default=1, help="of train (default: 1)")
-    per_node = "of train (default: one for each GPU, or one)"
+    after = "start when the jobs with these numbers have ended well (default: start at once)"
+    add("--after", metavar="JOB[:JOB]", help=after)
+    array = "run N shards, at most M of them at a time (default: 1, no shards)"
+    add("--array", type=_array, default=(1, "1"), metavar="N[%M]", help=array)
+    add("--nodes", type=whole_number, default=1, metavar="N", help="nodes that train runs on (default: 1)")
+    per_node = "processes of train on each node (default: one for each GPU, or one)"
     add("--processes-per-node", type=whole_number, metavar="N", help=per_node)
-    add("--gpus-per-node", type=whole_number, metavar="N")
-    add("--cpus", type=whole_number, default=4, metavar="N", help="cores a process (default: 4)")
-    add("--time", metavar="D-HH:MM:SS", help="time limit (default: the partition's)")
-    add("--partition")
-    add("--account")
-    add("--mem", metavar="SIZE", help="memory a node, such as 64G")
-    others = "any other of sbatch: --sbatch=--qos=high"
+    add("--gpus-per-node", type=whole_number, metavar="N", help="GPUs on each node (default: none)")
+    add("--cpus", type=whole_number, default=4, metavar="N", help="CPU cores of each process (default: 4)")
+    add("--time", metavar="D-HH:MM:SS", help="time limit of each job (default: the partition's)")
+    add("--partition", help="SLURM partition to run in (default: the cluster's)")
+    add("--account", help="SLURM account to charge (default: the user's)")
+    add("--mem", metavar="SIZE", help="memory on each node, such as 64G (default: the partition's)")
+    others = "any other option of sbatch, such as --sbatch=--qos=high; may be given again (default: none)"
     add("--sbatch", action="append", default=[], metavar="=OPTION", help=others)
     return parser

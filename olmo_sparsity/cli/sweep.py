@@ -201,12 +201,28 @@ def _axis(text: str) -> tuple[str, list[str]]:
 
 def _parser() -> Parser:
     parser = Parser(prog="olmo-sparsity sweep", description=__doc__)
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="YAML file, or several to compare")
+    parser.add_argument(
+        "configs", nargs="+", metavar="CONFIG", help="YAML file to train from; give more to compare them"
+    )
     add = parser.add_argument
-    add("--grid", action="append", required=True, metavar="KEY=VALUE,VALUE", help="one for each axis")
-    add("--out", type=out_folder, required=True, metavar="DIR", help="folder of all cells")
-    add("--jobs", type=whole_number, metavar="N", help="cells at a time (default: 1; under SLURM: no limit)")
-    add("--evaluate", default="", metavar="'OPTIONS'", help="arguments of exact_match, quoted")
-    add("--only", type=whole_number, metavar="I", help="run the I-th cell alone, as a task of an array does")
-    add("--dry-run", action="store_true", help="print the commands")
+    grid = "a setting and its values; give it once for each setting: all combinations are trained"
+    add("--grid", action="append", required=True, metavar="KEY=VALUE,VALUE", help=grid)
+    add(
+        "--out",
+        type=out_folder,
+        required=True,
+        metavar="DIR",
+        help="folder to write the folders of all cells to",
+    )
+    jobs = "how many cells are trained at the same time (default: 1; under SLURM no limit)"
+    add("--jobs", type=whole_number, metavar="N", help=jobs)
+    evaluate = "options of exact_match for all cells, in quotes (default: those of exact_match)"
+    add("--evaluate", default="", metavar="'OPTIONS'", help=evaluate)
+    add(
+        "--only",
+        type=whole_number,
+        metavar="I",
+        help="run the I-th cell alone, as a task of an array does (default: all)",
+    )
+    add("--dry-run", action="store_true", help="print the commands and run none")
     return parser

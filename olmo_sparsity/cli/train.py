@@ -32,10 +32,10 @@ def main() -> int:
     """Parse arguments and train, or show what would be trained."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
+    add("config", metavar="CONFIG", help="YAML file of OLMo's form, or an overlay of one")
     resume = "go on from the last checkpoint, or start if there is none"
     add("--resume", action="store_true", help=resume)
-    dry_run = "print the resolved config, parameters and tokens per step"
+    dry_run = "print the resolved config, the number of parameters and the tokens per step, and train nothing"
     add("--dry-run", action="store_true", help=dry_run)
     # The deepspeed launcher's; the environment says the same.
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)

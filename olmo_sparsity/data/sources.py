@@ -289,31 +289,44 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: tuple[str, ...] = _option((), "text: training files; none: a corpus to evaluate on only")
-    heldout_files: tuple[str, ...] = _option((), "text: held-out files, instead of a share of the documents")
-    packages: tuple[str, ...] = _option((), "docs: only these; python: standard library")
-    dataset: str = _option("allenai/c4", "c4: name on the hub, or a folder of its layout or of its files")
-    dataset_config: str = _option("en", "c4: its configuration")
-    limit_tokens: int | None = _option(None, "c4: about this many training tokens, in whole documents")
-    heldout_documents: int = _option(5000, "c4: at most this many documents of the validation split")
+    files: tuple[str, ...] = _option((), "text: files to train on (default: none, a corpus to evaluate on)")
+    heldout_files: tuple[str, ...] = _option(
+        (), "text: files to hold out (default: a share of the documents)"
+    )
+    packages: tuple[str, ...] = _option(
+        (),
+        "docs: packages to read, python is the standard library (default: python and what this project needs)",
+    )
+    dataset: str = _option(
+        "allenai/c4", "c4: name on the hub, or a copy of its folder, or of the files in it"
+    )
+    dataset_config: str = _option("en", "c4: configuration of the data set, such as its language")
+    limit_tokens: int | None = _option(
+        None, "c4: about how many tokens to train on, in whole documents (default: all)"
+    )
+    heldout_documents: int = _option(5000, "c4: maximum number of validation documents to hold out")
     heldout_fraction: float = _option(0.1, "docs, text: share of documents to hold out, in whole groups")
     group_field: str | None = _option(
         None,
-        "field that names the book or site of a document; none: no groups (default: the site, or the work whose parts "
-        "its #fragment numbers, of the url of those that have one; of docs the package)",
+        "field of a document that names its book or site, or none for no groups (default: the site or work that its "
+        "url names; of docs the package)",
     )
-    seed: int = _option(0, "another seed holds out other documents", whole_number_or_zero)
+    seed: int = _option(0, "seed that chooses the documents to hold out", whole_number_or_zero)
     tokenizer: str | None = _option(
         None,
-        "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), the path "
-        "of a tokenizer.json or of a model's folder with one, or the id of a model on the Hugging Face Hub",
+        "bpe (trained on the training split), olmo (50,280 ids), the path of a tokenizer.json or of a folder with one, "
+        "or the id of a model on the Hugging Face hub (default: bpe for docs and text, olmo for c4)",
     )
-    vocab_size: int = _option(4096, "bpe: number of ids")
+    vocab_size: int = _option(4096, "bpe: number of token ids")
     tokenizer_sample_mb: float = _option(20.0, "bpe: text to train it on, in millions of characters")
-    eos_token: str | None = _option(None, "token that ends a document (default: the usual names are tried)")
+    eos_token: str | None = _option(
+        None, "token that ends a document, such as </s> (default: the usual names are tried)"
+    )
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
     near_copy_tokens: int = _option(
-        32, "mark held-out runs of so many tokens that training text has too; 0: none", whole_number_or_zero
+        32,
+        "mark runs of held-out text of this many tokens that are in training text too; 0 marks none",
+        whole_number_or_zero,
     )
 
     @property

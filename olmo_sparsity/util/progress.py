@@ -56,3 +56,13 @@ def progress(
             bar.update(n)
 
         yield advance
+
+
+def duration(seconds: float) -> str:
+    """A time in words, to two digits at most: "8 s", "9 min", "2.5 h"."""
+    if seconds < 99.5:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 99.5 * 60:
+        return f"{round(seconds / 60)} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 9.95 else f"{hours:,.0f} h"

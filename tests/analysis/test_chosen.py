@@ -1,0 +1,93 @@
+"""Chosen tokens as text, against the token ids of the texts and one plain forward pass without each of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis.result import Result
+from olmo_sparsity.util.errors import UserError
+from tests.support.plain import plain_loss
+from tests.support.small_measurement import KS, F, N, model, small, small_tokens, window
+
+
+@pytest.mark.parametrize("far_context", ["true", "placebo"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_without_a_chosen_token_the_loss_rises_by_its_influence(size: int, far_context: str) -> None:
+    result = small(targets_per_block=size)
+    chosen = result.chosen(selector="leave-one-out", far_context=far_context)
+    assert list(chosen["rank"]) == list(range(1, KS[-1] + 1)) * len(result.over)
+    targets = result.targets.set_index("target_id", drop=False)
+    inner = model()[0]
+    places = set()
+    for target_id, rows in list(chosen.groupby("target_id"))[:6]:
+        target = targets.loc[target_id]
+        text = window(result, target, small_tokens(), far_context)
+        places.add(len(text) - N)
+        long = plain_loss(inner, text, range(len(text)), target.token)
+        for row in rows.itertuples():
+            position = len(text) - row.distance_tokens
+            assert position == row.position_id < F
+            assert row.target.strip() == f"w{target.token}"
+            assert row.piece.strip() == f"w{text[position]}"
+            kept = [place for place in range(len(text)) if place != position]
+            assert row.influence == pytest.approx(
+                plain_loss(inner, text, kept, target.token) - long, abs=1e-4
+            )
+    assert size == 1 or len(places) > 1
+
+
+def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
+    result = small(give_back=("text", "cache:4"), targets_per_block=4)
+    target_id = int(result.targets["target_id"].iloc[result.over[3]])
+    chosen = result.chosen(target_id, level="cache", sinks=4)
+    selected = result.selected("leave-one-out", level="cache", sinks=4)
+    assert list(chosen["position_id"]) == selected[3].tolist() and selected[3].min() >= 4
+    assert chosen.equals(
+        result.chosen(level="cache", sinks=4).query("target_id == @target_id").reset_index(drop=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def with_placebos() -> Result:
+    return small(placebos=("placebo", "same-group", "shuffled"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"far_context": "shuffled"}, "text of the far context 'shuffled' is not recorded"),
+        ({}, {"far_context": "same-group"}, "text of the far context 'same-group' is not recorded"),
+        (
+            {},
+            {"far_context": "placebos"},
+            "'placebos' was not measured; choose among true, placebo, same-group",
+        ),
+        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose among leave-one-out, random"),
+        ({}, {"level": "cache"}, "choose what was measured: text "),
+        ({}, {"target_id": 10**6}, "no token was chosen for target 1000000"),
+        ({"texts": None}, {}, "holds no texts"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(
+    with_placebos: Result, changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        replace(with_placebos, **changes).chosen(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_text_that_was_left_out_and_joined_trainings_are_refused() -> None:
+    result = small()
+    with pytest.raises(UserError, match="the text of block .* is not recorded"):
+        replace(result, texts=result.texts.iloc[1:]).chosen()
+    with pytest.raises(UserError, match=r"result\.trainings\[0\]"):
+        Result.join([result, small(model(1))]).chosen()
+    none = replace(result, targets=result.targets.assign(over_tau=False), choices=result.choices.iloc[:0])
+    with pytest.raises(UserError, match="no target is over tau"):
+        none.chosen()
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(analysis.__all__) <= set(dir(analysis))
