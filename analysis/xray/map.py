@@ -43,7 +43,8 @@ class InfluenceMap:
     """Losses and influences of every token of a text. In Jupyter it shows itself."""
 
     tokens: pd.DataFrame
-    """A row per token: token (its id), piece (its text), loss_long_nats (NaN of the first: nothing predicts it),
+    """A row per token: token (its id), piece (its text), loss_long_nats (NaN of the first, which nothing predicts, and
+    of special tokens, which are no targets),
     loss_short_nats (L_long where the context has no more than M tokens), first_far (place of the first far token),
     influence (leave-one-out influence of each far token from there on, in nats; may be empty)."""
     about: dict[str, Any]
@@ -155,7 +156,7 @@ def influence_map(
 
     Args:
         model: as in `analysis.measure`: a path, a hub id, or (model, tokenizer).
-        text: what is read.
+        text: what is read: a string, or the path of a file.
         n_long: N, the most tokens that are read at once; by default what the model reads, up to 1,024.
         n_short: M; nearer tokens are not measured.
         tau_nats: tokens that gain more are marked.
@@ -170,9 +171,13 @@ def influence_map(
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import LOGITS_PER_BATCH, Scorer
+    from analysis.open import open_texts
 
     loaded = open_model(model, **options)
-    tokens = np.asarray(loaded.encode(text), dtype=np.int64)
+    source = open_texts([text], loaded.reader)
+    if len(source.lengths) > 1:
+        log.warning("the text holds %s documents, of which the first is read", f"{len(source.lengths):,}")
+    tokens = source.tokens(0)
     text_tokens = len(tokens)
     n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
     if not whole:
@@ -207,6 +212,10 @@ def influence_map(
         print(line, file=sys.stderr)
     with show_progress("leaving tokens out", total, "tokens read", enabled=progress) as advance:
         frame = measure_map(scorer, tokens, parts, n_short, advance)
+    loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
+    for place in np.flatnonzero(source.is_special(tokens)):
+        frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
+        frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
     return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
 
 

@@ -18,6 +18,7 @@ from analysis.probes.needle import NeedleProbe
 from analysis.result import load
 from analysis.stats import numbers
 from analysis.texts import TextReader, Texts
+from analysis.xray import influence_map
 from tests.support.families import random_model
 from tests.support.refusals import refused
 
@@ -170,3 +171,18 @@ def test_probes_leave_special_tokens_out(tokenizer):
     assert numbers.loc["ppl", "value"] == pytest.approx(np.exp(long[segments[:, 6:] != 42].mean()), rel=1e-5)
     needles = NeedleProbe(lengths=(16,), ks=(1,), samples=8).draw_sample(source)
     assert 42 not in needles.key and 42 not in needles.value and 42 in needles.tokens
+
+
+def test_an_xray_reads_one_document_and_special_tokens_need_nothing(tokenizer, caplog):
+    model = random_model(vocab_size=43, initializer_range=0.3), tokenizer
+    text = words_with_turns(24, 5, 0)
+    options = {"n_long": 24, "n_short": 3, "prefix": "41", "progress": False, "tau_nats": -9.0}
+    alone = influence_map(model, text, **options)
+    packed = influence_map(model, f"<s> {text} </s> {text}", **options)
+    assert "holds 2 documents, of which the first is read" in caplog.text
+    pd.testing.assert_frame_equal(packed.tokens, alone.tokens)
+    is_turn = (alone.tokens["token"] == 42).to_numpy()
+    assert np.isnan(alone.gain_nats[is_turn]).all() and not np.isnan(alone.gain_nats[~is_turn][1:]).any()
+    assert is_turn.sum() == 4 and not set(alone.over) & set(np.flatnonzero(is_turn))
+    with refused("no file"):
+        influence_map(model, "typo.txt", **options)
