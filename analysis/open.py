@@ -12,6 +12,7 @@ from typing import Any
 
 from analysis.texts import Chat, Encode, Texts
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.text_files import group_of_url
 
 
 def open_texts(texts: Any, encode: Encode, *, chat: Chat = None, split: str = "heldout") -> Texts:
@@ -71,7 +72,7 @@ def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, An
         for row in map(json.loads, filter(str.strip, file)):
             group = row.get("group")
             if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
-                group = importlib.import_module("olmo_sparsity.data.groups").group_of_url(row["url"])
+                group = group_of_url(row["url"])
             text, messages = row.get("text"), row.get("messages")
             if text is None and not isinstance(messages, list):
                 raise UserError(f"{path}: a line has no text and no list of messages: {str(row)[:80]}")

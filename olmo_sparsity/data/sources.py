@@ -27,13 +27,13 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.text import Document, Unit, find_eos, paragraphs, write_rows
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.text_files import group_of_url
 
 KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
 PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
