@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -34,8 +34,11 @@ MESSAGES_FIELD = "messages"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
 _NAME = re.compile(r"\.(txt|md|jsonl|json|csv|tsv|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
-_ABOUT = re.compile(r"\W*(readme|licen[sc]es?|copying|notice|changelog|authors|citation)\b", re.IGNORECASE)
-"""Names of files that tell of the others in a folder."""
+_ABOUT = re.compile(
+    r"(readme|licen[sc]es?|copying|notice|changelog|authors|citation|config|tokenizer|dataset_infos?)(?![a-z])",
+    re.IGNORECASE,
+)
+"""How names of files begin that are no text themselves: they tell of the others in a folder."""
 _PACKINGS = {".gz": "gzip", ".zst": "zstd"}
 _FIRST_BYTES = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 _OTHER_FORMATS = {
@@ -107,7 +110,7 @@ def group_of_url(url: str) -> str:
 class TextFiles:
     """Files of text, and how they are read; `analysis.measure` takes it as ``texts``.
 
-    Raises `UserError` for an encoding that there is not.
+    Raises `UserError` where no path is named, and for an encoding that there is not.
     """
 
     paths: Sequence[str | Path]
@@ -120,13 +123,20 @@ class TextFiles:
     """Of all files but Parquet."""
 
     def __post_init__(self) -> None:
-        is_single = isinstance(self.paths, str | Path)
-        object.__setattr__(self, "paths", (self.paths,) if is_single else tuple(self.paths))
+        paths = [self.paths] if isinstance(self.paths, str | Path) else list(self.paths)
+        for path in paths:
+            if not isinstance(path, str | Path):
+                raise UserError(
+                    f"{str(path)[:80]!r} is no path of a file; give paths only, or strings of text only"
+                )
+        if not paths:
+            raise UserError("no file of text is named; give at least one")
+        object.__setattr__(self, "paths", tuple(map(os.path.expanduser, paths)))
         object.__setattr__(self, "encoding", check_encoding(self.encoding))
 
     def __str__(self) -> str:
-        more = len(self.paths) - 1
-        return f"{self.paths[0]} and {more} more" if more > 0 else "".join(map(str, self.paths))
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{more}"
 
     def read(self) -> list[tuple[str | None, Any]]:
         """Group and text of every text, or messages in its place. A file that is one text is a group by itself.
@@ -162,7 +172,7 @@ class TextFiles:
 def expand_folders(paths: Iterable[str | Path]) -> list[str]:
     """Paths of files, in their order: a folder stands for its files of text, see `files_of_folder`."""
     files: list[str] = []
-    for path in map(os.path.expanduser, paths):
+    for path in paths:
         files += files_of_folder(path) if os.path.isdir(path) else [str(path)]
     return files
 
@@ -174,7 +184,7 @@ def files_of_folder(folder: str | Path) -> list[str]:
     `UserError` for a prepared corpus, for several kinds of files, and where there is none.
     """
     if is_corpus(folder):
-        raise UserError(f"{folder} is a prepared corpus, no folder of text; name it by itself, with --corpus")
+        raise UserError(f"{folder} is a prepared corpus and no folder of text; name files of text")
     try:
         entries = sorted(Path(folder).iterdir())
     except OSError as error:
@@ -188,12 +198,11 @@ def files_of_folder(folder: str | Path) -> list[str]:
         if kind is not None and not path.is_dir():  # a link that leads nowhere is refused when it is read
             by_kind[kind].append(path)
     texts = {kind: files for kind, files in by_kind.items() if not all(_ABOUT.match(p.name) for p in files)}
-    texts = texts or by_kind
     if not texts:
-        content = f"only {_listed([path.name for path in shown])}" if shown else "nothing"
+        content = f"has only {_listed([path.name for path in shown])}" if shown else "is empty"
         raise UserError(
-            f"{folder} is no prepared corpus (it has no {MANIFEST_NAME}) and has no files of text, {content}; name "
-            f"files, or a folder with one kind of {KINDS}"
+            f"{folder} is neither a prepared corpus (it has no {MANIFEST_NAME}) nor a folder of text: it {content}; "
+            f"name files, or a folder with one kind of {KINDS}"
         )
     if len(texts) > 1:
         counts = ", ".join(f"{len(files)} .{kind}" for kind, files in texts.items())
@@ -251,11 +260,16 @@ class Fields:
                 )
         if self.text in row:
             what = _JSON_TYPES.get(type(text), "a number")
-            raise UserError(f'{place}: "{self.text}" is {what}, not a string; mend it, or leave it out')
-        missing = f'field "{self.text}"'
-        if takes_messages:
-            missing = "text and no list of messages"
-        raise _lacks(place, missing, row, "--text-field")
+            other = f"name another field with {_advice('--text-field', 'NAME')}"
+            raise UserError(
+                f'{place}: "{self.text}" is {what}, not a string; mend it, leave it out, or {other}'
+            )
+        missing = "text and no list of messages" if takes_messages else f'field "{self.text}"'
+        hint = ""
+        for name, value in row.items():
+            if isinstance(value, list) and value and isinstance(value[0], dict) and name != MESSAGES_FIELD:
+                hint = f'if the texts are in "{name}", write that list as a file of its own, or '
+        raise _lacks(place, missing, row, "--text-field", hint)
 
     def group_of(self, place: str, row: dict[str, Any]) -> str | None:
         """What names the group of a row: of a ``url`` its site or work; None where the text stands by itself.
@@ -282,8 +296,13 @@ class Fields:
 
 
 def _lacks(place: str, missing: str, there: Iterable[str], option: str, hint: str = "") -> UserError:
-    use = f"name another with {_advice(option, 'NAME')}"
-    return UserError(f"{place} has no {missing}, but {_listed(list(there))}; {hint}{use}")
+    """The error for a row or table without what is needed, which names what is ``there``."""
+    advice = _advice(option, "NAME")
+    if option == "--group-field":
+        advice += f", or give {option} {NO_GROUPS}"
+    return UserError(
+        f"{place} has no {missing} (it has {_listed(list(there))}); {hint}name another with {advice}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -293,7 +312,7 @@ def _listed(names: Sequence[str]) -> str:
     ]
     if len(names) > len(shown):
         shown.append("…")
-    return ", ".join(shown) or "none"
+    return ", ".join(shown) or "no fields"
 
 
 def _advice(option: str, value: str) -> str:
@@ -314,14 +333,11 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
     Raises `UserError` for what cannot be read or is no text.
     """
-    parts: list[bytes] = []
     try:
         with _unpacked(path) as file:
-            while part := file.read(READ_BYTES):
-                parts.append(part)
+            data = file.read()
     except OSError as error:
-        raise _unreadable(path, 1 + sum(part.count(b"\n") for part in parts), error) from error
-    data = b"".join(parts)
+        raise _unreadable(path, error) from error
     try:
         text = TextIOWrapper(BytesIO(data), encoding, newline="").read()
     except UnicodeError as error:
@@ -342,22 +358,22 @@ def read_rows(
     if kind_of(path) == "parquet":
         yield from _parquet_rows(path, fields)
         return
-    lines = None
     try:
         with _unpacked(path) as file:
             is_json = kind_of(path) in ("jsonl", "json")
             lines = _Lines(file, encoding, is_json=is_json)
-            for number, row in (_json_rows if is_json else _table_rows)(path, lines, fields):
+            rows = _json_rows(path, lines, fields) if is_json else _table_rows(path, lines, fields)
+            for number, row in rows:
                 yield f"{path}:{number}", row
     except UnicodeError as error:
         with _unpacked(path) as file:
             raise _no_text(path, file, encoding) from error
     except OSError as error:
-        raise _unreadable(path, 1 + (lines.number if lines else 0), error) from error
+        raise _unreadable(path, error) from error
 
 
 @contextmanager
-def _unpacked(path: str | Path) -> Iterator[BinaryIO]:
+def _unpacked(path: str | Path, buffer_bytes: int = READ_BYTES) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked where its name says that they are packed. Raises `OSError`, also for damage."""
     packing = _PACKINGS.get(Path(path).suffix.lower())
     with open(path, "rb") as raw:  # by Python: pyarrow's own errors do not say what the system refused
@@ -367,7 +383,7 @@ def _unpacked(path: str | Path) -> Iterator[BinaryIO]:
         from pyarrow import ArrowException, CompressedInputStream
 
         try:
-            yield BufferedReader(CompressedInputStream(raw, packing), READ_BYTES)
+            yield BufferedReader(CompressedInputStream(raw, packing), buffer_bytes)
         except ArrowException as error:
             raise OSError(str(error)) from error
 
@@ -483,7 +499,7 @@ def _table_rows(path: str | Path, lines: _Lines, fields: Fields) -> Iterator[tup
             fields.check_columns(f"{path}:{number}", header, hint)
         elif len(cells) != len(header):
             raise UserError(
-                f"{path}:{number} has {len(cells)} cells, and the header {len(header)}; {quoting}"
+                f"{path}:{number} has {len(cells)} cells where the header has {len(header)}; {quoting}"
             )
         else:
             yield number, dict(zip(header, cells, strict=True))
@@ -513,7 +529,7 @@ def _parquet_rows(path: str | Path, fields: Fields) -> Iterator[tuple[str, dict[
     except UserError:
         raise
     except (OSError, ArrowException, ValueError) as error:
-        raise _unreadable(path, number + 1, error) from error
+        raise _unreadable(path, error, row=number + 1) from error
 
 
 def _check_strings(path: str | Path, column: str, type_: Any) -> None:
@@ -533,25 +549,41 @@ def _check_strings(path: str | Path, column: str, type_: Any) -> None:
 # --- what is wrong with a file ---
 
 
-def _unreadable(path: str | Path, line: int, error: Exception) -> UserError:
-    """The error for a file that the system refuses, or that is cut or damaged at ``line``, of Parquet the row."""
+def _unreadable(path: str | Path, error: Exception, row: int | None = None) -> UserError:
+    """The error for a file that the system refuses, or that is cut or damaged; ``row``: of Parquet, where it is."""
     if isinstance(error, OSError) and error.errno is not None:
-        name = str(path)
-        name = name if len(name) <= 200 else f"{name[:80]!r}…"
+        name = str(path) if len(str(path)) <= 200 else f"{str(path)[:80]!r}…"
         if os.path.islink(path) and not os.path.exists(path):
             return UserError(f"{name} is a link to {os.readlink(path)}, which is not there; mend it")
         return UserError(f"{name} cannot be read ({error.strerror}); put the file back, or name another")
     packing = _PACKINGS.get(Path(path).suffix.lower())
     if packing is not None:
         with open(path, "rb") as file:
-            if not file.read(4).startswith(_FIRST_BYTES[packing]):
-                return UserError(
-                    f"{path}:1 cannot be read (it is not packed with {packing}, as its name says); put the file back "
-                    "whole, or give it the name of what it is"
-                )
+            begin = file.read(4)
+        if not begin.startswith(_FIRST_BYTES[packing]):
+            return UserError(
+                f"{path}:1 cannot be read (it is not packed with {packing}, as its name says); put the file back "
+                "whole, or give it the name of what it is"
+            )
+    line = _line_of_damage(path) if row is None else row
     return UserError(
         f"{path}:{line} cannot be read ({first_line(error)}); it is cut or damaged: put the file back whole"
     )
+
+
+def _line_of_damage(path: str | Path) -> int:
+    """The line on which a packed file cannot be unpacked any more."""
+    line = 1
+    whole = 0  # bytes before the damage, as far as is known
+    for size in (READ_BYTES, 1 << 10, 1):  # what is read together with the damage is lost: read less and less
+        with suppress(OSError), _unpacked(path, size) as file:
+            skipped = 0
+            while skipped < whole:
+                skipped += len(file.read(min(READ_BYTES, whole - skipped)))
+            while part := file.read(size):
+                whole += len(part)
+                line += part.count(b"\n")
+    return line
 
 
 def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
@@ -596,15 +628,15 @@ def _remedy(begin: bytes, encoding: str) -> str:
             return remedy
     even = begin[0::2].count(0)
     odd = begin[1::2].count(0)
-    if max(even, odd) > max(len(begin) // 100, 10 * min(even, odd)):  # of text in UTF-16 every space has one
+    if max(even, odd) > max(2, len(begin) // 100, 10 * min(even, odd)):  # in UTF-16 every space has one
         return f"read it with {_advice('--encoding', 'utf-16-be' if even > odd else 'utf-16-le')}"
     if even or odd:
-        return "it seems to be no text; extract its text first"
+        return "extract its text first if it is no text, or name its encoding with --encoding"
     if encoding != "utf-8":
-        return "leave --encoding out, or name its own"
+        return "leave --encoding out, or name the encoding of the file"
     decoded = begin.decode("utf-8", "replace")
     wrong = decoded.count("\ufffd")
     if sum(not character.isascii() for character in decoded) > 2 * wrong > 0:
-        return "most of it is UTF-8; mend it there"
+        return "most of it is UTF-8, so it is damaged there, or cut; mend it"
     guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in begin) else "latin-1"
     return f"if it is text, read it with {_advice('--encoding', guess)} or its own encoding"
