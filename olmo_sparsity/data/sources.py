@@ -263,7 +263,9 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: tuple[str, ...] = _option((), "text: training files; none: a corpus to evaluate on only")
+    files: tuple[str, ...] = _option(
+        (), "text: training files, or a folder; none: a corpus to evaluate on only"
+    )
     heldout_files: tuple[str, ...] = _option((), "text: held-out files, instead of a share of the documents")
     packages: tuple[str, ...] = _option((), "docs: only these; python: standard library")
     dataset: str = _option("allenai/c4", "c4: name on the hub, or a folder of its layout or of its files")
@@ -339,8 +341,10 @@ class PrepareSettings:
             files = [*train, *heldout]
             if len({Path(path).resolve() for path in files}) < len(files):
                 raise UserError(f"a file is named twice among {', '.join(files)}")
-            request["files"] = [_describe(path) for path in train]
-            request["heldout_files"] = [_describe(path) for path in heldout]
+            for name, paths in {"files": train, "heldout_files": heldout}.items():
+                request[name] = [_describe(path) for path in paths]
+                if paths and not any(file["bytes"] for file in request[name]):
+                    raise UserError(f"there is no text in {', '.join(paths)}; give files that are not empty")
             groups = None if all(is_plain(path) for path in files) else groups
         else:
             request |= {name: getattr(self, name) for name in SOURCES["c4"] if name != "text_field"}

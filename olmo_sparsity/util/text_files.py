@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 KINDS = ".txt, .md, .jsonl, .json, .csv and .tsv, each also as .gz or .zst, and .parquet"
 MANIFEST_NAME = "manifest.json"
-"""What a prepared corpus has, and a folder of text has not."""
+"""Of a prepared corpus, as in `olmo_sparsity.data.tokens`, which this file must not import."""
 URL_FIELD, NO_GROUPS = "url", "none"
 MESSAGES_FIELD = "messages"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
@@ -274,7 +274,7 @@ class Fields:
     def group_of(self, place: str, row: dict[str, Any]) -> str | None:
         """What names the group of a row: of a ``url`` its site or work; None where the text stands by itself.
 
-        Raises `UserError` where the row has not the field that is named.
+        Raises `UserError` where a row does not have the field that is named.
         """
         for name in self.groups:
             value = row.get(name)
