@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from analysis.engine import measure
     from analysis.result import Result, load, load_study, save_study
     from analysis.xray import InfluenceMap, influence_map
+    from olmo_sparsity.util.text_files import TextFiles
 
 __all__ = [
     "InfluenceMap",
     "Result",
+    "TextFiles",
     "influence_map",
     "load",
     "load_study",
@@ -31,6 +33,7 @@ _HOMES = {
     "measure": "analysis.engine",
     **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.result"),
     **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),
+    "TextFiles": "olmo_sparsity.util.text_files",
 }
 
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analysis.options import MODEL, add_model_options, add_text_options, texts_of
+from analysis.options import (
+    MODEL,
+    TEXT_OPTIONS,
+    add_field_options,
+    add_model_options,
+    add_text_options,
+    field_options,
+    files_of,
+    texts_of,
+)
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import (
     Parser,
@@ -21,6 +30,7 @@ from olmo_sparsity.util.arguments import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.provenance import command_line
+from olmo_sparsity.util.text_files import TextFiles
 
 SELECTION = """methods that choose the far tokens, comma-separated, from the list above (default: leave-one-out,
 leave-one-out-kl, leave-one-in, random, nearest)"""
@@ -99,7 +109,7 @@ def influence() -> None:
     from analysis.engine import measure
 
     read = texts_of(given, given.model)
-    apart = ("model", "text", "corpus")
+    apart = ("model", *TEXT_OPTIONS)
     options = {name: value for name, value in vars(given).items() if value is not None and name not in apart}
     result = measure(given.model, read, **options)
     if given.shard:
@@ -225,7 +235,16 @@ def xray() -> None:
     parser = Parser(prog="olmo-sparsity xray", description=XRAY)
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("--text", type=Path, required=True, metavar="FILE", help="text to read, in UTF-8")
+    add(
+        "--text",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file to read, of any kind that influence reads",
+    )
+    add_field_options(parser)
+    which = "which text of a file that has more than one, counted from 0 (default: 0)"
+    add("--text-number", type=whole_number_or_zero, default=0, metavar="I", help=which)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: FILE-xray)")
     n_long = (
         "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024)"
@@ -238,18 +257,39 @@ def xray() -> None:
     tau = "threshold on the gain from far context in nats: tokens above it are marked (default: 1)"
     add("--tau", dest="tau_nats", type=float, default=1.0, metavar="NATS", help=tau)
     add_model_options(parser)
-    options = vars(parser.parse_args())
+    given = parser.parse_args()
     show_log("analysis")
     from analysis.figures.style import save_figure
     from analysis.xray import influence_map
 
-    model, path, out = options.pop("model"), options.pop("text"), options.pop("out")
-    measured = influence_map(model, path.read_text(encoding="utf8"), name=str(path), **options)
-    folder = out or Path(f"{path}-xray")
+    number = given.text_number
+    name, text = _one_text(TextFiles([given.text], **field_options(given)), number)
+    apart = ("model", "out", "text_number", *TEXT_OPTIONS)
+    options = {option: value for option, value in vars(given).items() if option not in apart}
+    measured = influence_map(given.model, text, name=name, **options)
+    folder = given.out or Path(f"{given.text}-{number}-xray" if number else f"{given.text}-xray")
     measured.save(folder)
     save_figure(measured.plot(), folder, "xray")
     measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
+
+
+def _one_text(files: TextFiles, number: int) -> tuple[str, str]:
+    """Name and text of the one with this number; says so where there are more."""
+    texts = files.read()
+    if number >= len(texts):
+        raise UserError(
+            f"--text-number {number}: {files} has {len(texts):,}, counted from 0; give a lower one"
+        )
+    _, text = texts[number]
+    if not isinstance(text, str):
+        raise UserError(
+            f"{files}: text {number} is messages, which only `influence` reads; write it out as text"
+        )
+    if len(texts) == 1:
+        return str(files), text
+    print(f"{files} has {len(texts):,} texts; number {number} is read (another: --text-number)")
+    return f"{files}, text {number}", text
 
 
 VERIFY = """Measure some targets of a result again, and compare losses and choices with what it says.
@@ -279,7 +319,7 @@ def verify() -> None:
 
     result = load(given.result)
     model = given.model or result.settings["model"]
-    read = given.text or given.corpus or result.settings["texts"]
+    read = files_of(given) or given.corpus or result.settings["texts"]
     options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
     comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
     print(comparison)

@@ -97,8 +97,10 @@ def measure(
     Args:
         model: path of a run, checkpoint, transformers folder or ``.gguf`` file, or the id of a model on the hub, maybe
             with ``@yarn:4`` or ``@untrained`` behind it; or ``(model, tokenizer)``.
-        texts: strings; ``{group: strings}``; paths of .txt, .json or .jsonl files; or a prepared corpus. A list of
-            ``{"role", "content"}`` in place of a string is a conversation: its chat template has no targets.
+        texts: strings; ``{group: strings}``; paths of files (.txt, .md, .jsonl, .json, .csv, .tsv, .parquet, also .gz
+            or .zst) or of a folder with one kind of them; `analysis.TextFiles`, which names their fields and encoding;
+            or a prepared corpus. A list of ``{"role", "content"}`` in place of a string is a conversation: its chat
+            template has no targets.
         n_long: N.
         n_short: M.
         targets: how many to sample, in whole blocks; a small text offers fewer, and a conversation has fewer left.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
 import logging
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,10 @@ import pandas as pd
 
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.text_files import TextFiles, group_of_url, is_corpus, kind_of
 
 log = logging.getLogger(__name__)
 
-_FILE_NAME = re.compile(r".*\.(txt|md|jsonl?|csv|tsv|parquet)(\.(gz|zst))?", re.IGNORECASE)
-"""How a string ends that is meant as a path."""
 _LONGEST_PATH = 4096
 _GROUP_FIELDS = ("group", "url")
 
@@ -30,10 +26,11 @@ def open_texts(texts: Any, reader: TextReader, *, split: str = "heldout") -> Tex
     """The texts that a measurement is to read.
 
     Args:
-        texts: strings; ``{group: strings}``; a table with a column ``text`` and maybe ``group`` or ``url`` (a
-            DataFrame, a `datasets.Dataset`, a list of dicts); one or more paths of files; the folder of a prepared
-            corpus; or `Texts`. A string in one line that names a file is its path. For a text there may be
-            ``messages``, a list of dicts.
+        texts: strings; ``{group: strings}``; a table with a column ``text`` and maybe ``group`` or ``url``, whose site
+            or work is the group (a DataFrame, a `datasets.Dataset`, a list of dicts); paths of files, or of a folder
+            with files of one kind; `TextFiles`, which says how files are read; the folder of a prepared corpus; or
+            `Texts`. A string in one line that names a file is its path. For a text there may be ``messages``, a list
+            of dicts.
         reader: how the model reads them.
         split: of a prepared corpus.
 
@@ -41,46 +38,64 @@ def open_texts(texts: Any, reader: TextReader, *, split: str = "heldout") -> Tex
     """
     if isinstance(texts, Texts):
         return texts
-    if isinstance(texts, str | Path) and os.path.isdir(path := Path(texts).expanduser()):
-        prepared: Texts = importlib.import_module("analysis.ours").PreparedTexts(path, split, reader.special)
-        opened = prepared
+    if files := _as_files(texts):
+        opened = _open_files(files, reader, split)
     else:
-        paths: list[Path] = []
-        rows = list(_rows(texts, paths))
-        name = "a text" if len(rows) == 1 else f"{len(rows):,} texts"
-        if paths:
-            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-            name = f"{paths[0]}{more}"
-        opened = Texts(reader, rows, name)
+        rows = list(_rows(texts))
+        opened = Texts(reader, rows, "a text" if len(rows) == 1 else f"{len(rows):,} texts")
     if met := opened.special_tokens():
         into = f"; they divide {opened.divided:,} texts into documents" if opened.divided else ""
-        log.info(
-            "%s special tokens stand in the texts: they are read, and are no targets%s", f"{met:,}", into
-        )
+        met_text = f"{met:,} special tokens stand in the texts: they are read, and are no targets"
+        log.info("%s%s", met_text, into)
     return opened
+
+
+def _as_files(texts: Any) -> TextFiles | None:
+    """The files that a path or a list of nothing but paths names; None for anything else."""
+    if isinstance(texts, TextFiles):
+        return texts
+    if isinstance(texts, str | os.PathLike):
+        path = _path_of(texts)
+        if path is None:
+            raise UserError(
+                f"{str(texts)[:80]!r} is no file and no prepared corpus; give the path of one, or a list of strings"
+            )
+        return TextFiles([path])
+    if isinstance(texts, Sequence) and texts and all(isinstance(item, str | os.PathLike) for item in texts):
+        paths = [path for item in texts if (path := _path_of(item)) is not None]
+        if len(paths) == len(texts):
+            return TextFiles(paths)
+    return None
+
+
+def _open_files(files: TextFiles, reader: TextReader, split: str) -> Texts:
+    """The texts of files, or the prepared corpus where its folder is all that is named."""
+    first, *others = files.paths
+    if others or not is_corpus(first):
+        return Texts(reader, files.read(), str(files))
+    if files != TextFiles([first]):
+        raise UserError(
+            f"{first} is a prepared corpus, which has neither fields nor an encoding; leave out --text-field, "
+            "--group-field and --encoding"
+        )
+    prepared: Texts = importlib.import_module("analysis.ours").PreparedTexts(first, split, reader.special)
+    return prepared
 
 
 Row = tuple[Any, Any]
 """Group, and string or messages."""
 
 
-def _rows(texts: Any, paths: list[Path]) -> Iterator[Row]:
-    """Group and text of everything that a caller may hand over; ``paths`` becomes the files among it."""
-    if isinstance(texts, str | os.PathLike):
-        if (path := _path_of(texts)) is None:
-            raise UserError(
-                f"{str(texts)[:80]!r} is no file and no prepared corpus; give the path of one, or a list of strings"
-            )
-        paths.append(path)
-        yield from _texts_of_file(path, path.name)
-    elif isinstance(texts, Mapping) and not _is_table(texts):
+def _rows(texts: Any) -> Iterator[Row]:
+    """Group and text of everything that a caller may hand over and that is not files alone."""
+    if isinstance(texts, Mapping) and not _is_table(texts):
         for group, of_group in texts.items():
             items = [of_group] if isinstance(of_group, str | os.PathLike) else _items(of_group)
-            for _, text in _rows_of_items(items, f"group {group!r}, text", paths):
+            for _, text in _rows_of_items(items, f"group {group!r}, text"):
                 yield group, text
     else:
         rows = _table(texts) if _is_table(texts) else _items(texts)
-        yield from _rows_of_items(rows, "text", paths)
+        yield from _rows_of_items(rows, "text")
 
 
 def _is_table(texts: Any) -> bool:
@@ -119,9 +134,8 @@ def _table(texts: Any) -> list[dict[str, Any]]:
 
 
 def _values(column: Any) -> list[Any]:
-    return (
-        column.to_pylist() if hasattr(column, "to_pylist") else list(column)
-    )  # Arrow's values are no strings
+    # Arrow's values are no strings
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
 
 
 def _items(texts: Any) -> list[Any]:
@@ -134,14 +148,15 @@ def _items(texts: Any) -> list[Any]:
     return list(texts)
 
 
-def _rows_of_items(items: Sequence[Any], what: str, paths: list[Path]) -> Iterator[Row]:
+def _rows_of_items(items: Sequence[Any], what: str) -> Iterator[Row]:
     """Group and text of each item of a list: a string, a path, a row of a table, or messages."""
-    of_items = [_path_of(item) if isinstance(item, str | os.PathLike) else None for item in items]
-    names = [path.name for path in of_items if path is not None]
-    for number, (item, path) in enumerate(zip(items, of_items, strict=True)):
+    paths = [_path_of(item) if isinstance(item, str | os.PathLike) else None for item in items]
+    names = [path.name for path in paths if path is not None]
+    for number, (item, path) in enumerate(zip(items, paths, strict=True)):
         if path is not None:
-            paths.append(path)
-            yield from _texts_of_file(path, path.name if names.count(path.name) == 1 else str(path))
+            for group, text in TextFiles([path]).read():
+                is_shared = group == path.name and names.count(path.name) > 1
+                yield str(path) if is_shared else group, text
         elif isinstance(item, Mapping) and ("text" in item or "messages" in item):
             text = item.get("messages") if _is_missing(item.get("text")) else item["text"]
             yield _group_of(item), _checked(text, f"{what} {number}")
@@ -174,7 +189,7 @@ def _group_of(row: Mapping[str, Any]) -> Any:
         return group
     if _is_missing(url) or not url:
         return None
-    return importlib.import_module("olmo_sparsity.data.groups").group_of_url(str(url))
+    return group_of_url(str(url))
 
 
 def _path_of(text: str | os.PathLike[str]) -> Path | None:
@@ -190,24 +205,8 @@ def _path_of(text: str | os.PathLike[str]) -> Path | None:
             return path
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL byte, no such user
         pass
-    if not isinstance(text, str) or _FILE_NAME.fullmatch(text):
+    if not isinstance(text, str) or kind_of(text):
         raise UserError(
             f"there is no file {str(text)!r}; mend the path, or, where it is a text, end it with a line break"
         )
     return None
-
-
-def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, Any]]:
-    """Group and text or messages of each text of a file; ``name``: the group of one that is a single text."""
-    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
-        if not str(path).lower().removesuffix(".gz").endswith((".json", ".jsonl")):
-            yield name, file.read()
-            return
-        for row in map(json.loads, filter(str.strip, file)):
-            group = row.get("group")
-            if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
-                group = importlib.import_module("olmo_sparsity.data.groups").group_of_url(row["url"])
-            text, messages = row.get("text"), row.get("messages")
-            if text is None and not isinstance(messages, list):
-                raise UserError(f"{path}: a line has no text and no list of messages: {str(row)[:80]}")
-            yield group, messages if text is None else text

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.arguments import whole_number
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.text_files import TextFiles
 
 MODEL = """a run or checkpoint of this project, a folder that transformers wrote, the id of a model on the Hugging Face
 hub, or a .gguf file; add @yarn:4 to scale its RoPE by 4, or @untrained to draw its weights anew"""
@@ -20,10 +22,17 @@ ATTENTION = """how transformers computes attention: eager (plain matrix products
 (default: what transformers chooses for the model)"""
 PASS = """maximum number of tokens in one forward pass; halved where memory runs out (default: 1,024 on a CPU, 65,536 on
 a GPU)"""
-TEXT = """files to read; each is one text and one group, but each line of a .json or .jsonl file (also .gz) is a text by
-itself, in its field text or messages, of the group in its field group or url (default: --corpus)"""
+TEXT = """files to read, or a folder with files of one kind: each .txt, .md or other file is one text and group; .jsonl,
+.json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON also messages), of the group in
+the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""
 CORPUS = """folder that prepare_data wrote (default: the corpus that the run was trained on; for verify the texts of
 RESULT)"""
+TEXT_FIELD = "field or column of the files of --text that holds the text (default: text)"
+GROUP_FIELD = """field or column of the files of --text that names the book or site; none: no groups (default: group,
+else url)"""
+ENCODING = "encoding of the files of --text, such as latin-1 or utf-16 (default: utf-8)"
+TEXT_OPTIONS = ("text", "text_field", "group_field", "encoding", "corpus")
+"""What `texts_of` takes from the command line: no arguments of `measure`."""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +52,33 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     source = group.add_mutually_exclusive_group().add_argument
     source("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
     source("--corpus", metavar="DIR", help=CORPUS)
+    add_field_options(group)
+    group.add_argument("--group-field", metavar="NAME", help=GROUP_FIELD)
     group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")
+
+
+def add_field_options(group: Any) -> None:
+    """How files of text are read, see `field_options`."""
+    group.add_argument("--text-field", metavar="NAME", help=TEXT_FIELD)
+    group.add_argument("--encoding", metavar="NAME", help=ENCODING)
 
 
 def texts_of(given: argparse.Namespace, model: str) -> Any:
     """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
-    return given.text or given.corpus or import_module("analysis.ours").corpus_of(model)
+    return files_of(given) or given.corpus or import_module("analysis.ours").corpus_of(model)
+
+
+def files_of(given: argparse.Namespace) -> TextFiles | None:
+    """The files of ``--text``, and how they are read; None without it. Raises `UserError` for options of it alone."""
+    options = field_options(given)
+    if given.text is not None:
+        return TextFiles(given.text, **options)
+    for name in options:
+        raise UserError(f"--{name.replace('_', '-')} is of files: name them with --text, or leave it out")
+    return None
+
+
+def field_options(given: argparse.Namespace) -> dict[str, str]:
+    """How files of text are read, as arguments of `TextFiles`: what the command line says of it."""
+    names = ("text_field", "group_field", "encoding")
+    return {name: value for name, value in vars(given).items() if name in names and value is not None}

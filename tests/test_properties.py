@@ -18,6 +18,7 @@ from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import leaves
 from olmo_sparsity.data.sources import read_files
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.text_files import Fields, TextFiles
 
 same_every_time = settings(
     max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -71,7 +72,39 @@ def test_documents_come_back(tmp_path: Path, texts: list[str], packed: bool) -> 
     path, whole = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl"), tmp_path / "x.txt"
     data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
     path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
-    assert [text for text, _ in read_files([str(path)])] == [text for text in texts if text.strip()]
-    whole.write_bytes("".join(texts).encode("utf8"))
-    one = [text for text, _ in read_files([str(whole)])]
-    assert one == ["".join(texts)] * bool("".join(texts).strip())
+    assert [text for text, _ in read_files([str(path)], Fields())] == [text for text in texts if text.strip()]
+    joined = "".join(texts).replace("\0", "")  # no text file has a NUL
+    whole.write_bytes(joined.encode("utf8"))
+    one = [text for text, _ in read_files([str(whole)], Fields())]
+    assert one == ([joined] if joined.strip() else [])
+
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".rst")
+ROWS = '{"text": "one", "group": "a"}\n{"text": "two"}\n'
+TABLE = 'text,group\n"one\ntwo",a\nthree,b\n'
+HOLDINGS = (ROWS, TABLE, TABLE.replace(",", "\t"), "[" + ROWS.replace("\n{", ",\n{") + "]", "plain text, é\n")
+
+
+@same_every_time
+@given(
+    data=st.binary(max_size=40) | st.sampled_from([text.encode() for text in HOLDINGS]),
+    changes=st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=3)), max_size=2),
+    suffix=st.sampled_from(SUFFIXES),
+    packing=st.sampled_from(["", ".gz", ".zst"]),
+    encoding=st.sampled_from(["utf-8", "latin-1", "utf-16", "utf-16-le", "cp1252", "gbk"]),
+)
+def test_a_damaged_file_of_text_is_read_or_refused_in_one_line(
+    tmp_path: Path, data: bytes, changes: list[tuple[int, bytes]], suffix: str, packing: str, encoding: str
+) -> None:
+    if packing == ".gz" and changes:
+        data = gzip.compress(data, mtime=0)
+    for place, inserted in changes:
+        data = data[:place] + inserted + data[place + 2 :]
+    path = tmp_path / f"x{suffix}{packing}"
+    path.write_bytes(data)
+    try:
+        texts = TextFiles([path], encoding=encoding).read()
+    except UserError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error) and "\0" not in str(error)
+    else:
+        assert all(isinstance(text, str) for _, text in texts) and any(text.strip() for _, text in texts)

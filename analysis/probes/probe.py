@@ -350,7 +350,7 @@ def _write_rows(path: Path, rows: pd.DataFrame) -> None:
 
 def run_probe(probe: type[Probe], description: str | None) -> None:
     """The command of a probe: measure, write, draw and print; or draw again."""
-    from analysis.options import MODEL, add_model_options, add_text_options, texts_of
+    from analysis.options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
     from olmo_sparsity.cli import show_log
 
     name = probe.RESULT.NAME
@@ -382,7 +382,7 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     show_log("analysis")
     files, drawn = [], given.labels
     if given.models:
-        apart = {"models", "text", "corpus", "figures", *(each.name for each in fields(probe))}
+        apart = {"models", *TEXT_OPTIONS, "figures", *(each.name for each in fields(probe))}
         options = {option: value for option, value in vars(given).items() if option not in apart}
         source = texts_of(given, given.models[0])
         result = settings_from(probe, given).measure(given.models, source, **options)

@@ -13,8 +13,9 @@ examples:
 
 sources:
   docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
-  text  your own files: .jsonl or .json with one {"text": ...} object a line (C4's layout), .txt with one
-        document a file, each of them also as .gz or .zst, and .parquet with a column "text"
+  text  your own files, or a folder with files of one kind: .txt or .md with one document a file; .jsonl with one
+        {"text": ...} object a line (C4's layout), .json also with an array of them; .csv or .tsv with a header that
+        names a column "text"; each of them also as .gz or .zst; and .parquet with a column "text" (--text-field)
   c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder, or of the files of its
         folder en, named with --dataset
 

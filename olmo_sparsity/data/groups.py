@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -25,25 +23,6 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
 GROUPS_SUFFIX = ".groups.jsonl.gz"
-
-
-def group_of_url(url: str) -> str:
-    """The work or site that a document with this ``url`` is a part of, in C4's layout.
-
-    Web crawls have no fragments (``#…``), so one was put there to tell the parts of a work from each other: a number
-    at its end counts slices of one work, and any other fragment is a part of what stands before it. Without a
-    fragment it is the site: the host, without "www.". What is no web address is a name already.
-    """
-    if not re.match("https?://", url, re.IGNORECASE):
-        return url
-    whole, _, fragment = url.partition("#")
-    if fragment:
-        name = re.sub(r"-\d+$", "", fragment)
-        return whole if name == fragment else f"{whole}#{name}"
-    try:
-        return (urlsplit(url).hostname or url).removeprefix("www.")
-    except ValueError:  # a bracket without its partner
-        return url
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 from olmo_sparsity.data.groups import SplitRule, choose_buckets, read_groups, write_groups
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.near_copies import find_near_copies, write_near_copies
-from olmo_sparsity.data.sources import PrepareSettings, read_rows
+from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import Document, Encoder, Unit, decontaminated, paragraphs, train_bpe, write_rows
 from olmo_sparsity.data.tokens import (
     MANIFEST_NAME,
@@ -39,11 +39,14 @@ from olmo_sparsity.data.tokens import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.provenance import available_cores
+from olmo_sparsity.util.text_files import read_rows
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
 WORK_NAME = ".partial"
 OUTPUTS = TOKENIZER_NAME, "train-*.npy", "heldout-00000.*"
+OFTEN_LEFT_OUT = "group_field", "near_copy_tokens", "text_field", "encoding"
+"""Settings that a request has only where they are on, or not at their defaults."""
 OTHER_FOLDER = "choose another --out, or remove it"
 Shard = tuple[int, int]
 Json = dict[str, Any]
@@ -81,7 +84,7 @@ def _claim(out: Path, request: Json) -> CorpusManifest | None:
             raise UserError(f"{out} has {path.name} but no record of how it was made; {OTHER_FOLDER}")
         write_json(record, request)
     earlier = manifest.settings if manifest else read_json(record, OTHER_FOLDER)
-    names = dict.fromkeys([*request, "group_field", "near_copy_tokens"])  # left out where they are off
+    names = dict.fromkeys([*request, *OFTEN_LEFT_OUT])
     if differing := [name for name in names if earlier.get(name) != request.get(name)]:
         what = f"a corpus, or the beginning of one, made with other settings ({', '.join(differing)})"
         raise UserError(f"{out} holds {what}; {OTHER_FOLDER}")
@@ -188,7 +191,7 @@ def _finish(
 
 def _read_back(work: Path) -> Iterator[Document]:
     paths = sorted(work.glob("heldout-*.jsonl"), key=lambda path: (len(path.name), path))  # by number
-    return (Document(**row) for path in paths for _, row in read_rows(str(path)))
+    return (Document(**row) for path in paths for _, row in read_rows(path))
 
 
 def _start(unit: Unit, characters: float) -> Iterator[str]:

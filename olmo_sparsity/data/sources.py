@@ -1,14 +1,13 @@
 """Where documents come from: docstrings of installed packages, local files, and data sets on the Hugging Face hub.
 
 A unit of text becomes a token file. It can be read again, in any process, with the same documents in the same order.
-Local files are not read by `datasets`: its reader of text changes line ends, that of JSON takes numbers for text, and
-zstandard would need another package.
+Local files are read by `olmo_sparsity.util.text_files`, not by `datasets`: its reader of text changes line ends, that
+of JSON takes numbers for text, and zstandard would need another package.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import platform
 import re
 import sysconfig
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution
-from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,100 +25,76 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.jobs import run_jobs
 from olmo_sparsity.data.text import Document, Unit, find_eos, paragraphs, write_rows
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.text_files import (
+    KINDS,
+    NO_GROUPS,
+    URL_FIELD,
+    Fields,
+    check_encoding,
+    expand_folders,
+    is_plain,
+    kind_of,
+    read_rows,
+    read_text,
+)
 
-KIND = re.compile(r"\.(jsonl|json|txt)(\.gz|\.zst)?$|\.parquet$")
-PLAIN_TEXT = re.compile(r"\.txt(\.gz|\.zst)?$")
-ROW_LAYOUT = 'each line (Parquet: row; not .txt) must be one JSON object with a string "text"; mend it'
-URL_FIELD, NO_GROUPS = "url", "none"
-READ_BYTES, PARQUET_ROWS = 1 << 20, 64
-"""Read at once: row groups of Parquet may be larger than memory."""
 TEXT_UNIT_BYTES = 16 << 20
-"""Consecutive .txt files are put together up to this size: training windows do not cross token files."""
+"""Consecutive files of one text each are put together up to this size: training windows do not cross token files."""
 HUB_UNIT_TOKENS = 25_000_000
 """With a limit on tokens, shards are put together in units of about this size."""
 SOURCES = {
     "docs": ("packages", "heldout_fraction"),
-    "text": ("files", "heldout_files", "heldout_fraction"),
-    "c4": ("dataset", "dataset_config", "limit_tokens", "heldout_documents"),
+    "text": ("files", "heldout_files", "heldout_fraction", "text_field", "encoding"),
+    "c4": ("dataset", "dataset_config", "limit_tokens", "heldout_documents", "text_field"),
 }
 """Kinds of text, each with the settings that not all of them have."""
 
 
-def read_rows(path: str, group_field: str | None = NO_GROUPS) -> Iterator[tuple[str, Any]]:
-    """Rows of a file, each after its place (file and number), read piece by piece; plain text is one row. Of Parquet
-    the text and the groups are read alone. Raises `UserError` for what cannot be read."""
-    from pyarrow import ArrowException, CompressedInputStream
-    from pyarrow.parquet import ParquetFile
-
-    number = 0
-    try:
-        with open(path, "rb") as raw:  # by Python: pyarrow's own errors do not say what the system refused
-            packing = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
-            file = BufferedReader(CompressedInputStream(raw, packing), READ_BYTES) if packing else raw
-            rows: Iterable[Any] = (json.loads(line) if line.strip() else {"text": ""} for line in file)
-            if path.endswith(".parquet"):
-                columns = ["text", *([] if group_field == NO_GROUPS else [group_field or URL_FIELD])]
-                # with its own defaults it reads whole row groups
-                opened = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
-                parts = opened.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
-                rows = (row for part in parts for row in part.to_pylist())
-            elif PLAIN_TEXT.search(path):
-                rows = [{"text": file.read().decode("utf-8-sig")}]
-            for number, row in enumerate(rows, start=1):
-                yield f"{path}:{number}", row
-    except (OSError, ArrowException, ValueError, RecursionError) as error:
-        remedy = f"put the file back whole; {ROW_LAYOUT}"
-        raise UserError(f"{path}:{number + 1} cannot be read ({first_line(error)}); {remedy}") from error
-
-
-def documents_of(rows: Iterable[tuple[str, Any]], group_field: str | None) -> Iterator[Document]:
-    """Documents of rows, objects with a ``text``, each after its place, which the `UserError` for any other row names.
-    ``group_field`` is that of `PrepareSettings`: each row must have the one that is named."""
-    name = group_field or URL_FIELD
-    for where, row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise UserError(f"{where} has no text; {ROW_LAYOUT}")
-        if not row["text"].strip():
+def documents_of(rows: Iterable[tuple[str, Any]], fields: Fields) -> Iterator[Document]:
+    """Documents of rows, each after its place, which the `UserError` for a row without a text, or without the group
+    that is named, begins with. Rows with an empty text are left out."""
+    for place, row in rows:
+        text = fields.text_of(place, row)
+        if not text.strip():
             continue
-        group = None if group_field == NO_GROUPS or row.get(name) == "" else row.get(name)
-        if group is not None:
-            group = _well_formed(group if isinstance(group, str) else json.dumps(group, default=str))
-            group = group_of_url(group) if name == URL_FIELD else group
-        elif group_field not in (None, NO_GROUPS):
-            remedy = f"name a field that all have with --group-field, or {NO_GROUPS}"
-            raise UserError(f"{where} has no {name} to name its group; {remedy}")
-        yield Document(_well_formed(row["text"]), group)
+        group = fields.group_of(place, row)
+        if group is None and fields.group not in (None, NO_GROUPS):
+            raise UserError(
+                f"{place} has no {fields.group} to name its group; name a field that all have with --group-field, or "
+                f"{NO_GROUPS}"
+            )
+        yield Document(text, group)
 
 
-def _well_formed(text: str) -> str:
-    """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) replaced by question marks."""
-    return text if text.isascii() else text.encode("utf8", "replace").decode("utf8")
+def read_files(paths: Sequence[str], fields: Fields, encoding: str = "utf-8") -> Iterator[Document]:
+    """Documents of local files, in their order; a file that is one text is a document without a group."""
+    for path in paths:
+        if is_plain(path):
+            text = read_text(path, encoding)
+            if text.strip():
+                yield Document(text)
+        else:
+            yield from documents_of(read_rows(path, fields, encoding), fields)
 
 
-def read_files(paths: Sequence[str], group_field: str | None = NO_GROUPS) -> Iterator[Document]:
-    """Documents of local files, rows with a ``text`` (JSON lines as C4, Parquet) or plain text, in their order."""
-    return documents_of(chain.from_iterable(read_rows(path, group_field) for path in paths), group_field)
-
-
-def file_units(files: Sequence[str], group_field: str | None = NO_GROUPS) -> list[Unit]:
-    """Units of local files: each file of rows, and each run of plain text files of about 16 MB."""
-    runs: list[tuple[list[str], str | None]] = []
-    room = 0  # bytes left in the run of text files at the end
+def file_units(files: Sequence[str], fields: Fields, encoding: str = "utf-8") -> list[Unit]:
+    """Units of local files: each file of rows, and each run of files of one text each, of about 16 MB."""
+    runs: list[list[str]] = []
+    room = 0  # bytes left in the run of files of one text at the end
     for path in files:
-        is_text = PLAIN_TEXT.search(path)
+        is_text = is_plain(path)
         if not is_text or room <= 0:
-            runs.append(([], NO_GROUPS if is_text else group_field))
+            runs.append([])
             room = TEXT_UNIT_BYTES if is_text else 0
-        runs[-1][0].append(path)
+        runs[-1].append(path)
         room -= Path(path).stat().st_size
-    return [partial(read_files, *run) for run in runs]
+    return [partial(read_files, run, fields, encoding) for run in runs]
 
 
 def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
@@ -137,10 +111,10 @@ def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
         return name, load_dataset(dataset, config, split=split, streaming=True)
 
 
-def read_split(name: str, rows: Iterable[Any], group_field: str | None) -> Iterator[Document]:
+def read_split(name: str, rows: Iterable[Any], fields: Fields) -> Iterator[Document]:
     """Documents of what `open_split` gives, or of a part of it."""
     with hub_errors(name):
-        yield from documents_of(((name, row) for row in rows), group_field)
+        yield from documents_of(((name, row) for row in rows), fields)
 
 
 @contextmanager
@@ -289,7 +263,9 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: tuple[str, ...] = _option((), "text: files to train on (default: none, a corpus to evaluate on)")
+    files: tuple[str, ...] = _option(
+        (), "text: files to train on, or a folder of them (default: none, a corpus to evaluate on)"
+    )
     heldout_files: tuple[str, ...] = _option(
         (), "text: files to hold out (default: a share of the documents)"
     )
@@ -311,6 +287,8 @@ class PrepareSettings:
         "field of a document that names its book or site, or none for no groups (default: the site or work that its "
         "url names; of docs the package)",
     )
+    text_field: str = _option("text", "text, c4: field or column of a document that holds its text")
+    encoding: str = _option("utf-8", "text: encoding of all files but Parquet, such as latin-1 or utf-16")
     seed: int = _option(0, "seed that chooses the documents to hold out", whole_number_or_zero)
     tokenizer: str | None = _option(
         None,
@@ -339,6 +317,11 @@ class PrepareSettings:
         """Whether held-out documents are chosen among the training documents."""
         return self.source != "c4" and not self.heldout_files
 
+    @property
+    def fields(self) -> Fields:
+        """Fields of a row that are read; without a named group it is that of its ``url``, where it has one."""
+        return Fields(self.text_field, self.group_field, usual_groups=(URL_FIELD,))
+
     def check(self, *, in_shards: bool = False) -> None:
         """Raise `UserError` for settings that do not go together, or that shards cannot share."""
         if self.source == "docs" and self.group_field not in (None, NO_GROUPS):
@@ -346,6 +329,7 @@ class PrepareSettings:
         for name in chain.from_iterable(SOURCES.values()):
             if name not in SOURCES[self.source] and getattr(self, name) != getattr(PrepareSettings, name):
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
+        check_encoding(self.encoding)
         trains_tokenizer = self.tokenizer_name == "bpe"
         if self.source == "text" and not self.files and (trains_tokenizer or not self.heldout_files):
             remedy = "to evaluate only, --heldout-files and the --tokenizer of the model (olmo, or a tokenizer.json)"
@@ -365,17 +349,27 @@ class PrepareSettings:
             request["packages"] = docs_packages(self.packages)
             groups = groups and "package"
         elif self.source == "text":
-            files = (*self.files, *self.heldout_files)
+            train = expand_folders(self.files)
+            heldout = expand_folders(self.heldout_files)
+            files = [*train, *heldout]
             if len({Path(path).resolve() for path in files}) < len(files):
                 raise UserError(f"a file is named twice among {', '.join(files)}")
-            request |= {name: [*map(_describe, getattr(self, name))] for name in ("files", "heldout_files")}
-            groups = None if all(map(PLAIN_TEXT.search, files)) else groups
+            for name, paths in {"files": train, "heldout_files": heldout}.items():
+                request[name] = [_describe(path) for path in paths]
+                if paths and not any(file["bytes"] for file in request[name]):
+                    raise UserError(f"there is no text in {', '.join(paths)}; give files that are not empty")
+            groups = None if all(is_plain(path) for path in files) else groups
         else:
-            request |= {name: getattr(self, name) for name in SOURCES["c4"]}
+            request |= {name: getattr(self, name) for name in SOURCES["c4"] if name != "text_field"}
         if self.source != "c4":
             request["heldout_fraction"] = self.heldout_fraction if self.chooses_heldout else None
         if groups:
             request["group_field"] = groups
+        # left out at their defaults, as in the manifests of corpora that were made before there was a choice
+        if self.text_field != PrepareSettings.text_field:
+            request["text_field"] = self.text_field
+        if (encoding := check_encoding(self.encoding)) != PrepareSettings.encoding:
+            request["encoding"] = encoding
         request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
         if self.tokenizer_name == "bpe":
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
@@ -394,23 +388,27 @@ class PrepareSettings:
             folder = work / "text"
             if not folder.is_dir():
                 write_documents(folder, list(docs_packages(self.packages)), workers)
-            return file_units(sorted(map(str, folder.glob("*.jsonl"))), self.group_field or "group"), []
+            files = sorted(map(str, folder.glob("*.jsonl")))
+            return file_units(files, Fields(group=self.group_field or "group")), []
         if self.source == "text":
-            return file_units(self.files, self.group_field), file_units(self.heldout_files, self.group_field)
+            encoding = check_encoding(self.encoding)
+            given = file_units(expand_folders(self.files), self.fields, encoding)
+            return given, file_units(expand_folders(self.heldout_files), self.fields, encoding)
         name, rows = open_split(self.dataset, self.dataset_config, "train")
         count: int = rows.num_shards
         if self.limit_tokens is not None:
             count = min(count, -(-self.limit_tokens // HUB_UNIT_TOKENS))
         parts = (rows.shard(count, index) for index in range(count))
-        train: list[Unit] = [partial(read_split, name, part, self.group_field) for part in parts]
+        train: list[Unit] = [partial(read_split, name, part, self.fields) for part in parts]
         name, rows = open_split(self.dataset, self.dataset_config, "validation")
-        return train, [partial(read_split, name, rows.take(self.heldout_documents), self.group_field)]
+        return train, [partial(read_split, name, rows.take(self.heldout_documents), self.fields)]
 
 
 def _describe(path: str) -> dict[str, Any]:
     """Without its folder: a manifest may be published, and a corpus copied together with its text."""
-    if not KIND.search(path) or not Path(path).is_file():
-        kinds = ".jsonl, .json or .txt, each also as .gz or .zst, nor .parquet"
-        raise UserError(f"input file {path} is missing, or neither {kinds}")
+    if kind_of(path) is None:
+        raise UserError(f"input file {path} is of no kind that is read; give {KINDS}")
+    if not Path(path).is_file():
+        raise UserError(f"input file {path} is missing; put it back, or name another")
     stat = Path(path).stat()
     return {"name": Path(path).name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

@@ -38,7 +38,7 @@ Unit = Callable[[], Iterator[Document]]
 
 
 def write_rows(unit: Unit, path: Path) -> None:
-    """Write documents as JSON lines, which `sources.read_rows` reads."""
+    """Write documents as JSON lines, which `text_files.read_rows` reads."""
     with atomic_path(path) as temporary, open(temporary, "w", encoding="utf8") as file:
         file.writelines(json.dumps(document._asdict()) + "\n" for document in unit())
 

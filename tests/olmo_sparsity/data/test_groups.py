@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.data.groups import SplitRule, choose_buckets, group_of_url, groups_of
+from olmo_sparsity.data.groups import SplitRule, choose_buckets, groups_of
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.text import Document
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
@@ -27,22 +27,6 @@ from tests.support.corpora import (
 from tests.support.refusals import refused
 
 BOOK = "https://www.example.org/ebooks/"
-
-
-@pytest.mark.parametrize(
-    ("url", "group"),
-    [
-        ("http://www.example.com/a/b?c=1", "example.com"),
-        ("HTTPS://Example.com:8080/", "example.com"),
-        (f"{BOOK}1023#Bleak-House-48", f"{BOOK}1023#Bleak-House"),
-        ("https://example.org/project/sympy#sympy/core/add.py", "https://example.org/project/sympy"),
-        ("https://example.com/page#", "example.com"),
-        ("http://[broken", "http://[broken"),
-        ("books/moby-dick-1", "books/moby-dick-1"),
-    ],
-)
-def test_the_site_or_work_of_a_url(url: str, group: str) -> None:
-    assert group_of_url(url) == group
 
 
 def books(folder: Path, files: int = 4, works: int = 24) -> tuple[list[str], dict[str, str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +26,9 @@ from olmo_sparsity.data.sources import (
     read_files,
 )
 from olmo_sparsity.data.tokens import TokenFiles
-from tests.support.corpora import PROSE, some_texts, write_lines
+from olmo_sparsity.util.text_files import NO_GROUPS, Fields
+from tests.support.corpora import PROSE, some_texts, text_settings, write_lines
 from tests.support.refusals import refused
-
-NESTED = '{"text": ' + "[" * 100_000
 
 
 def write_packed(path: Path, data: bytes) -> None:
@@ -40,7 +42,7 @@ def texts_of(unit: Unit) -> list[str]:
 
 
 def documents_of(path: Path | str) -> list[str]:
-    return texts_of(lambda: read_files([str(path)]))
+    return texts_of(lambda: read_files([str(path)], Fields(group=NO_GROUPS)))
 
 
 def test_half_an_emoji_becomes_a_question_mark(tmp_path):
@@ -52,7 +54,8 @@ def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
     (tmp_path / "a.txt").write_text("first\n\nfile")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"second"))
     lines = write_lines(tmp_path / "c.jsonl", ["third"])
-    units = file_units([str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")])
+    files = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")]
+    units = file_units(files, Fields())
     found = [texts_of(unit) for unit in units]
     assert found == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
 
@@ -68,18 +71,18 @@ def test_parquet_is_read_in_order_with_its_groups(tmp_path):
     texts, urls = [f"text {number}" for number in range(500)], ["https://a.example.org/b", None] * 250
     table = {"id": list(range(500)), "text": [*texts[:-1], " "], "url": urls}
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=130)
-    found = list(read_files([str(tmp_path / "a.parquet")], None))
+    found = list(read_files([str(tmp_path / "a.parquet")], Fields()))
     assert [tuple(each) for each in found] == list(zip(texts, ["a.example.org", None] * 250, strict=True))[
         :-1
     ]
     assert documents_of(tmp_path / "a.parquet") == texts[:-1]  # no group is asked for
     for table, message in [
-        ({"text": ["a", None], "url": ["c", "d"]}, r"b\.parquet:2 has no text"),
+        ({"text": ["a", None], "url": ["c", "d"]}, r'b\.parquet:2: "text" is null'),
         ({"text": ["a", "b"], "url": ["c", ""]}, r"b\.parquet:2 has no url to name its group"),
     ]:
         pq.write_table(pa.table(table), tmp_path / "b.parquet")
         with refused(message):
-            list(read_files([str(tmp_path / "b.parquet")], "url"))
+            list(read_files([str(tmp_path / "b.parquet")], Fields(group="url")))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
@@ -97,12 +100,10 @@ def test_damaged_files_are_named(tmp_path, name, damage):
         documents_of(tmp_path / name)
 
 
-@pytest.mark.parametrize("line", ["{not json", '["a list"]', '{"url": "u"}', '{"text": 3}', "\xff", NESTED])
-def test_a_bad_line_is_named(tmp_path, line):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "good"}\n\n' + line + "\n", encoding="latin1")
-    with refused(r"a\.jsonl:3 .*one JSON object"):
-        documents_of(path)
+def test_messages_are_no_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"messages": [{"role": "user", "content": "a"}]}\n')
+    with refused(r"a\.jsonl:2 has no text but messages, which only `influence` reads"):
+        documents_of(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("named", ["c4", "c4/en"])
@@ -171,3 +172,67 @@ def test_junk_short_and_repeated_text_is_left_out():
     assert is_english(PROSE)
     assert not is_english("les chats dorment sous une couverture quand il pleut dehors " * 3)
     assert not is_english("это предложение the of and to a in is for that")
+
+
+# --- the kinds of files ---
+
+
+def test_the_same_rows_make_the_same_corpus_from_every_kind_of_file(tmp_path):
+    """And from a folder, another field, and another encoding, which the manifest then has."""
+    texts = some_texts(40, 1)
+    rows = [{"text": f"é {text}", "url": f"https://{n % 9}.org", "id": n} for n, text in enumerate(texts)]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    named = [{"body": row["text"], "url": row["url"]} for row in rows]
+    (tmp_path / "folder").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    contents = {
+        "a.jsonl": (lines, {}),
+        "folder/a.json.gz": (lines, {"files": (str(tmp_path / "folder"),)}),
+        "b.json": (json.dumps(rows, indent=2, ensure_ascii=False), {}),
+        "c.csv.zst": (table.getvalue(), {}),
+        "d.json": (json.dumps(named), {"text_field": "body"}),
+        "e.csv": (table.getvalue(), {"encoding": "latin-1"}),
+    }
+    made = {}
+    for number, (name, (content, changes)) in enumerate(contents.items()):
+        path = tmp_path / name
+        write_packed(path, content.encode(changes.get("encoding", "utf-8")))
+        settings = {"files": (str(path),), "heldout_fraction": 0.3, **changes}
+        manifest = prepare(text_settings(**settings), tmp_path / str(number), workers=1)
+        given = {key: value for key, value in changes.items() if key != "files"}
+        given = {key: "iso8859-1" if key == "encoding" else value for key, value in given.items()}
+        assert manifest.settings.items() >= given.items()
+        assert ("text_field" in manifest.settings, "encoding" in manifest.settings) == (
+            "text_field" in changes,
+            "encoding" in changes,
+        )
+        made[name] = {
+            path.name: path.read_bytes()
+            for path in (tmp_path / str(number)).iterdir()
+            if path.suffix != ".json"
+        }
+    assert made["a.jsonl"] and all(of_kind == made["a.jsonl"] for of_kind in made.values())
+    with refused(r"other settings \(files, text_field\)"):
+        prepare(text_settings((str(tmp_path / "a.jsonl"),), heldout_fraction=0.3), tmp_path / "4")
+
+
+def test_files_of_no_kind_and_wrong_options_are_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "a.rst").write_text("text")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    for settings, message in [
+        ({"files": (str(tmp_path / "a.rst"),)}, r"a\.rst is of no kind that is read; give \.txt, \.md"),
+        ({"files": (str(tmp_path / "a.txt"),)}, r"a\.txt is missing"),
+        ({"files": (str(tmp_path / "empty.jsonl"),)}, r"there is no text in .*empty\.jsonl"),
+        ({"files": (str(tmp_path / "folder"),)}, "neither a prepared corpus .* nor a folder of text"),
+        ({"files": (str(tmp_path / "a.txt"),), "encoding": "no"}, "no encoding of this name"),
+    ]:
+        with refused(message):
+            prepare(text_settings(**settings), tmp_path / "out")
+    for setting in ({"encoding": "latin-1"}, {"text_field": "body"}):
+        with refused("is not for source docs"):
+            prepare(PrepareSettings("docs", **setting), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
