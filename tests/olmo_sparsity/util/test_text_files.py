@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.util.text_files import TextFiles, group_of_url, kind_of, read_text
+from olmo_sparsity.util.text_fields import group_of_url
+from olmo_sparsity.util.text_files import TextFiles
+from olmo_sparsity.util.text_rows import kind_of, read_text
 from tests.support.refusals import refused
 
 BOOK = "https://www.example.org/ebooks/"
