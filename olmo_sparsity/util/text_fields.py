@@ -115,11 +115,11 @@ USUAL_FIELDS = Fields()
 
 def _lacks(place: str, missing: str, there: Iterable[str], option: str, hint: str = "") -> UserError:
     """The error for a row or table without what is needed, which names what is ``there``."""
-    advice = advice(option, "NAME")
+    how = advice(option, "NAME")
     if option == "--group-field":
-        advice += f", or give {option} {NO_GROUPS}"
+        how += f", or give {option} {NO_GROUPS}"
     return UserError(
-        f"{place} has no {missing} (it has {listed(list(there))}); {hint}name another with {advice}"
+        f"{place} has no {missing} (it has {listed(list(there))}); {hint}name another with {how}"
     )
 
 
