@@ -32,6 +32,7 @@ from analysis.model.check import check_long_context
 from analysis.model.tokenizer import TOKENIZER, OtherTokenizer, TextDecoder, TextTokenizer, read_tokenizer
 from analysis.texts import TextReader
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
@@ -411,6 +412,8 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     is_gguf = path.suffix.lower() == ".gguf"
+    if is_gguf:
+        require_extra("gguf", "gguf", "accelerate")  # transformers reads such files with both
     source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent if is_gguf else path}
     source |= {"local_files_only": True, "trust_remote_code": False}
     if is_gguf:
