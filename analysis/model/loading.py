@@ -445,7 +445,14 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
         family=model.config.model_type,
     )
     if is_gguf:
-        loaded.tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(**source))
+        try:
+            packed = AutoTokenizer.from_pretrained(**source)
+        except Exception as error:  # of many libraries
+            raise UserError(
+                f"transformers cannot read the tokenizer in {name} ({first_line(error)}); load the model yourself and "
+                "give (model, tokenizer)"
+            ) from error
+        loaded.tokenizer = TextTokenizer(packed)
     elif tokenizer.is_file() or any((path / name).is_file() for name in _OF_TOKENIZERS):
         loaded.tokenizer = read_tokenizer(path)
     if exported.is_file():

@@ -15,7 +15,7 @@ WORDS = ["<s>", "</s>", *LETTERS, *(a + b for a in LETTERS for b in LETTERS)][:V
 MERGES = [f"{word[0]} {word[1]}" for word in WORDS[12:]]
 
 
-def write_gguf(path: Path, model: PreTrainedModel) -> Path:
+def write_gguf(path: Path, model: PreTrainedModel, tokenizer: str = "gpt2") -> Path:
     """A model of llama's class as llama.cpp has it: other names, and the rows of queries and keys in another order."""
     gguf = pytest.importorskip("gguf")
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
@@ -28,7 +28,7 @@ def write_gguf(path: Path, model: PreTrainedModel) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(tokenizer)
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(WORDS)
     writer.add_token_types([3, 3] + [1] * (len(WORDS) - 2))

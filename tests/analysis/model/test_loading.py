@@ -279,6 +279,12 @@ def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))
 
 
+def test_a_gguf_file_whose_tokenizer_is_of_a_kind_that_transformers_does_not_read_is_refused(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", random_model("llama"), tokenizer="replit")
+    with refused("cannot read the tokenizer in .*tiny.gguf .*'replit'.*give .model, tokenizer."):
+        open_model(file)
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
 def test_large_blocks_that_are_freed_go_back():
     """Kept, they were cut by smaller ones that stay, and a measurement at N 4,096 took up to 12 GB."""
