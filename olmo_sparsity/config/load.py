@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.config.schema import IGNORED, NEOX_HAS, Config, field_value, is_set
+from olmo_sparsity.config.rules import NOT_FIXED, rules
+from olmo_sparsity.config.schema import IGNORED, Config, field_value, is_set
 from olmo_sparsity.config.validate import validate
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import find_shipped
@@ -74,8 +75,11 @@ def _unlike_neox(config: Config, written: DictConfig) -> dict[str, str]:
     """The fields of which GPT-NeoX has its own, where they are written otherwise, as for OLMo."""
     if config.model.family != "gpt_neox":
         return {}
-    names = [name for name, value in NEOX_HAS.items() if getattr(config.model, name) not in (None, value)]
-    return {f"model.{name}": f"GPT-NeoX has {NEOX_HAS[name]}" for name in names if name in written.model}
+    ignored = {}
+    for name, value, rule in rules(config.model):
+        if name in written.model and value is not None and rule.in_neox not in (NOT_FIXED, value):
+            ignored[f"model.{name}"] = f"GPT-NeoX has {rule.in_neox}"
+    return ignored
 
 
 @cache
