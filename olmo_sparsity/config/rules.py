@@ -10,7 +10,7 @@ from typing import Any
 EVERY_FAMILY = ("olmo", "gpt_neox", "tuples")
 NOT_FIXED = object()
 _KEY = "olmo_sparsity.rule"
-_MOST_BITS = 64  # integers reach PyTorch and NumPy, which have none of more
+_MOST_BITS = 63  # beside the sign: integers reach PyTorch and NumPy
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rule:
     def bounds(self) -> str:
         """The bounds in words; empty where there are none."""
         if self.at_least is not None and self.at_most is not None:
-            return f"in {self.at_least:g} … {self.at_most:g}"
+            return f"in {self.at_least} … {self.at_most}"
         words = {
             "{:g} or more": self.at_least,
             "above {:g}": self.above,
@@ -61,7 +61,7 @@ class Rule:
             return None
         if not math.isfinite(value):
             return "is no finite number"
-        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        if isinstance(value, int) and self.at_most is None and value.bit_length() > _MOST_BITS:
             return f"has more than {_MOST_BITS} bits"
         if (
             (self.at_least is not None and value < self.at_least)

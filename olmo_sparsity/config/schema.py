@@ -47,7 +47,7 @@ class ModelConfig(olmo.ModelConfig):
     n_heads: int = checked(12, at_least=1, families=EVERY_FAMILY)
     n_kv_heads: int | None = checked(None, at_least=1)
     clip_qkv: float | None = checked(None, above=0)
-    n_layers: int = checked(12, at_least=1, at_most=10_000, families=EVERY_FAMILY)
+    n_layers: int = checked(12, at_least=1, at_most=1000, families=EVERY_FAMILY)
     mlp_ratio: int = checked(4, at_least=1, in_neox=4)
     mlp_hidden_size: int | None = checked(None, at_least=1)
     activation_type: olmo.ActivationType = checked(olmo.ActivationType.swiglu, in_neox="gelu")
@@ -164,10 +164,10 @@ class DataConfig(olmo.DataConfig):
     paths: list[str] | None = checked(None, may_change_on_resume=True, about_text=True)
     num_workers: int = checked(0, at_least=0, at_most=1024, may_change_on_resume=True)
     pin_memory: bool = checked(False, may_change_on_resume=True)
-    prefetch_factor: int | None = checked(None, at_least=1, may_change_on_resume=True)
+    prefetch_factor: int | None = checked(None, at_least=1, at_most=1024, may_change_on_resume=True)
     persistent_workers: bool = checked(False, may_change_on_resume=True)
-    timeout: int = checked(0, at_least=0, may_change_on_resume=True)
-    seed: int | None = checked(None, at_least=0)
+    timeout: int = checked(0, at_least=0, at_most=1_000_000, may_change_on_resume=True)
+    seed: int | None = checked(None, at_least=0, at_most=2**64 - 1)
     instance_filter: InstanceFilterConfig | None = checked(None, about_text=True)
 
     drop_last: bool = True
@@ -324,6 +324,9 @@ class EvaluationConfig(olmo.BaseConfig):
     free-running, on test samples; of this section it reads interval, windows (how many samples of a length) and seed.
     """
 
+    paths: list[str] | None = checked(None, about_text=True)
+    """Text: held-out token files, of type `data.memmap_dtype`. Null: the held-out split of `corpus.path`."""
+
     interval: int | None = checked(None, at_least=1)
     """Measured every so many steps, and at the last one. Null: never."""
 
@@ -336,7 +339,7 @@ class EvaluationConfig(olmo.BaseConfig):
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
     """
 
-    seed: int = checked(0, at_least=0)
+    seed: int = checked(0, at_least=0, at_most=2**64 - 1)
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
 
@@ -369,7 +372,6 @@ _GONE_AT_ANY_VALUE = (
     "deepspeed.offload_optimizer",
     "evaluation.position_bins",
     "evaluation.position_length",
-    "evaluation.paths",
     "evaluation.batch_size",
     "tensorboard",
 )
@@ -382,7 +384,7 @@ class Config(olmo.TrainConfig):
 
     # OLMo's fields, which it describes.
     run_name: str | None = checked(None, may_change_on_resume=True)
-    seed: int = checked(6198, at_least=0)
+    seed: int = checked(6198, at_least=0, at_most=2**64 - 1)
     epoch: int | None = checked(None, at_least=0)
     dry_run: bool = checked(False, may_change_on_resume=True)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -394,7 +396,7 @@ class Config(olmo.TrainConfig):
     max_duration: int | str = checked(
         10000, unbounded=True, may_change_on_resume=True
     )  # see `parse_duration`
-    global_train_batch_size: int = checked(512, at_least=1)
+    global_train_batch_size: int = checked(512, at_least=1, at_most=10_000_000)
     device_train_microbatch_size: int = checked(16, at_least=1, may_change_on_resume=True)
     max_grad_norm: float | None = checked(None, above=0)
     wandb: WandbConfig | None = checked(None, may_change_on_resume=True)
@@ -487,7 +489,8 @@ REFUSED = {
     "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
     "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
     "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
-    "load_path": "set it to null; a run goes on with --resume, and another run's weights are taken by initial_weights",
+    "load_path": "a run goes on with --resume; for its weights alone give --load_path a checkpoint's local folder and "
+    "set restore_dataloader: false",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
     "data.datasets": "groups of files are not told apart; list all of them in data.paths",
@@ -527,7 +530,7 @@ _NOT_READ = {
         "optimizer.metrics_log_interval",
         "optimizer.record_update_metrics",
     ),
-    "held-out loss has the section evaluation": (
+    "held-out loss has evaluation.paths, which are local and of type data.memmap_dtype": (
         "evaluators",
         "eval_interval",
         "eval_subset_num_batches",
@@ -536,12 +539,12 @@ _NOT_READ = {
         "hf_datasets_cache_dir",
     ),
     "windows are always full": ("data.pad_direction", "tokenizer.truncate_direction"),
-    "the loop has its own way": (
+    "signals and time_limit are looked for after every step": (
         "canceled_check_interval",
         "extra_steps_after_cancel",
-        "gen1_gc_interval",
-        "fused_loss",
     ),
+    "Python collects its garbage by itself": ("gen1_gc_interval",),
+    "the last layer and the loss are computed together": ("fused_loss",),
 }
 IGNORED = {name: reason for reason, names in _NOT_READ.items() for name in names}
 """Fields and sections of OLMo that change nothing about the result, and what this engine has in their place."""

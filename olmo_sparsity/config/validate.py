@@ -26,6 +26,7 @@ from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.util.errors import UserError
 
+_WITH_LOAD_PATH = ("restore_dataloader", "reset_optimizer_state", "reset_trainer_state")
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
 
@@ -46,7 +47,7 @@ def _of_values(config: Config) -> Iterator[str]:
         ):  # it was written \${…}; the saved config would be another one
             yield f"{name}: {value} still has ${{ in it when it is resolved; write it without"
     for name, remedy in REFUSED.items():
-        if is_set(config, name):
+        if is_set(config, name) and not (name in _WITH_LOAD_PATH and config.load_path):
             yield f"{name}: {field_value(config, name)} is not supported: {remedy}"
     for name, choices in (
         ("model.attention", (SOFTMAX, *sorted(ATTENTIONS))),
@@ -63,6 +64,8 @@ def _of_model(config: Config) -> Iterator[str]:
             yield f"{first}: excludes {second}; set one of them to false"
     if model.family != "olmo":
         yield from _of_other_family(config)
+    if model.family != "tuples":
+        yield from _of_heads(config)
     learned = model.family == "olmo" and model.learns_positions
     if learned and (positions.scheme != "contiguous" or config.task.name):
         yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
@@ -81,6 +84,17 @@ def _of_model(config: Config) -> Iterator[str]:
         yield f"model.attention: {model.attention} takes ids for places in the text; set positions.rotate: index"
     if positions.scheme == "random_float" and model.attention == "dape-v2":
         yield "positions.scheme: dape-v2 convolves over ids 1 apart, which random_float does not have; choose pose"
+
+
+def _of_heads(config: Config) -> Iterator[str]:
+    model = config.model
+    width, rest = divmod(model.d_model, model.n_heads)
+    if rest:
+        yield f"model.n_heads: {model.n_heads} heads cannot share model.d_model {model.d_model}; choose a divisor of it"
+    elif model.rope and width % 2:
+        yield f"model.n_heads: heads of width {width}, and RoPE rotates pairs; make model.d_model / n_heads even"
+    if model.n_kv_heads is not None and model.n_heads % model.n_kv_heads:
+        yield f"model.n_kv_heads: {model.n_kv_heads} is no divisor of model.n_heads {model.n_heads}; choose one"
 
 
 def _of_other_family(config: Config) -> Iterator[str]:
@@ -130,6 +144,8 @@ def _of_text(config: Config) -> Iterator[str]:
         yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
     if config.corpus.path and config.data.paths:
         yield "corpus.path: excludes data.paths; set one of them to null"
+    if config.data.paths and config.evaluation.interval is not None and not config.evaluation.paths:
+        yield "evaluation.interval: data.paths are for training; set evaluation.paths to token files, or this to null"
     if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
         yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
     if not needles.value_tokens:
@@ -206,5 +222,12 @@ def _of_training(config: Config) -> Iterator[str]:
         yield f"max_duration: {config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)"
     if scheduler.name == "inverse_sqrt_with_warmup" and not scheduler.t_warmup:
         yield "scheduler.t_warmup: 0 makes every learning rate of inverse_sqrt_with_warmup 0; set it to 1 or more"
-    if unit == scheduler.units and scheduler.name != "constant" and scheduler.t_warmup > duration:
-        yield f"scheduler.t_warmup: is longer than max_duration; try --scheduler.t_warmup={duration // 4:.0f}"
+    if unit == "epochs" or scheduler.name == "constant":
+        return
+    tokens = duration * (config.tokens_per_step if unit == "steps" else 1)
+    length = tokens if scheduler.units == "tokens" else tokens / config.tokens_per_step
+    if scheduler.t_warmup > length:
+        yield (
+            f"scheduler.t_warmup: {scheduler.t_warmup:g} {scheduler.units} are longer than max_duration "
+            f"{config.max_duration}; try --scheduler.t_warmup={length // 4:.0f}"
+        )

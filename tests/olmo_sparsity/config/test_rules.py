@@ -74,7 +74,8 @@ BOUNDS = [
     (Rule(above=0), [1e-9, 7], [0, 0.0, -1e-9], "is not above 0"),
     (Rule(at_least=0, at_most=1), [0, 0.5, 1], [-0.1, 1.1], "is not in 0 … 1"),
     (Rule(at_least=0, below=1), [0, 0.999], [1, -1, (0.9, 1.5)], "is not 0 or more and below 1"),
-    (Rule(unbounded=True), [-5, 1e300, 2**64 - 1], [2**64, -(2**64)], "has more than 64 bits"),
+    (Rule(unbounded=True), [-5, 1e300, 2**63 - 1], [2**63, -(2**63)], "has more than 63 bits"),
+    (Rule(at_least=0, at_most=2**64 - 1), [2**64 - 1], [2**64], "is not in 0 … 18446744073709551615"),
     (Rule(), [0], [float("nan"), float("inf"), [1.0, float("nan")]], "is no finite number"),
 ]
 
