@@ -333,7 +333,7 @@ class EvaluationConfig(olmo.BaseConfig):
     windows: int = checked(64, at_least=1)
     """How many windows are read, fewer where the held-out text has fewer."""
 
-    until: float | None = checked(None, at_least=0, at_most=1)
+    until: float | None = checked(None, above=0, at_most=1)
     """
     A task: the run is finished before `max_duration` when the exact match at the longest training length reaches this.
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
@@ -354,7 +354,7 @@ class WandbConfig(olmo.WandbConfig):
 class SpeedMonitorConfig(olmo.SpeedMonitorConfig):
     """OLMo's fields, which it describes."""
 
-    window_size: int = checked(100, at_least=1)
+    window_size: int = checked(100, at_least=1, at_most=1_000_000)
     gpu_flops_available: float | int | None = checked(None, above=0)
 
 

@@ -66,6 +66,8 @@ def _of_model(config: Config) -> Iterator[str]:
         yield from _of_other_family(config)
     if model.family != "tuples":
         yield from _of_heads(config)
+    if model.embedding_rows < model.vocab_size:
+        yield f"model.embedding_size: {model.embedding_size} is below vocab_size {model.vocab_size}; set it to null"
     learned = model.family == "olmo" and model.learns_positions
     if learned and (positions.scheme != "contiguous" or config.task.name):
         yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import CorpusManifest, check_ids, open_verified
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, check_ids, open_verified
 from olmo_sparsity.data.windows import (
     IGNORED,
     Batch,
@@ -217,5 +217,10 @@ def verify_checksums(config: Config) -> None:
             splits.append((config.corpus.path, "heldout"))
     for folder, split in splits:
         open_verified(folder, split)
-    for path in [*(config.data.paths or ()), *evaluation_paths]:  # token files without a manifest
+    without_manifest = [*(config.data.paths or ()), *evaluation_paths]
+    if without_manifest:
+        TokenFiles(
+            without_manifest, config.data.memmap_dtype, config.model.eos_token_id
+        )  # each can be opened
+    for path in without_manifest:
         check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

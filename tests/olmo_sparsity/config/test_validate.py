@@ -36,6 +36,8 @@ INVALID = {
     "seed=18446744073709551616": "seed",
     "data.seed=-1": "data.seed",
     "model.n_layers=1001": "model.n_layers",
+    "model.embedding_size=50279": "model.embedding_size",
+    "model.family=gpt_neox model.embedding_size=50279": "model.embedding_size",
     # heads
     "model.n_heads=5": "model.n_heads",
     "model.n_kv_heads=5": "model.n_kv_heads",
@@ -66,6 +68,7 @@ INVALID = {
     "data.paths=[a]": "corpus.path",
     "task.parameters.k=2": "task.parameters",
     "evaluation.until=0.9 evaluation.interval=9": "evaluation.until",
+    "evaluation.until=0 evaluation.interval=9": "evaluation.until",
     "deepspeed.config=a.json scheduler.grad_clip_warmup_steps=10": "scheduler.grad_clip_warmup_steps",
     "scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T": "scheduler.t_warmup",
     "scheduler.t_warmup=5242881 scheduler.units=tokens max_duration=10": "scheduler.t_warmup",

@@ -106,6 +106,8 @@ def test_token_files_of_ones_own_have_the_loss_of_the_corpus_they_are_from(make,
     np.full(99, 50, dtype=np.uint16).tofile(tmp_path / "other.npy")
     with refused("other.npy holds id 50, beyond the vocabulary"):
         train(make(*bare, f"--evaluation.paths=[{tmp_path}/other.npy]", f"--save_folder={tmp_path}/x"))
+    with refused("none.npy is missing or empty"):
+        train(make(*bare, "--evaluation.paths=[none.npy]", f"--save_folder={tmp_path}/x"))
     assert not list((tmp_path / "x").glob("step*"))
 
 

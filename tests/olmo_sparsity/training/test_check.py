@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[3]
 REFUSED = {
     "model.block_group_size=5": "model: n layers must be divisible by block group size",
     "model.mlp_hidden_size=7": "model: assert .*hidden_size.*AssertionError",
-    "model.embedding_size=3": "model: embedding size should be at least as big as vocab size",
     "model.multi_query_attention=true model.n_kv_heads=2": "model: You can't set `multi_query_attention` and",
     "model.d_model=4000000000000": "model: Storage size calculation overflowed",
     "optimizer.learning_rate=0": "scheduler: assert 0 <= warmup_min_lr < initial_lr",
