@@ -121,6 +121,10 @@ class TokenFiles:
         """``described``: each file as a manifest has it; none where there is no manifest."""
         if not paths:
             raise UserError("no token files are given; set corpus.path or data.paths")
+        if remote := [path for path in map(str, paths) if "://" in path]:
+            raise UserError(
+                f"token file {remote[0]} is not on this machine; copy the files to a local folder, and name them there"
+            )
         if dtype not in DTYPES:
             raise UserError(
                 f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
@@ -152,7 +156,8 @@ class TokenFiles:
 
     def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
         if not path.is_file() or not (size := path.stat().st_size):
-            raise UserError(f"token file {path} is missing or empty; prepare the corpus again")
+            remedy = "correct its path" if described is None else "prepare the corpus again"
+            raise UserError(f"token file {path} is missing or empty; {remedy}")
         if size % self.dtype.itemsize:
             what = f"truncated or not of type {self.dtype.name}: {size} bytes is no multiple of {self.dtype.itemsize}"
             raise UserError(f"token file {path} is {what}; prepare it again or set data.memmap_dtype")
