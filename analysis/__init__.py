@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis.engine import measure
-    from analysis.result import Result, load, load_study, save_study
+    from analysis.measurement import Result, load, load_study, save_study
     from analysis.xray import InfluenceMap, influence_map
     from olmo_sparsity.util.text_files import TextFiles
 
@@ -31,7 +31,7 @@ __all__ = [
 
 _HOMES = {
     "measure": "analysis.engine",
-    **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.result"),
+    **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.measurement"),
     **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),
     "TextFiles": "olmo_sparsity.util.text_files",
 }

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
+from analysis.measurement import FRAMES, RESULT_NAME, Result, load, setting_differences
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json

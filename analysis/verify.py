@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.engine import measure, targets_per_batch
-from analysis.result import SELECTION, Result, setting_differences
+from analysis.measurement import SELECTION, Result, setting_differences
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 

@@ -100,7 +100,7 @@ def loaded_by(modules, names):
         (("analysis",), HEAVY | {"pandas", "numpy"}),
         (("analysis.engine",), ENGINES | {"matplotlib", "boto3", "google.cloud"}),
         (
-            ("analysis.result", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),
+            ("analysis.measurement", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),
             {"torch"},
         ),
         (sorted({function.split(":")[0] for function, _ in COMMANDS.values()}), HEAVY - {"matplotlib"}),

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from analysis.figures import style
 from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
 from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery

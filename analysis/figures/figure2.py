@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox, TransformedBbox
 
 from analysis.figures import style
 from analysis.figures.length import plot_length
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import interval_caption
 from analysis.stats.measured import (

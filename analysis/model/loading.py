@@ -125,7 +125,7 @@ class LoadedModel:
         return None if self.tokenizer is None else self.tokenizer.sha256
 
     def describe(self) -> dict[str, Any]:
-        """What identifies it in `analysis.result.Result.settings`."""
+        """What identifies it in `analysis.measurement.Result.settings`."""
         return {
             "model": self.name,
             "model_sha256": self.sha256,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.errors import UserError
 

@@ -29,7 +29,7 @@ import pandas as pd
 
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
 from analysis.kinds import KINDS
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.measured import (
     BEST,

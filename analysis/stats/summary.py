@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import interval_caption
 from analysis.stats.measured import (

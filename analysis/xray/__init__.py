@@ -12,7 +12,7 @@ from analysis.xray.map import InfluenceMap, influence_map
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
-    from analysis.result import Result
+    from analysis.measurement import Result
 
 __all__ = ["InfluenceMap", "influence_map", "xray"]
 

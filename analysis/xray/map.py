@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
+from analysis.measurement import read_frame, write_frame
 from analysis.pieces import readable
-from analysis.result import read_frame, write_frame
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json

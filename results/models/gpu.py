@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from analysis import measure
+from analysis.measurement import FRAMES
 from analysis.model.loading import open_model
 from analysis.parts import stacked
-from analysis.result import FRAMES
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
 GIVE_BACK = ("text", "cache:4", "text/word")

@@ -17,8 +17,8 @@ import pandas as pd
 
 from analysis import load, load_study, measure
 from analysis.figures import style
+from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parts import stacked
-from analysis.result import FRAMES, RESULT_NAME, save_study
 from analysis.stats import numbers
 from analysis.stats.show import show
 

@@ -20,11 +20,11 @@ import pandas as pd
 from analysis import load
 from analysis.contexts import placebo_contexts
 from analysis.engine import Engine
+from analysis.measurement import RESULT_NAME
 from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
 from analysis.open import open_texts
 from analysis.parts import stacked
-from analysis.result import RESULT_NAME
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection
 from analysis.work import Work

@@ -8,8 +8,8 @@ import pytest
 
 from analysis import engine, given_back, parts
 from analysis.engine import PLACEBOS, measure
+from analysis.measurement import load
 from analysis.model.losses import Scorer
-from analysis.result import load
 from analysis.work import Work
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles

@@ -9,9 +9,9 @@ import torch
 
 from analysis import given_back
 from analysis.given_back import GivenBack, far_key_values, word_numbers
+from analysis.measurement import load
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
-from analysis.result import load
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
 from olmo_sparsity.attention import ATTENTIONS

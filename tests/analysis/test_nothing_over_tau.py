@@ -9,7 +9,7 @@ import pytest
 
 from analysis import engine
 from analysis.figures.dependencies import all_figures
-from analysis.result import Result, load, load_study, save_study
+from analysis.measurement import Result, load, load_study, save_study
 from analysis.stats import numbers
 from analysis.stats.measured import nats
 from analysis.stats.summary import every_number, summary

@@ -9,13 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from analysis.engine import measure
+from analysis.measurement import load
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.open import open_texts
 from analysis.probes.length import LengthProbe
 from analysis.probes.longppl import LongPPLProbe, target_losses
 from analysis.probes.needle import NeedleProbe
-from analysis.result import load
 from analysis.stats import numbers
 from analysis.texts import TextReader, Texts
 from analysis.xray import influence_map

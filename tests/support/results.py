@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.result import SELECTION, Result
+from analysis.measurement import SELECTION, Result
 
 CURVES = {
     "leave-one-out": ((0.20, 0.60, 0.80, 0.90), (0.05, 0.10, 0.20, 0.30)),

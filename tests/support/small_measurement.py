@@ -11,7 +11,7 @@ import pandas as pd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from analysis.engine import measure
-from analysis.result import Result
+from analysis.measurement import Result
 from olmo_sparsity.util.rng import Stream
 from tests.support.families import random_model
 from tests.support.plain import plain_loss

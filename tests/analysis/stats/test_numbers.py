@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from analysis.kinds import KINDS
-from analysis.result import SELECTION, Result
+from analysis.measurement import SELECTION, Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from analysis.kinds import KINDS
-from analysis.result import Result
+from analysis.measurement import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show

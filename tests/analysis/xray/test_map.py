@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.measurement import Result
 from analysis.model.losses import Scorer
-from analysis.result import Result
 from analysis.xray import InfluenceMap, xray
 from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError

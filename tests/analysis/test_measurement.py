@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.result import Result, load, load_study, save_study, write_frame
+from analysis.measurement import Result, load, load_study, save_study, write_frame
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import made_result
 
@@ -112,7 +112,7 @@ def test_a_save_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         write_frame(path, frame)
 
-    monkeypatch.setattr("analysis.result.write_frame", full_disk)
+    monkeypatch.setattr("analysis.measurement.write_frame", full_disk)
     with pytest.raises(OSError, match="No space"):
         made_result(groups=5).save(tmp_path)
     assert sorted(tmp_path.iterdir()) == names
