@@ -30,11 +30,12 @@ from analysis.contexts import (
 from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS, Faithfulness
 from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
-from analysis.measurement import SELECTION, Result, empty_frame, rounded
+from analysis.measurement import SELECTION, Result, rounded
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.open import open_texts
+from analysis.parquet import empty_frame
 from analysis.parts import Run, stacked
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector

@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from analysis.parquet import read_frame, write_frame
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, write_json
 
@@ -52,17 +51,6 @@ _LATER = {
 }
 """Methods of a Result that are functions elsewhere, imported when they are called: a Result is read without them."""
 
-_TYPES = {
-    **dict.fromkeys(("target_id", "position", "placebo_start", "same_group_start", "block"), pa.int64()),
-    **dict.fromkeys(("text", "placebo_text", "same_group_text", "first_position"), pa.int64()),
-    **dict.fromkeys(("token", "training", "sinks"), pa.int32()),
-    **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
-    **dict.fromkeys(("group", "placebo_group", "kind", "cell", *SELECTION[:4]), pa.string()),
-    "selected": pa.list_(pa.int32()),
-    "selected_special": pa.list_(pa.bool_()),
-    **dict.fromkeys(("pieces", "placebo_pieces"), pa.list_(pa.string())),
-}
-_FLOAT_LISTS = ("influence", "loss_nats", "comprehensiveness_nats", "subset_loss_nats", "subset_influence")
 _MODEL_SETTINGS = ("model", "model_sha256", "training_seed")
 
 
@@ -384,58 +372,6 @@ def load_study(folder: str | Path) -> dict[str, Result]:
         settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
         study[cell] = Result(settings, provenance=saved["provenance"], **of_cell)
     return study
-
-
-def empty_frame(columns: Sequence[str]) -> pd.DataFrame:
-    """No rows, with the types that the columns have in a saved result."""
-    schema = pa.schema([(name, _type(name, pd.Series(dtype=float))) for name in columns])
-    return schema.empty_table().to_pandas()
-
-
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as Parquet, atomically: float32, zstd, a checksum in every page."""
-    table = pa.table(
-        {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
-    )
-    floats: list[str] = []
-    others: list[str] = []
-    for column in table.schema:
-        is_list = pa.types.is_list(column.type)
-        of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
-        (floats if of_floats else others).append(column.name + ".list.element" * is_list)
-    encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            table, temporary, compression="zstd", compression_level=9, write_page_checksum=True, **encodings
-        )
-
-
-def read_frame(path: Path) -> pd.DataFrame:
-    """The frame of a Parquet file, its losses float64. Raises `UserError` where it is missing or damaged."""
-    try:
-        frame = read_parquet(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"
-        ) from error
-    return frame.astype({name: np.float64 for name in frame if frame[name].dtype == np.float32})
-
-
-def read_parquet(path: str | Path) -> pd.DataFrame:
-    """The frame of a Parquet file, its checksums compared.
-
-    Without Arrow's threads: on a busy machine they may abort a process that is done (exit code 134).
-    """
-    how: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
-    return pq.read_table(path, **how).to_pandas(use_threads=False)
-
-
-def _type(name: str, values: pd.Series) -> pa.DataType | None:
-    if name in _TYPES:
-        return _TYPES[name]
-    if name in _FLOAT_LISTS:
-        return pa.list_(pa.float32())
-    return pa.float32() if pd.api.types.is_float_dtype(values) else None
 
 
 def rounded(losses: np.ndarray) -> np.ndarray:

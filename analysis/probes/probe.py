@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import read_parquet
+from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
     ClusterBootstrap,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import read_parquet
+from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, atomic_path, read_exact_match

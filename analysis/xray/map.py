@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
-from analysis.measurement import read_frame, write_frame
+from analysis.parquet import read_frame, write_frame
 from analysis.pieces import readable
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError

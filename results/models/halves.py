@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import read_parquet
+from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures.style import save_figure
-from analysis.measurement import read_parquet
+from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.show import show
 

@@ -19,7 +19,8 @@ import pandas as pd
 from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
-from analysis.measurement import FRAMES, RESULT_NAME, read_parquet, save_study, setting_differences
+from analysis.measurement import FRAMES, RESULT_NAME, save_study, setting_differences
+from analysis.parquet import read_parquet
 from analysis.parts import stacked
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap

@@ -1,0 +1,96 @@
+"""Frames as Parquet files: float32, packed with zstd, with a checksum in every page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
+
+_INT64 = (
+    "target_id",
+    "text",
+    "position",
+    "placebo_text",
+    "placebo_start",
+    "same_group_text",
+    "same_group_start",
+    "block",
+    "first_position",
+)
+_STRINGS = ("group", "placebo_group", "kind", "cell", "selector", "far_context", "level", "unit")
+_FLOAT_LISTS = (
+    "influence",
+    "loss_nats",
+    "comprehensiveness_nats",
+    "subset_loss_nats",
+    "subset_influence",
+)
+_TYPES = {
+    **dict.fromkeys(_INT64, pa.int64()),
+    **dict.fromkeys(("token", "training", "sinks"), pa.int32()),
+    **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
+    **dict.fromkeys(_STRINGS, pa.string()),
+    **dict.fromkeys(_FLOAT_LISTS, pa.list_(pa.float32())),
+    "selected": pa.list_(pa.int32()),
+    "selected_special": pa.list_(pa.bool_()),
+    **dict.fromkeys(("pieces", "placebo_pieces"), pa.list_(pa.string())),
+}
+"""Types of the columns that a measurement has, by name; other floats are float32, and others what Arrow takes."""
+
+
+def empty_frame(columns: Sequence[str]) -> pd.DataFrame:
+    """No rows, with the types that the columns have in a saved result."""
+    schema = pa.schema([(name, _type(name, pd.Series(dtype=float))) for name in columns])
+    return schema.empty_table().to_pandas()
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as Parquet, atomically: float32, zstd, a checksum in every page."""
+    table = pa.table(
+        {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
+    )
+    floats: list[str] = []
+    others: list[str] = []
+    for column in table.schema:
+        is_list = pa.types.is_list(column.type)
+        of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
+        (floats if of_floats else others).append(column.name + ".list.element" * is_list)
+    encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            table, temporary, compression="zstd", compression_level=9, write_page_checksum=True, **encodings
+        )
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The frame of a Parquet file, its losses float64. Raises `UserError` where it is missing or damaged."""
+    try:
+        frame = read_parquet(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"
+        ) from error
+    return frame.astype({name: np.float64 for name in frame if frame[name].dtype == np.float32})
+
+
+def read_parquet(path: str | Path) -> pd.DataFrame:
+    """The frame of a Parquet file, its checksums compared.
+
+    Without Arrow's threads: on a busy machine they may abort a process that is done (exit code 134).
+    """
+    how: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
+    return pq.read_table(path, **how).to_pandas(use_threads=False)
+
+
+def _type(name: str, values: pd.Series) -> pa.DataType | None:
+    if name in _TYPES:
+        return _TYPES[name]
+    return pa.float32() if pd.api.types.is_float_dtype(values) else None
