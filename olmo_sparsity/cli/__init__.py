@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import os
@@ -11,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
 
 PROGRAM = "olmo-sparsity"
 COMMANDS = {
@@ -104,7 +103,7 @@ def _line_of(error: Exception) -> str:
     if isinstance(error, BrokenPipeError):  # standard output is no longer read, as after ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return first_line(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_full_disk(error):
         return f"the disk is full, or a quota is reached ({first_line(error)})"
     # pyarrow has the name of the file in its text alone
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):

@@ -94,6 +94,12 @@ class DataConfig(olmo.DataConfig):
     drop_last: bool = True
     """Always true: every step trains on a whole global batch."""
 
+    skip_steps: str | None = None
+    """
+    Steps that are counted and not trained, first and behind the last: 1200:1210, several with commas. For the batches
+    that a run diverged on: data and schedule go on as if they had been trained. In YAML it is written in quotes.
+    """
+
 
 @dataclass
 class PositionsConfig(olmo.BaseConfig):
@@ -361,7 +367,7 @@ class Config(olmo.TrainConfig):
 REFUSED = {
     "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
     "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
-    "fast_forward_batches": "no data can be skipped; set it to null",
+    "fast_forward_batches": "set it to null, and name the steps to leave out in data.skip_steps",
     "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
     "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
     "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
@@ -396,13 +402,20 @@ FREE = {
     *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_overwrite", "save_interval"),
     *("checkpoints", "evaluation", "dry_run"),
     *("wandb", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
-    *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
+    *("activation_checkpointing", "device_train_microbatch_size", "stop_at", "stop_after"),
     *("time_limit", "corpus.path", "tokenizer.identifier"),
     *("data.paths", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
     *("data.num_workers", "data.timeout"),
 }
 """Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
-draws. Of `max_duration` a warning is logged; the precision and the text are compared as such, not by these names."""
+draws. The precision and the text are compared as such, not by these names."""
+
+RECORDED = {
+    *("max_duration", "optimizer.learning_rate", "max_grad_norm"),
+    *("softmax_auxiliary_loss", "auxiliary_loss_multiplier", "data.skip_steps"),
+}
+"""Fields that decide losses and may differ in a resumed run all the same, as where it goes on after it diverged. What
+changed is said, and recorded in `provenance.json` with the step."""
 
 NEOX_HAS: dict[str, Any] = {
     "mlp_ratio": 4,
@@ -441,7 +454,7 @@ def is_set(config: Config, name: str) -> bool:
 
 def may_change(name: str) -> bool:
     """Whether a resumed run may have another value of a field."""
-    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *IGNORED))
+    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *RECORDED, *IGNORED))
 
 
 def parse_duration(value: int | str) -> tuple[float, str]:
@@ -457,3 +470,20 @@ def parse_duration(value: int | str) -> tuple[float, str]:
     raise UserError(
         f"max_duration: {value!r} is no duration; give steps (10000), tokens (2e12T) or epochs (2ep)"
     )
+
+
+def parse_steps(value: str | None) -> list[range]:
+    """The steps of ``data.skip_steps``: ``"a:b"`` is a up to b - 1, the run's first is 1; several with commas.
+
+    Raises `UserError` for anything else.
+    """
+    ranges = []
+    for part in value.split(",") if value is not None else []:
+        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", part)
+        if not match or not 1 <= int(match[1]) < int(match[2]):
+            raise UserError(
+                f"data.skip_steps: {value!r} is no list of steps; give the first and the one behind the last, such as "
+                "1200:1210, several with commas (in YAML in quotes)"
+            )
+        ranges.append(range(int(match[1]), int(match[2])))
+    return ranges

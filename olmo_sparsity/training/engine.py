@@ -7,7 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
@@ -28,6 +28,7 @@ from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
+from olmo_sparsity.util.background import in_background
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.provenance import keep_freed_memory, processor_features
 
@@ -253,6 +254,11 @@ class Engine:
         if why is not None:  # in every process: a launcher may end rank 0 before it has said it
             raise failure or UserError(f"rank 0 failed ({why})")
         return result
+
+    def begin_on_main(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Start ``action`` in rank 0, beside what follows; returns what waits for it as `on_main` does, a collective."""
+        running = in_background(action) if self.is_main else Future[Result]()
+        return lambda: self.on_main(running.result)
 
     def refuse_unequal(self, value: str, what: str) -> None:
         """Raise `UserError` in every process unless ``value`` is the same in all. Collective."""
