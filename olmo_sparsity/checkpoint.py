@@ -29,6 +29,7 @@ from torch import Tensor
 from olmo_sparsity.tensor_files import load_tensors, write_tensors
 from olmo_sparsity.util.background import in_background
 from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path
     if not (existing := checkpoints(path)):
         raise UserError(
-            f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py (of ai2-olmo's, "
+            f"{path} is neither a checkpoint nor a run with one; train it with olmo-sparsity train (of ai2-olmo's, "
             f"{WEIGHTS} is read, and model.pt, a pickle, is not)"
         )
     return existing[-1]
@@ -135,16 +136,14 @@ def load_state(folder: Path) -> TrainState:
 # --- damage, and what to do about it ---
 
 
-def verify(folder: Path, *names: str) -> None:
+def verify(folder: Path, names: Sequence[str]) -> None:
     """Compare files of a checkpoint, all at once, with the checksums that were noted when they were saved.
 
     Raises `UserError` for the first that is another one. Says which have no checksum, as in older checkpoints; those of
     ai2-olmo itself have none.
     """
     noted = noted_checksums(folder)
-    running = {
-        name: in_background(partial(sha256_file, folder / name)) for name in names if name in noted
-    }
+    running = {name: in_background(partial(sha256_file, folder / name)) for name in names if name in noted}
     for name, digest in running.items():
         path = folder / name
         try:
@@ -153,7 +152,9 @@ def verify(folder: Path, *names: str) -> None:
             raise UserError(f"{path} cannot be read ({error.strerror}); {remedy_for(folder)}") from error
     if noted and (unknown := [name for name in names if name not in noted]):
         log.warning(
-            "%s: %s cannot be verified: the version that saved it noted no checksum", folder, ", ".join(unknown)
+            "%s: %s cannot be verified: the version that saved it noted no checksum",
+            folder,
+            ", ".join(unknown),
         )
 
 
@@ -202,7 +203,9 @@ def remedy_for(folder: Path) -> str:
 def setting_aside(folders: Sequence[Path]) -> str:
     """The command that moves checkpoints of one run to where nothing looks for them."""
     aside = folders[0].parent / "aside"
-    return f"{shlex.join(['mkdir', '-p', str(aside)])} && {shlex.join(['mv', *map(str, folders), str(aside)])}"
+    return (
+        f"{shlex.join(['mkdir', '-p', str(aside)])} && {shlex.join(['mv', *map(str, folders), str(aside)])}"
+    )
 
 
 def config_of(folder: Path) -> Config:
@@ -210,8 +213,9 @@ def config_of(folder: Path) -> Config:
     if not (folder / CONFIG).is_file():
         if (folder / CHECKSUMS).is_file():
             raise UserError(f"{folder / CONFIG} is missing; {remedy_for(folder)}")
-        raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
-    from olmo_sparsity.config.load import load_config  # here: measuring other models does not need OLMo
+        raise UserError(f"{folder} has no {CONFIG}; give a run of olmo-sparsity train")
+    require_extra("train", "olmo", "omegaconf")  # not above: measuring other models does not need them
+    from olmo_sparsity.config.load import load_config
 
     path = verified(folder / CONFIG)
     if not re.search("^model:", path.read_text(encoding="utf8", errors="replace"), re.MULTILINE):
@@ -247,7 +251,7 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     """
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
-    verifying = in_background(lambda: verify(folder, WEIGHTS))
+    verifying = in_background(lambda: verify(folder, [WEIGHTS]))
     from olmo_sparsity.model.build import empty_model
 
     model = empty_model(config)

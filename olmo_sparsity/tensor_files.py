@@ -69,7 +69,7 @@ def _header(tensors: dict[str, Tensor], names: list[str]) -> bytes:
 def _chunks(tensors: dict[str, Tensor], names: list[str]) -> Iterator[bytes | memoryview]:
     """The bytes of the tensors, little-endian as the machine's; a tensor that is not contiguous is copied alone."""
     for name in names:
-        content = memoryview(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+        content = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(content), _CHUNK_BYTES):
             yield content[start : start + _CHUNK_BYTES]
 

@@ -135,25 +135,27 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.data.windows import local_batch_size
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-    from olmo_sparsity.training.resume import starting_checkpoint
-    from olmo_sparsity.training.zero import deepspeed_config
+    from olmo_sparsity.training.check import check_run
+    from olmo_sparsity.training.resume import initial_checkpoint, starting_checkpoint
 
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
-    local_batch_size(config, processes)
-    if config.deepspeed.config is not None:
-        deepspeed_config(config, processes)
     is_text = config.task.name is None
-    if not _is_missing(options, [config.corpus.path if is_text else None]):
-        open_training_data(config)
+    steps_per_epoch = None
+    is_missing = _is_missing(options, [config.corpus.path if is_text else None])
+    if not is_missing:
+        steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
             (HeldoutEvaluation if is_text else TaskEvaluation)(config)
-    starting_checkpoint(config, resume=True)
+    check_run(config, processes, steps_per_epoch)
+    last = starting_checkpoint(config, resume=True)
+    weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()
+    if last is None and not is_missing and not weights_may_come:
+        initial_checkpoint(config)
     return Job(
         config.run_name or Path(path).stem,
         Path(config.save_folder),

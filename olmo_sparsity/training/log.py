@@ -216,10 +216,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) -> None:
-    """Make a damaged `metrics.jsonl` one that can be read and appended to, and say what is lost.
+    """Make a damaged `metrics.jsonl` one that can be read and appended to, and warn of what is lost.
 
-    No loss depends on it, so a run of ``done_steps`` steps goes on without rows that are missing. A cut last line is cut
-    off; of other damage the file is kept under another name. ``is_finished``: the row of the last step should be there.
+    No loss depends on it: a run of ``done_steps`` steps goes on without the missing rows. A last line that was cut off
+    is removed; of other damage the file is kept under another name. ``is_finished``: the last step should have a row.
     """
     if not done_steps:
         return
@@ -229,7 +229,9 @@ def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) ->
     rows, damaged, is_cut = _read_rows(path)
     if damaged:
         kept_as = set_aside(path).name
-        log.warning("%s: line %d is damaged; kept as %s, and goes on without such lines", path, damaged[0], kept_as)
+        log.warning(
+            "%s: line %d is damaged; kept as %s, and goes on without such lines", path, damaged[0], kept_as
+        )
     elif is_cut:
         log.warning("%s: the last line was cut off, and is removed", path)
     if damaged or is_cut:

@@ -19,9 +19,9 @@ from torch import Tensor
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     OPTIMIZER,
+    WEIGHTS,
     TrainState,
     checkpoints,
-    WEIGHTS,
     load_optimizer,
     load_state,
     load_weights,
@@ -71,9 +71,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
         log.info("%s is finished already", last)
         return last
     weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
-    if weights is not None:  # to hash 84 GB of a 7B model takes as long as to start
-        names = (WEIGHTS,) if last is None else (WEIGHTS, OPTIMIZER)
-        wait_for_verification = engine.begin_on_main(lambda: verify(weights, *names))
+    names = [WEIGHTS] if last is None else [WEIGHTS, OPTIMIZER]
+    # Beside the rest of the start: to hash the 84 GB of a 7B model takes about as long.
+    wait_for_verification = engine.begin_on_main(lambda: verify(weights, names) if weights else None)
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
@@ -84,8 +84,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
         if last is None:
             engine.on_main(lambda: verify_checksums(config))
-        if weights is not None:
-            wait_for_verification()
+        wait_for_verification()
         first_step = 0 if last is None else restore(engine, last, data)
         engine.on_main(lambda: append_provenance(config, last))
         return run_steps(config, engine, data, first_step)
@@ -108,6 +107,12 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     schedule = Schedule(config, data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
+    skipped = parse_steps(config.data.skip_steps)
+    for steps in skipped:
+        if steps.stop > first_step + 1:
+            log.info(
+                "data.skip_steps: steps %d to %d are counted and not trained", steps.start, steps.stop - 1
+            )
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     # Read at the start: the corpus may be gone when a checkpoint is saved.
@@ -124,15 +129,11 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     )
     with monitor, StopRequest() as stop:
         for step in range(first_step + 1, last_step + 1):
+            batch = next(batches)
             if any(step in steps for steps in skipped):
-                if not any(step - 1 in steps for steps in skipped):
-                    log.info("step %s: data.skip_steps leaves it out, with those behind it up to the range's end")
-                with monitor.paused():
-                    next(batches)
                 monitor.log_skipped(step)
             else:
-                values = train_step(engine, next(batches), schedule, step)
-                monitor.log(step, values)
+                monitor.log(step, train_step(engine, batch, schedule, step))
 
             stops = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False

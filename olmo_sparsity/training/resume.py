@@ -113,7 +113,11 @@ def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
             )
         later = [path for path in checkpoints(folder.parent) if step_of(path) >= step]
         is_all = len(later) == len(checkpoints(folder.parent))
-        start = "start over with --save_overwrite" if is_all else f"{setting_aside(later)}, and the same command again"
+        start = (
+            "start over with --save_overwrite"
+            if is_all
+            else f"{setting_aside(later)}, and the same command again"
+        )
         raise UserError(
             f"data.skip_steps: step {step} is trained already, for {folder} is the checkpoint after step {done}; skip "
             f"steps from {done + 1} on, or go on from before it: {start}"
@@ -139,19 +143,20 @@ def append_provenance(config: Config, last: Path | None) -> None:
     if last is not None:
         start["resumed_at_step"] = step_of(last)
         start["changed"] = changed_settings(config, last)
-        log.info("%s", _resumed(step_of(last), start["changed"]))
+        if start["changed"]:
+            texts = [
+                f"{name} {_short(values['before'])} -> {_short(values['now'])}"
+                for name, values in start["changed"].items()
+            ]
+            log.info("resumed at step %s with %s", f"{step_of(last):,}", ", ".join(texts))
     elif config.initial_weights is not None:
         start["initial_weights_sha256"] = weights_sha256(config.initial_weights, is_verified=True)
     path = Path(config.save_folder) / PROVENANCE_NAME
     write_json(path, [*_earlier_starts(path), start])
 
 
-def _resumed(step: int, changed: dict[str, dict[str, Any]]) -> str:
-    texts = [f"{name} {_short(values['before'])} -> {_short(values['now'])}" for name, values in changed.items()]
-    return f"resumed at step {step:,}" + (f" with {', '.join(texts)}" if texts else "")
-
-
 def _short(value: object) -> str:
+    """5e-05 as people write it, 5e-5."""
     return str(value).replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 

@@ -142,6 +142,12 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
     [
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
+        ("train config.yaml -- --model.block_group_size=5", "model: n layers must be divisible"),
+        (
+            "train config.yaml -- --save_folder=x --initial_weights=none",
+            "none is neither a checkpoint nor a run",
+        ),
+        ("sweep config.yaml --grid seed=1 --out x -- --model.block_group_size=5", "model: n layers must be"),
         (f"influence corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
         (
             "influence run --corpus none --out x -- --n-long 16 --n-short 32",
