@@ -165,9 +165,10 @@ def train_step(engine: Engine, batch: Batch, schedule: Schedule, step: int) -> d
     on_device = forward_backward(engine, batch, engine.config.task.length_groups)
     on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
     # Read together: the processor waits once for the device, which has then nothing to do for a moment.
-    values = finite({name: float(value) for name, value in on_device.items()}, step)
+    skipped = engine.config.data.skip_steps
+    values = finite({name: float(value) for name, value in on_device.items()}, step, skipped)
     learning_rate = schedule.learning_rate(step)
-    values |= finite(engine.step(learning_rate), step)
+    values |= finite(engine.step(learning_rate), step, skipped)
     return {**values, "learning_rate": learning_rate}
 
 
@@ -216,14 +217,18 @@ def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
     return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=engine.device)])
 
 
-def finite(values: dict[str, float], step: int) -> dict[str, float]:
-    """The values. Raises `UserError` where a loss or a gradient's norm is not finite."""
+def finite(values: dict[str, float], step: int, skipped: str | None) -> dict[str, float]:
+    """The values. Raises `UserError` where a loss or a gradient's norm is not finite.
+
+    ``skipped``: `data.skip_steps` of the run, which the option in the message has to repeat.
+    """
+    before = f"{skipped}," if skipped else ""
     for name, value in values.items():
         if not math.isfinite(value):
             raise UserError(
                 f"{name} is {value} at step {step}; earlier checkpoints are whole: go on with --resume and a lower "
                 "--optimizer.learning_rate or --max_grad_norm, --precision=fp32, or without this batch, "
-                f"--data.skip_steps={step}:{step + 1}"
+                f"--data.skip_steps={before}{step}:{step + 1}"
             )
     return values
 

@@ -261,6 +261,14 @@ def test_the_advice_of_a_run_that_diverged_can_be_followed(tmp_path, diverging_a
     assert load_state(train(tiny.train_config(tmp_path, advice[-1]), resume=True)).finished
 
 
+def test_the_advice_repeats_the_steps_that_were_skipped_before(tmp_path, diverging_at_6):
+    """A resume refuses to train steps that were left out."""
+    with refused("loss_nats is nan at step 6; .*--data.skip_steps=2:3,6:7$") as error:
+        train(tiny.train_config(tmp_path, "--data.skip_steps=2:3"))
+    option = str(error.value).split()[-1]
+    assert load_state(train(tiny.train_config(tmp_path, option), resume=True)).finished
+
+
 def test_a_skipped_step_computes_nothing_and_data_and_schedule_go_on(tmp_path, caplog):
     """The seventh step's loss is that of the weights after the fifth on the seventh batch, at the seventh rate."""
     plain = tiny.train_config(tmp_path, "--console_log_interval=1", "--save_interval=1")
