@@ -108,19 +108,18 @@ def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
             continue
         if was_skipped:
             raise UserError(
-                f"cannot resume {folder}: data.skip_steps was {saved.data.skip_steps}, and step {step} is behind it; "
-                f"give --data.skip_steps={saved.data.skip_steps} again, with further steps behind a comma"
+                f"cannot resume {folder}: data.skip_steps was {saved.data.skip_steps}, and step {step} was left out; "
+                f"give --data.skip_steps={saved.data.skip_steps} again, and further ranges after a comma"
             )
-        later = [path for path in checkpoints(folder.parent) if step_of(path) >= step]
-        is_all = len(later) == len(checkpoints(folder.parent))
-        start = (
-            "start over with --save_overwrite"
-            if is_all
-            else f"{setting_aside(later)}, and the same command again"
-        )
+        saved_ones = checkpoints(folder.parent)
+        later = [path for path in saved_ones if step_of(path) >= step]
+        if len(later) < len(saved_ones):
+            remedy = f"go on from before it: {setting_aside(later)}, and the same command again"
+        else:
+            remedy = "start over with --save_overwrite in place of --resume"
         raise UserError(
             f"data.skip_steps: step {step} is trained already, for {folder} is the checkpoint after step {done}; skip "
-            f"steps from {done + 1} on, or go on from before it: {start}"
+            f"steps from {done + 1} on, or {remedy}"
         )
 
 

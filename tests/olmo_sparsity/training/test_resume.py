@@ -320,12 +320,21 @@ def test_steps_that_are_trained_already_are_skipped_from_an_earlier_checkpoint(t
     assert [row["step"] for row in rows if "skipped" in row] == [4, 5]
 
 
+def test_without_a_checkpoint_before_the_steps_the_run_starts_over(tmp_path):
+    half(tmp_path)
+    with refused("step 4 is trained already.*, or start over with --save_overwrite in place of --resume$"):
+        train(tiny.train_config(tmp_path, "--data.skip_steps=4:6"), resume=True)
+    assert load_state(
+        train(tiny.train_config(tmp_path, "--data.skip_steps=4:6", "--save_overwrite"))
+    ).finished
+
+
 def test_steps_that_were_skipped_stay_so(tmp_path):
     """In the saved configuration; others may follow behind them."""
     config = tiny.train_config(tmp_path, "--data.skip_steps=2:4")
     train(replace(config, stop_at=4))
     for options in ((), ("--data.skip_steps=2:3",), ("--data.skip_steps=6:8",)):
-        with refused("data.skip_steps was 2:4, and step . is behind it; give --data.skip_steps=2:4 again"):
+        with refused("data.skip_steps was 2:4, and step . was left out; give --data.skip_steps=2:4 again"):
             train(tiny.train_config(tmp_path, *options), resume=True)
     further = tiny.train_config(tmp_path, "--data.skip_steps=2:4,6:8")
     assert load_state(train(further, resume=True)).finished
