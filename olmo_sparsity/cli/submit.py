@@ -16,7 +16,8 @@ All but the options below goes to the command. What training, sweeps and prepara
 job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
 weights and the machine; of influence the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
-train         saves, requeues and resumes by itself at the time limit and after a preemption.
+train         saves, requeues and resumes by itself at the time limit and after a preemption; after a failure it does
+              so at most --retries times in a row without a new checkpoint.
 sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
 prepare_data, influence     with --array that many shards in parallel, then a merge, a second job that waits for them.
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 import shlex
 import subprocess
@@ -35,14 +37,22 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.cli import COMMANDS, command_line
-from olmo_sparsity.util.arguments import Parser, whole_number
+from olmo_sparsity.util.arguments import Parser, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import shipped
 
+if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
+
 TASK = "%a"
 """slurm/job.sbatch puts the number of the task in its place."""
+WARNING_SECONDS = 120
+"""How long before the time limit a job gets SIGUSR1, by the --signal that stands in the scripts of `slurm`."""
+SAVED_BYTES_PER_SECOND = 0.5e9
+"""Assumed of a shared file system that one process writes to, checksums included."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Job:
     """Of sbatch, beside those that all jobs have."""
     merge: Sequence[str] = ()
     """A command that waits for the tasks of the array."""
+    script_options: Sequence[str] = ()
+    """Of the job script; they stand before the command."""
 
 
 def main() -> None:
@@ -104,6 +116,7 @@ def _submit(
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
         *options.sbatch,
         str(script),
+        *job.script_options,
         *command,
     ]
     if options.dry_run:
@@ -154,12 +167,48 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         if config.evaluation.interval is not None:
             (HeldoutEvaluation if is_text else TaskEvaluation)(config)
     starting_checkpoint(config, resume=True)
+    _warn_of_long_save(config, options.sbatch)
     return Job(
         config.run_name or Path(path).stem,
         Path(config.save_folder),
         command_line("train", [path, *overrides, "--resume"]),
         [f"--nodes={options.nodes}", f"--ntasks-per-node={per_node}"],
+        script_options=[f"--run={config.save_folder}", f"--retries={options.retries}"],
     )
+
+
+def _warn_of_long_save(config: Config, sbatch: Sequence[str]) -> None:
+    """Say where a checkpoint is probably not written in the time between SIGUSR1 and the time limit."""
+    warning = _warning_seconds(sbatch)
+    size = checkpoint_bytes(config)
+    seconds = size / SAVED_BYTES_PER_SECOND
+    if seconds < warning:
+        return
+    enough = 60 * math.ceil(1.5 * seconds / 60)  # the current step ends first
+    print(
+        f"# a checkpoint of {size / 1e9:.0f} GB takes about {seconds:.0f} s at {SAVED_BYTES_PER_SECOND / 1e9} GB/s, "
+        f"but the job is told only {warning} s before its time limit; raise it: --sbatch=--signal=USR1@{enough}"
+    )
+
+
+def _warning_seconds(sbatch: Sequence[str]) -> int:
+    """Seconds between SIGUSR1 and the time limit, by sbatch's option --signal=[R:]SIGNAL[@SECONDS]."""
+    given = re.findall(r"--signal[= ](\S+)", " ".join(sbatch))
+    if not given:
+        return WARNING_SECONDS
+    seconds = given[-1].partition("@")[2]
+    return int(seconds) if seconds.isdecimal() else 60  # SLURM's default
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Size of a checkpoint: the weights in fp32, and of the optimizer two such moments in AdamW, one in LionW."""
+    from olmo.config import OptimizerType
+
+    from olmo_sparsity.model.build import empty_model
+
+    model = empty_model(config, device="meta")
+    moments = 1 if config.optimizer.name == OptimizerType.lionw else 2
+    return sum(parameter.numel() for parameter in model.parameters()) * 4 * (1 + moments)
 
 
 def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -235,6 +284,10 @@ def _parser() -> Parser:
     add("--nodes", type=whole_number, default=1, metavar="N", help="nodes that train runs on (default: 1)")
     per_node = "processes of train on each node (default: one for each GPU, or one)"
     add("--processes-per-node", type=whole_number, metavar="N", help=per_node)
+    retries = (
+        "how often in a row train goes on after a failure, without a new checkpoint in between (default: 3)"
+    )
+    add("--retries", type=whole_number_or_zero, default=3, metavar="N", help=retries)
     add("--gpus-per-node", type=whole_number, metavar="N", help="GPUs on each node (default: none)")
     add("--cpus", type=whole_number, default=4, metavar="N", help="CPU cores of each process (default: 4)")
     add("--time", metavar="D-HH:MM:SS", help="time limit of each job (default: the partition's)")
