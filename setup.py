@@ -1,4 +1,4 @@
-"""Puts copies of configs/ and slurm/ into the wheel; everything else about the package stands in pyproject.toml."""
+"""Puts copies of configs/, slurm/ and the pages of docs/ into the wheel; all else stands in pyproject.toml."""
 
 import shutil
 from pathlib import Path
@@ -18,8 +18,12 @@ class BuildWithShippedFiles(build_py):
             self.build_lib, ignore_errors=True
         )  # of an earlier build, whose modules may be gone since
         super().run()
+        shipped = Path(self.build_lib) / "olmo_sparsity" / "shipped"
         for name in ("configs", "slurm"):
-            shutil.copytree(name, Path(self.build_lib) / "olmo_sparsity" / "shipped" / name)
+            shutil.copytree(name, shipped / name)
+        (shipped / "docs").mkdir()
+        for page in Path("docs").glob("*.md"):  # messages and --help name them
+            shutil.copy(page, shipped / "docs")
 
 
 setup(cmdclass={"build_py": BuildWithShippedFiles})

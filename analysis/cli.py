@@ -125,7 +125,7 @@ examples:
   olmo-sparsity figure2 runs/demo/influence
   olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several trainings of one model, joined
   olmo-sparsity figure2 runs/rope/influence runs/pose/influence --labels RoPE,PoSE --out runs/both
-  olmo-sparsity figure2 results/books --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/books
+  olmo-sparsity figure2 runs/study --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/both
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
 Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
@@ -295,7 +295,7 @@ def _one_text(files: TextFiles, number: int) -> tuple[str, str]:
 VERIFY = """Measure some targets of a result again, and compare losses and choices with what it says.
 
 example:
-  olmo-sparsity verify results/checkpoint/influence --model results/checkpoint --corpus runs/verify/data
+  olmo-sparsity verify runs/a --text texts/*.txt
 
 Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
 

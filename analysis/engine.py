@@ -9,7 +9,6 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from analysis.contexts import (
     placebo_contexts,
     shuffled_contexts,
 )
-from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS, Faithfulness
+from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS, Faithfulness
 from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
@@ -36,10 +35,11 @@ from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.open import open_texts
 from analysis.parts import Run, stacked
-from analysis.result import Result, rounded
+from analysis.result import SELECTION, Result, empty_frame, rounded
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
 from analysis.texts import Texts
+from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,12 @@ TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
+LIKELY_OVER = 0.25
+"""Share of the targets that is taken to be over tau until their losses are known, for the time left [ours]."""
+CHOICE_COLUMNS = ("target_id", *SELECTION, "selected", "influence", "loss_nats")
+SCORE_COLUMNS = ("target_id", "selector", "far_context", "influence")
+TEXT_COLUMNS = ("block", "text", "first_position", "pieces")
+"""Columns of the frames of a `Result` where no target is over tau."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
 _IDENTITY = ("model", "model_sha256", "training_seed", "rope_scaling")
@@ -131,8 +137,11 @@ def measure(
         batches: measure only batches of these numbers, such as to verify a result.
         progress: show it on standard error.
 
-    Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
-    or ``out`` has another measurement.
+    Where no target is over tau the result has no choices, and says how much the largest gain is; the same call with a
+    lower ``tau_nats`` takes the losses of the targets from ``out``.
+
+    Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
+    measurement.
     """
     n_long, n_short = _whole_number("n_long", n_long), _whole_number("n_short", n_short)
     targets, seed = _whole_number("targets", targets), _whole_number("seed", seed)
@@ -240,45 +249,93 @@ class Engine:
     def __post_init__(self) -> None:
         s = self.settings
         self.n_long, self.n_far, self.size = s["n_long"], s["n_long"] - s["n_short"], s["targets_per_block"]
-        self.give_back, self.is_estimated = [GivenBack.parse(text) for text in s["give_back"]], False
+        self.give_back = [GivenBack.parse(text) for text in s["give_back"]]
+        self.is_checked = False
         self.faithfulness = Faithfulness(self.scorer, s["ks"], s["seed"]) if s["faithfulness"] else None
 
-    def measure(self, places: pd.DataFrame, advance: Callable[[int], Any]) -> dict[str, pd.DataFrame]:
-        """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
-        began = time.monotonic()
-        targets = self.targets(places)
-        if not self.is_estimated:
+    def measure(
+        self, places: pd.DataFrame, work: Work, known: pd.DataFrame | None = None
+    ) -> dict[str, pd.DataFrame]:
+        """The frames of a `Result`, by name, of the targets of one batch.
+
+        ``work`` is told what is done. ``known``: the same targets, measured before with another tau.
+        """
+        self._begin(work, places, known is not None)
+        targets = self.targets(places) if known is None else self._with_tau(places, known)
+        if not self.is_checked:
+            self.is_checked = True
             self.check_losses(targets["loss_long_nats"].to_numpy())
-        self._estimate((time.monotonic() - began) / len(places))
-        over, done = targets[targets["over_tau"]], 0.0
+        over = targets[targets["over_tau"]]
+        rounds, contexts = self._rounds(over), self.settings["far_contexts"]
+        tokens = [self._tokens_to_choose(self._blocks(together), len(together)) for together in rounds]
+        work.begin_steps(np.repeat(tokens, len(contexts)).tolist())
         choices: list[pd.DataFrame] = []
         scores: list[pd.DataFrame] = []
-        for together in self._rounds(over):
-            for far_context in self.settings["far_contexts"]:
+        for together in rounds:
+            for far_context in contexts:
                 self._choose(together, far_context, choices, scores)
-            # targets that are not over tau take no time: they count with those that are
-            before, done = done, done + len(places) * len(together) / len(over)
-            advance(round(done) - round(before))
-        if over.empty:
-            advance(len(places))
+                work.finish_step()
+        work.finish_batch()
         frames = {
             "targets": targets,
-            "choices": stacked([pd.DataFrame(), *choices]),
+            "choices": stacked([empty_frame(CHOICE_COLUMNS), *choices]),
             "texts": self._texts(over),
         }
-        return frames | ({"scores": stacked([pd.DataFrame(), *scores])} if self.settings["scores"] else {})
+        if self.settings["scores"]:
+            frames["scores"] = stacked([empty_frame(SCORE_COLUMNS), *scores])
+        return frames
 
-    def _estimate(self, seconds: float) -> None:
-        """Say once how long choosing for all would take, by how long L_long and L_short of a target took."""
-        if self.is_estimated:
-            return
-        s, self.is_estimated = self.settings, True
-        # without each far token half of the others are read on average, beside one long and one short pass
-        passes = self.n_far / 2 * (self.n_long + self.size) / (self.n_long + s["n_short"] + 2 * self.size)
-        if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
-            passes = 4
-        of_all = seconds * passes * len(s["far_contexts"]) * s["targets_requested"]
-        log.info("choosing far tokens for all of them would take about %.0f s", of_all)
+    def _begin(self, work: Work, places: pd.DataFrame, is_known: bool) -> None:
+        """Begin a batch of the work; ``is_known``: the losses of its targets need not be measured."""
+        for scorer in (self.scorer, self.selecting, self.proposing):
+            if scorer is not None:
+                scorer.on_read = work.read
+        blocks = self._blocks(places)
+        losses = 0.0 if is_known else self._tokens_of_losses(blocks)
+        with_choices = blocks * (1 - (1 - LIKELY_OVER) ** self.size)
+        choices = self._tokens_to_choose(with_choices, LIKELY_OVER * len(places))
+        work.begin_batch(len(places), losses, choices * len(self.settings["far_contexts"]))
+
+    def _blocks(self, targets: pd.DataFrame) -> int:
+        """How many blocks some targets are of."""
+        return (targets["target_id"] // self.size).nunique()
+
+    def _tokens_of_losses(self, blocks: int) -> float:
+        """About how many tokens L_long and L_short of all targets of some blocks read."""
+        behind = self.size - 1
+        read = self.n_long + self.settings["n_short"] + 2 * behind
+        read *= 1 if self.selecting is self.scorer else 2
+        if self.faithfulness:
+            shorter = [length for length in CONTEXT_LENGTHS if length < self.n_long]
+            read += sum(length + behind for length in (self.settings["n_short"], *shorter))
+        return blocks * read
+
+    def _tokens_to_choose(self, blocks: float, targets: float) -> float:
+        """About how many tokens choosing for so many targets of so many blocks reads, in one far context.
+
+        Of selectors that are not named here nothing is expected: the first step says what they take.
+        """
+        s, k_max = self.settings, self.settings["ks"][-1]
+        long, short = self.n_long + self.size - 1, s["n_short"] + self.size - 1
+        choices = len(s["selectors"]) * len(s["ks"])
+        read = targets * choices * len(s["give_back"]) * (short + k_max / 2)
+        whole = [name for name in s["selectors"] if "@" not in name]
+        if any(name.startswith("leave-one-out") for name in whole):
+            read += blocks * self.n_far * long / 2  # what stands before the one left out is read once
+        if any(name.startswith("leave-one-in") for name in whole):
+            read += blocks * self.n_far * (short + 1)
+        greedy = sum(name.startswith("greedy") for name in whole)
+        read += targets * greedy * k_max * self.n_far * (short + k_max / 2)
+        if self.faithfulness:
+            read += blocks * SUBSETS * (SUBSET_KEEP_RATE * self.n_far + short) + targets * choices * long
+        return read
+
+    def _with_tau(self, places: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
+        """What `targets` gives, with losses that were measured before."""
+        columns = {name: known[name].to_numpy() for name in known if name not in places}
+        gain = columns.get("selecting_gain_nats", known["loss_short_nats"] - known["loss_long_nats"])
+        columns["over_tau"] = np.asarray(gain) > self.settings["tau_nats"]
+        return places.assign(**columns)
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
@@ -293,8 +350,8 @@ class Engine:
         selected_by = self.settings["selected_by"]
         if selected_by and not selected_by["untrained"]:  # untrained weights gain nothing
             long, short = map(rounded, long_and_short_losses(self.selecting, contexts, index))
-            gain = short - long
-            columns["selecting_gain_nats"] = rounded(gain)
+            gain = rounded(short - long)
+            columns["selecting_gain_nats"] = gain
         columns |= {"over_tau": gain > self.settings["tau_nats"], "kind": self._kinds(places)}
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
@@ -425,7 +482,7 @@ class Engine:
                 start = target["placebo_start"]
                 row["placebo_pieces"] = self._pieces(target["placebo_text"], start, start + self.n_far)
             rows.append(row)
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows) if rows else empty_frame(TEXT_COLUMNS)
 
 
 def check_options(

@@ -14,7 +14,9 @@ import pandas as pd
 
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.text_files import TextFiles, group_of_url, is_corpus, kind_of
+from olmo_sparsity.util.text_fields import group_of_url
+from olmo_sparsity.util.text_files import TextFiles, is_corpus
+from olmo_sparsity.util.text_rows import kind_of
 
 log = logging.getLogger(__name__)
 

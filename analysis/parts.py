@@ -2,7 +2,8 @@
 
 A folder that is written holds `parts/`, one folder for each finished batch, which is a saved `Result`, until a run
 without a shard makes them its result. Batches are the same whoever measures them, so that the whole is that of one
-uninterrupted run.
+uninterrupted run. A whole result with no target over tau lends its losses to a run with another tau, and stays until
+that is whole.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
+from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json
 from olmo_sparsity.util.progress import progress as show_progress
@@ -34,8 +37,9 @@ MAY_DIFFER = ("model", "texts", "training_seed", "complete")
 class Run:
     """One run over batches of targets, with the parts that it and other runs have written."""
 
-    measure_batch: Callable[[pd.DataFrame, Callable[[int], Any]], dict[str, pd.DataFrame]]
-    """The frames of some places, by name; it tells how many targets are done."""
+    measure_batch: Callable[[pd.DataFrame, Work, pd.DataFrame | None], dict[str, pd.DataFrame]]
+    """The frames of some places, by name, given the work to tell of, and the targets with losses where these are known
+    from another tau."""
     size: int
     """Targets of a batch, in whole blocks."""
     places: pd.DataFrame
@@ -50,12 +54,15 @@ class Run:
         count = max(self.places["target_id"]) // self.size + 1
         mine = _batches_of(shard, count) if batches is None else sorted(batches)
         if self.out is None:
-            return self._joined([part for _, part in self._measured(mine)])
+            return self._joined([part for _, part in self._measured(mine, None)])
+        known = None
         if (self.out / RESULT_NAME).is_file():
             whole = load(self.out)
-            self._check(whole.settings)
-            log.info("%s is complete already", self.out)
-            return whole
+            if not self._differs_in_tau_alone(whole):
+                self._check(whole.settings)
+                log.info("%s is complete already", self.out)
+                return whole
+            known = self._known(whole)
         parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
         parts.mkdir(parents=True, exist_ok=True)
         # shares side by side, but not beside a run without one, which may measure the same batches
@@ -65,7 +72,7 @@ class Run:
             write_json(begun, self.settings)
             # without its result.json, written last, a part was left by a killed process
             todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
-            for batch, part in self._measured(todo):
+            for batch, part in self._measured(todo, known):
                 part.save(parts / f"batch-{batch:06d}")
             finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
             result = self._joined([load(path.parent) for path in finished])
@@ -74,16 +81,19 @@ class Run:
                 remove(parts)
             return result
 
-    def _measured(self, batches: Sequence[int]) -> Iterator[tuple[int, Result]]:
-        """Measure batches, and give each when it is finished."""
+    def _measured(self, batches: Sequence[int], known: pd.DataFrame | None) -> Iterator[tuple[int, Result]]:
+        """Measure batches, and give each when it is finished; ``known``: all targets where they have losses."""
         made = provenance()
         made["created"] = made.pop("started")
-        frames_of = [self.places[self.places["target_id"] // self.size == batch] for batch in batches]
-        total = sum(map(len, frames_of))
-        with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
-            for batch, places in zip(batches, frames_of, strict=True):
-                began = time.monotonic()
-                frames = self.measure_batch(places, advance)
+        batch_of_target = self.places["target_id"] // self.size
+        total = int(batch_of_target.isin(batches).sum())
+        shown = {"enabled": self.progress, "steady": False}
+        with show_progress("targets measured", total, "targets", **shown) as advance:
+            work = Work(total, advance)
+            for batch in batches:
+                began, of_batch = time.monotonic(), batch_of_target == batch
+                before = None if known is None else known[of_batch]
+                frames = self.measure_batch(self.places[of_batch], work, before)
                 seconds = time.monotonic() - began
                 yield batch, Result(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
@@ -92,21 +102,30 @@ class Run:
         if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
             raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
 
+    def _differs_in_tau_alone(self, there: Result) -> bool:
+        """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
+        ignored = (*MAY_DIFFER, "tau_nats")
+        return (
+            there.settings.get("tau_nats") != self.settings["tau_nats"]
+            and there.settings["complete"]
+            and not len(there.over)
+            and not setting_differences(there.settings, self.settings, ignore=ignored)
+        )
+
+    def _known(self, there: Result) -> pd.DataFrame:
+        """The targets of a result, row by row those of ``places``. Raises `UserError` where they are others."""
+        of_place = ["target_id", "text", "position"]
+        if not np.array_equal(there.targets[of_place], self.places[of_place]):
+            raise UserError(f"{self.out} has other targets than are sampled now; give another folder")
+        log.info("no target is over tau in %s: its losses are used again", self.out)
+        return there.targets
+
     def _joined(self, parts: Sequence[Result]) -> Result:
-        """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
+        """The parts as one result."""
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
         complete = len(frames["targets"]) == len(self.places)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
-        result = Result({**self.settings, "complete": complete}, provenance=provenance, **frames)
-        if complete and not len(result.over):
-            if self.out is not None:
-                remove(self.out / PARTS)  # so that the next try may have other settings
-            gain = result.targets.get("selecting_gain_nats", result.gain_nats)
-            raise UserError(
-                f"none of {len(gain):,} targets gains more than tau = {self.settings['tau_nats']} nats from the long "
-                f"context (the most is {max(gain):.2f}); lower tau, raise the number of targets, or train longer"
-            )
-        return result
+        return Result({**self.settings, "complete": complete}, provenance=provenance, **frames)
 
 
 def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:

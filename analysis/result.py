@@ -125,6 +125,12 @@ class Result:
         return list(self.settings["far_contexts"])
 
     @property
+    def has_xray(self) -> bool:
+        """Whether there is a block to be read, with text and a target over tau, of the first training."""
+        first = self.trainings[0]
+        return first.texts is not None and len(first.over) > 0
+
+    @property
     def crossfit(self) -> bool:
         """Whether one model selected and another evaluated."""
         return self.settings.get("selected_by") is not None
@@ -278,7 +284,9 @@ class Result:
 
         def joined(name: str) -> pd.DataFrame:
             frames = [getattr(result, name).assign(training=number) for number, result in enumerate(results)]
-            return pd.concat(frames, ignore_index=True, join="inner")
+            # one without choices has no columns of what may be measured of them
+            filled = [frame for frame in frames if len(frame)] or frames[:1]
+            return pd.concat(filled, ignore_index=True, join="inner")
 
         return replace(
             first, targets=joined("targets"), choices=joined("choices"), scores=None, trainings=list(results)
@@ -307,7 +315,7 @@ class Result:
     def _repr_html_(self) -> str:
         """In Jupyter: the findings, and the block with the most targets over tau, to be read."""
         shown = f"<pre>{escape(repr(self))}</pre>"
-        return shown + self.xray()._repr_html_() if self.texts is not None else shown
+        return shown + self.xray()._repr_html_() if self.has_xray else shown
 
 
 def load(folder: str | Path) -> Result:
@@ -376,6 +384,12 @@ def load_study(folder: str | Path) -> dict[str, Result]:
         settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
         study[cell] = Result(settings, provenance=saved["provenance"], **of_cell)
     return study
+
+
+def empty_frame(columns: Sequence[str]) -> pd.DataFrame:
+    """No rows, with the types that the columns have in a saved result."""
+    schema = pa.schema([(name, _type(name, pd.Series(dtype=float))) for name in columns])
+    return schema.empty_table().to_pandas()
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:

@@ -41,7 +41,7 @@ class Comparison:
     choices: int
     """Of a target, selector, far context and k."""
     same: float
-    """Share of them that are of the same tokens."""
+    """Share of them that are of the same tokens; 1 where there are none."""
 
     @property
     def holds(self) -> bool:
@@ -50,9 +50,12 @@ class Comparison:
 
     def __str__(self) -> str:
         apart = ", ".join(f"{name} {nats:.1e}" for name, nats in self.largest_difference_nats.items())
+        choices = "there are no choices"
+        if self.choices:
+            choices = f"{self.same:.2%} of {self.choices:,} choices are the same"
         return (
-            f"{self.targets:,} targets measured again; largest difference in nats: {apart}; "
-            f"{self.same:.2%} of {self.choices:,} choices are the same: {'verified' if self.holds else 'NOT verified'}"
+            f"{self.targets:,} targets measured again; largest difference in nats: {apart}; {choices}: "
+            f"{'verified' if self.holds else 'NOT verified'}"
         )
 
 
@@ -61,11 +64,13 @@ def verify(
 ) -> Comparison:
     """Measure random batches of a result again until they hold so many ``targets`` over tau; ``options`` of `measure`.
 
+    Where none is over tau, until they hold so many of all.
     Raises `UserError` where weights, text or settings are not those of the result: where another model chose, too.
     """
     settings = result.settings
-    over = result.targets["target_id"].to_numpy()[result.over]
-    batch = over // targets_per_batch(settings["targets_per_block"])
+    target_id = result.targets["target_id"].to_numpy()
+    counted = target_id[result.over] if len(result.over) else target_id
+    batch = counted // targets_per_batch(settings["targets_per_block"])
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
     again = measure(
@@ -108,4 +113,5 @@ def compare(result: Result, again: Result) -> Comparison:
         if set(row.selected[:k]) == set(row.selected_before[:k])
     ]
     choices = len(again.choices) * len(result.ks)
-    return Comparison(len(after), {**largest, "loss_k": max([0.0, *apart])}, choices, len(apart) / choices)
+    same = len(apart) / choices if choices else 1.0
+    return Comparison(len(after), {**largest, "loss_k": max([0.0, *apart])}, choices, same)

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path
     if not (existing := checkpoints(path)):
         raise UserError(
-            f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py (of ai2-olmo's, "
+            f"{path} is neither a checkpoint nor a run with one; train it with olmo-sparsity train (of ai2-olmo's, "
             f"{WEIGHTS} is read, and model.pt, a pickle, is not)"
         )
     return existing[-1]
@@ -120,8 +121,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def config_of(folder: Path) -> Config:
     """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
-    from olmo_sparsity.config.load import load_config  # here: measuring other models does not need OLMo
+        raise UserError(f"{folder} has no {CONFIG}; give a run of olmo-sparsity train")
+    require_extra("train", "olmo", "omegaconf")  # not above: measuring other models does not need them
+    from olmo_sparsity.config.load import load_config
 
     return load_config(folder / CONFIG, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
 

@@ -18,7 +18,8 @@ from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import leaves
 from olmo_sparsity.data.sources import read_files
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.text_files import Fields, TextFiles
+from olmo_sparsity.util.text_fields import Fields
+from olmo_sparsity.util.text_files import TextFiles
 
 same_every_time = settings(
     max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)

@@ -120,6 +120,24 @@ def test_one_door_leads_from_the_analysis_to_what_training_needs():
             assert not {name for name in beyond if not name.startswith(allowed)}, path
 
 
+NAMED = re.compile(r"\b(?:configs|docs|results|scripts|slurm|tests)/\w[\w./-]*")
+"""A file of the checkout, or the beginning of its name, as in ``docs/method.md`` and ``configs/pose-c4-SIZE``."""
+INSTALLED = ("configs/", "docs/", "slurm/")
+
+
+def test_help_and_messages_name_no_file_that_an_installed_package_lacks():
+    named = defaultdict(set)
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] != "scripts":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    for name in NAMED.findall(node.value):
+                        named[name.rstrip("./")].add(str(path.relative_to(ROOT)))
+    assert {"docs/method.md", "configs/demo.yaml", "slurm/job.sbatch"} <= named.keys()
+    assert {name: paths for name, paths in named.items() if not name.startswith(INSTALLED)} == {}
+    assert {name: paths for name, paths in named.items() if not list(ROOT.glob(f"{name}*"))} == {}
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_yaml_loads(path):
     config = load_config(path)

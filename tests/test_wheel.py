@@ -11,9 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
-    *("olmo_sparsity", "analysis", "configs", "slurm"),
+    *("olmo_sparsity", "analysis", "configs", "slurm", "docs"),
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md"),
 )
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+OFFLINE = ("--no-deps", "--no-index")
 TINY = (
     *("--model.d_model=32", "--model.n_heads=4", "--model.n_layers=1", "--model.max_sequence_length=32"),
     *("--model.vocab_size=320", "--model.embedding_size=384", "--positions.target_length=64"),
@@ -23,11 +25,9 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder with what `pip install` of the wheel puts into site-packages; nothing is downloaded."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "copy"  # building writes beside the sources
+def build_wheel(folder):
+    """The wheel of a copy of the sources, for building writes beside them; nothing is downloaded."""
+    copy = folder / "copy"
     copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -37,11 +37,16 @@ def installed(tmp_path_factory):
     gone = copy / "build" / "lib" / "olmo_sparsity" / "cli" / "gone.py"  # as an earlier build leaves a module
     gone.parent.mkdir(parents=True)
     gone.touch()
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    offline = ("--no-deps", "--no-index")
-    subprocess.run([*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, copy], check=True)
+    subprocess.run([*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", folder, copy], check=True)
     (wheel,) = folder.glob("*.whl")
-    subprocess.run([*pip, "install", *offline, "--target", folder / "site", wheel], check=True)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what `pip install` of the wheel puts into site-packages."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([*PIP, "install", *OFFLINE, "--target", folder / "site", build_wheel(folder)], check=True)
     return folder / "site"
 
 

@@ -22,7 +22,7 @@ from analysis.figures.figure2 import describe, figure2, levels_figure, selectors
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
-from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k
+from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
 from analysis.stats.show import interval_text
 
 # from the target's own text to the most distant one
@@ -53,7 +53,8 @@ def all_figures(
     heading: bool = True,
     **bootstrap: int,
 ) -> dict[str, Figure]:
-    """Every figure that can be drawn, by the name to save it under: of several Results Figure 2 alone.
+    """Every figure that can be drawn, by the name to save it under: Figure 2 alone of several Results, and of one
+    without recovery.
 
     Arguments are those of `figure2`.
     """
@@ -62,6 +63,8 @@ def all_figures(
     if len(results) > 1:
         return {"figure2": first}
     [result] = results.values()
+    if why_no_recovery(result):
+        return {"figure2": first}
     others = {
         "figure2-selectors": selectors_figure(result, selectors=selectors, k=k, heading=False, **shown),
         "figure2-levels": levels_figure(result, selectors=selectors, **shown),

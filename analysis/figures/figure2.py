@@ -3,7 +3,8 @@
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
 selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
-`selectors_figure`; the ways in which tokens were given back (2.2a) stand side by side in `levels_figure`.
+`selectors_figure`; the ways in which tokens were given back (2.2a) stand side by side in `levels_figure`. Where no
+recovery is defined, as with no target over tau, the mean losses of all targets stand in place of (a) to (c).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox, TransformedBbox
 
 from analysis.figures import style
 from analysis.figures.length import plot_length
 from analysis.result import Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import interval_caption
 from analysis.stats.measured import (
     CONTROLS,
     DEFAULT_SELECTOR,
@@ -35,8 +37,11 @@ from analysis.stats.measured import (
     at_level,
     choose_k,
     default_selector,
+    largest_gain,
     level_in_words,
     nats,
+    refuse_without_gain,
+    why_no_recovery,
 )
 from olmo_sparsity.util.errors import UserError
 
@@ -60,6 +65,9 @@ def figure2(
 ) -> Figure:
     """Panels (a) to (c), and with ``length`` panel (d).
 
+    Where no recovery is defined, such as with no target over tau, the one panel of `_plot_losses_of_all` stands for (a)
+    to (c). Of several results those without recovery are named in the heading alone, unless all are.
+
     Args:
         results: by the names that stand in the legend; the name of one alone is not shown.
         path: where to write it (`style.save_figure`); None: nowhere.
@@ -71,10 +79,74 @@ def figure2(
         heading: whether a line above the panels says what was measured.
         bootstrap: ``resamples`` and ``seed`` of the intervals.
 
-    Raises `UserError` where recovery is undefined, and for a selector that was not measured.
+    Raises `UserError` for a selector that was not measured, and where no target was.
+    """
+    with_recovery = {name: result for name, result in results.items() if not why_no_recovery(result)}
+    if with_recovery:
+        several = len(results) > 1
+        figure = _with_recovery(with_recovery, several, length, selectors, k, width, **bootstrap)
+    else:
+        figure = _without_recovery(results, length, width, **bootstrap)
+    if heading:
+        style.add_heading(figure, describe(results))
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def _without_recovery(
+    results: Mapping[str, Result], length: pd.DataFrame | None, width: float, **bootstrap: int
+) -> Figure:
+    """The mean losses of all targets, and with ``length`` the loss by position."""
+    for result in results.values():
+        if len(result.targets) == 0:
+            refuse_without_gain(result)
+    figure, panels = style.large_panels(1 if length is None else 2, width, 2.6)
+    looks = style.model_styles(results)
+    if len(results) == 1:
+        looks = {name: look | {"color": "black"} for name, look in looks.items()}
+    _plot_losses_of_all(panels[0], results, looks, **bootstrap)
+    models = {} if length is None else plot_length(panels[1], length, "b")
+    named = {name: look for name, look in looks.items() if name}
+    if legend := named | models:
+        style.add_legend(figure, legend)
+    return figure
+
+
+def _plot_losses_of_all(
+    axes: Axes, results: Mapping[str, Result], looks: Mapping[str, style.Look], **bootstrap: int
+) -> None:
+    """Mean L_short and L_long of all targets, whether they are over tau or not."""
+    contexts = {
+        "loss_short_nats": "$L_{short}$\nlast M tokens",
+        "loss_long_nats": "$L_{long}$\nall N tokens",
+    }
+    frames = [numbers.shares(result, **bootstrap).assign(curve=name) for name, result in results.items()]
+    frame = pd.concat(frames, ignore_index=True)
+    frame = frame[frame["name"].isin(contexts)]
+    frame = frame.assign(place=frame["name"].map(list(contexts).index))
+    style.draw(axes, frame, looks, "curve", "place", joined=False, step=0.1)
+    axes.set_xticks(range(len(contexts)), list(contexts.values()))
+    axes.set(xlim=(-0.5, len(contexts) - 0.5), ylabel="mean loss [nats per token]")
+    axes.grid(visible=False, axis="x")
+    axes.set_title("(a) Mean loss of all targets")
+
+
+def _with_recovery(
+    results: Mapping[str, Result],
+    several: bool,
+    length: pd.DataFrame | None,
+    selectors: Sequence[str] | None,
+    k: int | None,
+    width: float,
+    **bootstrap: int,
+) -> Figure:
+    """Panels (a) to (c), and with ``length`` panel (d); ``several``: curves are results, else selectors of one.
+
+    The other arguments are those of `figure2`.
     """
     at_main_level = {name: at_level(result) for name, result in results.items()}
-    curves, in_bins, looks = _curves(at_main_level, selectors)
+    curves, in_bins, looks = _curves(at_main_level, selectors, several)
     main = {label: looks[label] for label in curves}
 
     def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
@@ -92,21 +164,19 @@ def figure2(
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
     colours = {name: looks[label]["color"] for label, (name, _) in reversed(curves.items())}
+    if not several:
+        colours = dict.fromkeys(results, "black")
     _plot_short_and_long(panels[0], results, colours, **bootstrap)
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)
     bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
-    _plot_gain_bins(panels[2], bins, of_bins, counted=len(results) == 1)
+    _plot_gain_bins(panels[2], bins, of_bins, counted=not several)
     at_k = ", ".join(map(str, sorted({choose_k(result.ks, k) for result in results.values()})))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
     panels[2].set_title(f"(c) Recovery by size of the gain, k = {at_k}\n{of_selectors}")
     models = {} if length is None else plot_length(panels[3], length)
     placebo = style.IN_LEGEND if PLACEBO in set(recovery["far_context"]) else {}
     style.add_legend(figure, main | of_bins | placebo | models)
-    if heading:
-        style.add_heading(figure, describe(results))
-    if path is not None:
-        style.save_figure(figure, path)
     return figure
 
 
@@ -154,7 +224,7 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
 
 
 def _curves(
-    results: Mapping[str, Result], wanted: Sequence[str] | None
+    results: Mapping[str, Result], wanted: Sequence[str] | None, several: bool
 ) -> tuple[Curves, Curves, dict[str, style.Look]]:
     """The curves of panels (a) and (b), those of (c), and the looks of all.
 
@@ -162,7 +232,7 @@ def _curves(
     default one of each).
     """
     measured = {name: numbers.Measured(result).names for name, result in results.items()}
-    if len(results) == 1:
+    if not several:
         [(result, names)] = measured.items()
         curves = {name: (result, name) for name in _main_selectors(names, wanted)}
         in_bins = {name: (result, name) for name in style.shown_selectors(names)}
@@ -183,21 +253,24 @@ def _curves(
 def _plot_short_and_long(
     axes: Axes, results: Mapping[str, Result], colours: Mapping[str, str], **bootstrap: int
 ) -> None:
-    """Dotted lines at L_short and L_long in panel (a), in the colour of a Result's first curve; of one alone in black.
+    """Dotted lines at L_short and L_long in panel (a), in the colour of each Result.
 
     Intervals stand to the right of the curves, a Result beside the other, and names behind the last.
     """
     right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+    beside = TransformedBbox(Bbox([[0, 0], [2, 1]]), axes.transAxes)
     for number, (name, result) in enumerate(results.items()):
         shares = numbers.shares(result, **bootstrap)
-        colour = colours[name] if len(results) > 1 else "black"
+        colour = colours[name]
         for which, first in (("short", 1.03), ("long", 1.05)):  # they may overlap
             row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
             [value], place = row["value"], first + 0.04 * number
             axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
-            axes.errorbar(
+            bars = axes.errorbar(
                 place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
             )
+            for artist in bars.get_children():  # cut above and below, as all bars are
+                artist.set(clip_on=True, clip_box=beside, clip_path=None, in_layout=False)
             if number == len(results) - 1:
                 axes.text(place + 0.03, value, text, va="center", **right)
     axes.margins(y=0.08)
@@ -255,11 +328,13 @@ def _describe(result: Result) -> str:
         rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} ",
         rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)",
     ]
-    if np.isfinite(held := share["share_of_gain"]):
+    if counts["targets_over_tau"] == 0:
+        said.append(largest_gain(result))
+    elif np.isfinite(held := share["share_of_gain"]):
         said.append(f"; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
     if counts["targets_measured"] < counts["targets_over_tau"]:
         said.append(f"; {counts['targets_measured']:,} measured so far")
     if result.crossfit:
         untrained = settings["selected_by"].get("untrained")
         said.append(f"; cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
-    return "".join([*said, f"; bars: 95 %, {by_clusters(counts, '_over_tau')}"])
+    return "".join([*said, f"; {interval_caption('bars: 95 %,', counts)}"])

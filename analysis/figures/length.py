@@ -33,12 +33,12 @@ _TRAINED = {
 }
 
 
-def plot_length(axes: Axes, frame: pd.DataFrame) -> dict[str, style.Look]:
-    """Panel (d): mean loss per bin of positions against its centre [nats per token]; for the legend."""
+def plot_length(axes: Axes, frame: pd.DataFrame, letter: str = "d") -> dict[str, style.Look]:
+    """The last panel of Figure 2: mean loss per bin of positions against its centre; returns looks for the legend."""
     looks = style.model_styles(frame["model"].unique())
     lines = _plot_models(axes, frame, looks)
     axes.set(xlabel="position [tokens before it]", ylabel="held-out loss [nats per token]")
-    axes.set_title("(d) Loss by position")
+    axes.set_title(f"({letter}) Loss by position")
     return looks | lines
 
 
@@ -61,7 +61,7 @@ def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
         lines |= _plot_models(axes, frame[frame["model"].isin(drawn)], looks)
     style.add_legend(figure, looks | lines)
     in_all = f"in every panel: {first}" if len(titles) > 1 else ""
-    style.add_heading(figure, heading, in_all, "bands: 95 %")
+    style.add_heading(figure, heading, in_all, style.says_intervals("bands", frame))
     return figure
 
 
@@ -85,7 +85,8 @@ def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     panels[0].set_yticks(range(len(models)), models)
     panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
     figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
-    style.add_heading(figure, heading, f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens")
+    dotted = f"dotted: {models[0]} at {lengths[0]:,} tokens"
+    style.add_heading(figure, heading, style.says_intervals("bars", at_lengths), dotted)
     return figure
 
 

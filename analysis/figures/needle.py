@@ -77,7 +77,7 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
         style.log_axis(axes, sorted(means["length"].unique()))
         axes.set_ylim(-0.03, 1.03)
     style.add_legend(figure, looks)
-    style.add_heading(figure, heading, "bars: 95 %; dotted: trained window")
+    style.add_heading(figure, heading, style.says_intervals("bars", means), "dotted: trained window")
     return figure
 
 

@@ -2,7 +2,8 @@
 
 Selectors have colours and markers of their own, the same in every figure (palettes: Okabe and Ito 2008 for selectors,
 Paul Tol's for models, so that no model looks like a selector). Placebos are dashed and
-hollow. Figures are drawn at the width at which they are printed, with text of 7 points or more. Intervals are 95 %.
+hollow. Figures are drawn at the width at which they are printed, with text of 7 points or more. Intervals are 95 %;
+axes follow the points, and bars and bands that are out of proportion to them end at the edge of the panel.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import Collection as Bars
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -67,6 +70,9 @@ OF_PLACEBO: Look = {
 """What every curve of a placebo has of its own: it is thin, dashed and hollow."""
 IN_LEGEND: dict[str, Look] = {"placebo: dashed, hollow": {"color": "0.2", "marker": "o", **OF_PLACEBO}}
 _DPI = 200
+_TOO_FAR = 4
+_MARGIN = 0.08
+"""Beside the points, where bars are cut: a share of what is shown."""
 _LETTERS = 17
 """Of the smallest text in an inch."""
 _UNDATED: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
@@ -139,9 +145,62 @@ def shades(names: Iterable[str]) -> dict[str, Look]:
 # --- figures, panels and legends ---
 
 
+class _Layout(ConstrainedLayoutEngine):
+    """Before panels are placed, which is whenever a figure is drawn, their axes follow the points."""
+
+    def execute(self, fig: Figure) -> None:
+        for axes in fig.axes:
+            _follow_points(axes, 0, axes.get_shared_x_axes().get_siblings(axes))
+            _follow_points(axes, 1, axes.get_shared_y_axes().get_siblings(axes))
+        super().execute(fig)
+
+
+def _follow_points(axes: Axes, dimension: int, together: Sequence[Axes]) -> None:
+    """Limit an axis (0: x, 1: y) to what it shows, but for ends of bars and bands that are out of proportion.
+
+    An end is out of proportion where it is farther from all points and lines than the largest of these, and than
+    `_TOO_FAR` times their range. Without such an end the limits stay those of matplotlib, and so do limits that were
+    set. ``together``: the panels that share the axis.
+    """
+    axis = (axes.xaxis, axes.yaxis)[dimension]
+    autoscaled = (axes.get_autoscalex_on(), axes.get_autoscaley_on())[dimension]
+    if not autoscaled or axis.get_scale() != "linear":
+        return
+    points = np.concatenate([_placed(one, _lines_but_caps(one), dimension) for one in together])
+    ends = np.concatenate([_placed(one, one.collections, dimension) for one in together])
+    if not len(points) or not len(ends):
+        return
+    reach = max(np.abs(points).max(), _TOO_FAR * np.ptp(points))
+    in_proportion = (ends >= points.min() - reach) & (ends <= points.max() + reach)
+    if in_proportion.all() or reach == 0:
+        return
+    shown = np.concatenate([points, ends[in_proportion]])
+    margin = _MARGIN * (np.ptp(shown) or reach)
+    set_limits = (axes.set_xlim, axes.set_ylim)[dimension]
+    set_limits(shown.min() - margin, shown.max() + margin)
+
+
+def _lines_but_caps(axes: Axes) -> list[Line2D]:
+    """Curves, points and reference lines: not the caps at the ends of bars, which are lines too."""
+    bars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    caps = [cap for container in bars for cap in container.lines[1]]
+    return [line for line in axes.lines if line not in caps]
+
+
+def _placed(axes: Axes, artists: Iterable[Line2D | Bars], dimension: int) -> np.ndarray:
+    """Where lines or bars are along x (0) or y (1), in the data's unit, but for those at a place of the panel."""
+    values = [np.empty(0)]
+    for artist in artists:
+        if artist.get_transform().contains_branch_seperately(axes.transData)[dimension]:
+            paths = artist.get_paths() if isinstance(artist, Bars) else [artist.get_path()]
+            values += [np.asarray(path.vertices)[:, dimension] for path in paths]
+    placed = np.concatenate(values)
+    return placed[np.isfinite(placed)]
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that knows nothing of pyplot; draw into it with `STYLE` in force."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.06))
+    figure = Figure(figsize=(width, height), layout=_Layout(w_pad=0.06))
     FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
     return figure
 
@@ -248,6 +307,11 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
     # a percentile interval need not hold its value; a bar cannot be negative
     return np.maximum([value - low, high - value], 0.0)
+
+
+def says_intervals(what: str, frame: pd.DataFrame) -> str:
+    """``what`` is 95 %, for headings; empty where no value of the frame has an interval."""
+    return f"{what}: 95 %" if frame[["low", "high"]].notna().any(axis=None) else ""
 
 
 def recovery_lines(axes: Axes) -> None:

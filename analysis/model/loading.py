@@ -32,6 +32,7 @@ from analysis.model.check import check_long_context
 from analysis.model.tokenizer import TOKENIZER, OtherTokenizer, TextDecoder, TextTokenizer, read_tokenizer
 from analysis.texts import TextReader
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
@@ -411,6 +412,8 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     is_gguf = path.suffix.lower() == ".gguf"
+    if is_gguf:
+        require_extra("gguf", "gguf", "accelerate")  # transformers reads such files with both
     source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent if is_gguf else path}
     source |= {"local_files_only": True, "trust_remote_code": False}
     if is_gguf:
@@ -442,7 +445,14 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
         family=model.config.model_type,
     )
     if is_gguf:
-        loaded.tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(**source))
+        try:
+            packed = AutoTokenizer.from_pretrained(**source)
+        except Exception as error:  # of many libraries
+            raise UserError(
+                f"transformers cannot read the tokenizer in {name} ({first_line(error)}); load the model yourself and "
+                "give (model, tokenizer)"
+            ) from error
+        loaded.tokenizer = TextTokenizer(packed)
     elif tokenizer.is_file() or any((path / name).is_file() for name in _OF_TOKENIZERS):
         loaded.tokenizer = read_tokenizer(path)
     if exported.is_file():

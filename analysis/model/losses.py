@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -122,6 +122,8 @@ class Scorer(OnDevice):
     ):
         super().__init__(model, torch.device(device), tokens_per_batch)
         self.share_prefixes = share_prefixes
+        self.on_read: Callable[[int], Any] = lambda tokens: None
+        """Called with how many tokens a pass over subsets has read."""
 
     def losses(self, contexts: Contexts, far: np.ndarray, targets: np.ndarray | None = None) -> np.ndarray:
         """loss(t | S and the short context) in nats, (m, C) float64.
@@ -223,6 +225,7 @@ class Scorer(OnDevice):
                     shape = len(passes.far), passes.contexts.targets_per_block, *part.shape[2:]
                     values = part.new_empty(shape)
                 values[self.tensor(rows[some]), first : last + 1] = part
+            self.on_read(len(rows) * (passes.length(rows) - int(passes.shared[rows].min())))
         assert values is not None, "no targets"
         return values
 

@@ -112,7 +112,8 @@ class LossByPosition(ProbeResult):
                     tables.append(show(shown, across="model", title=title))
             elif len(shown):
                 tables.append(show(shown.drop(columns="from_tokens"), across="to_tokens", title=title))
-        return "\n\n".join([f"{self.heading()}; intervals 95 %; losses in nats per token", *tables])
+        intervals = "; intervals 95 %" if self.has_intervals() else ""
+        return "\n\n".join([f"{self.heading()}{intervals}; losses in nats per token", *tables])
 
 
 @dataclass(kw_only=True)

@@ -61,10 +61,11 @@ class LongPPL(ProbeResult):
     def __str__(self) -> str:
         """The numbers as tables of text."""
         settings, is_share = self.settings, self.numbers["name"] == "share"
+        intervals = "intervals 95 %, " if self.has_intervals() else ""
         head = (
             f"{settings['segments_measured']:,} segments of {settings['documents']:,} texts ({settings['texts']}); N "
             f"{settings['n_long']}, M {settings['n_short']}, S {settings['sliding_window']}\nkey tokens: LSD > "
-            f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; intervals 95 %, "
+            f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; {intervals}"
             f"{self.intervals_by()}"
         )
         tables = [

@@ -135,7 +135,8 @@ class Needles(ProbeResult):
         depth = exact["depth"].map("{:g}".format).where(exact["depth"].notna(), "mean")
         shown = exact.assign(depth=depth.where(exact["name"] == "exact", "absent"))
         shown = shown.drop(columns=["name", "distance_tokens"]).sort_values("value_tokens", kind="stable")
-        tables = [f"{self.heading()}; in per cent, intervals 95 %, {self.intervals_by()}"]
+        intervals = "in per cent, intervals 95 %, " if self.has_intervals() else "in per cent; "
+        tables = [f"{self.heading()}; {intervals}{self.intervals_by()}"]
         for model, rows in shown.groupby("model", sort=False):
             title = f"{model}: exact match by context"
             tables.append(show(rows.drop(columns="model"), across="length", digits=0, title=title))

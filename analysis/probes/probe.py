@@ -23,7 +23,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.result import read_parquet
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, by_clusters, count_clusters
+from analysis.stats.bootstrap import (
+    DEFAULT_RESAMPLES,
+    ClusterBootstrap,
+    by_clusters,
+    count_clusters,
+    enough_for_intervals,
+)
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
@@ -321,8 +327,12 @@ class ProbeResult:
         figures = self.figures(labels)
         return [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
 
+    def has_intervals(self) -> bool:
+        """Whether there are groups or documents enough for intervals."""
+        return enough_for_intervals(self.settings)
+
     def intervals_by(self) -> str:
-        """What the intervals are by, in words."""
+        """What the intervals are by, in words; or that there are too few documents for any."""
         trainings = pd.Series([model["label"] for model in self.models]).value_counts().max()
         return by_clusters({**self.settings, "trainings": trainings})
 

@@ -31,14 +31,16 @@ FEW_UNITS = 30
 """Below so many groups or, where there are none, documents, Student's t takes the place of percentiles."""
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
 """Below so many groups, or documents, figures and tables call intervals rough."""
+LEAST_UNITS = 4
+"""Below so many groups or, where there are none, documents, there is no interval: it would say nothing [ours]."""
 
 
 @dataclass(frozen=True)
 class Interval:
     """A value and its 95 % interval.
 
-    A bound is NaN where the data do not support one: fewer than two groups (without groups: documents), or so few
-    of them have a part in the value that it is undefined in 2.5 % of the resamples or more, or without one of them.
+    A bound is NaN where the data do not support one: fewer than `LEAST_UNITS` groups (without groups: documents) have a
+    part in the value, or so few that it is undefined in 2.5 % of the resamples or more, or without one of them.
     """
 
     value: float
@@ -82,6 +84,7 @@ class ClusterBootstrap:
         seed: int = 0,
     ):
         unit = _numbered(documents if groups is None else groups)
+        self._unit = unit
         self.units = int(unit.max()) + 1
         """How many groups there are; without groups, documents."""
         seeds = [labels.count(label) for label in dict.fromkeys(labels)]
@@ -130,13 +133,22 @@ class ClusterBootstrap:
     def ratio(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Draws of Σ above / Σ below, NaN where that is not positive; ``above`` may have columns, ``below`` too.
 
-        With ones (or zeros and ones) below, this is a mean (over a subset).
+        With ones (or zeros and ones) below, this is a mean (over a subset). Where fewer than `LEAST_UNITS` units have
+        anything below, all resamples are NaN, so that there is no interval.
         """
         numerator, denominator = self.sums(above), self.sums(below)
         if denominator.ndim < numerator.ndim:
             denominator = denominator[:, None]
         positive = denominator > 0
-        return np.where(positive, numerator / np.where(positive, denominator, 1.0), np.nan)
+        draws = np.where(positive, numerator / np.where(positive, denominator, 1.0), np.nan)
+        draws[1:, ..., self._units_with(below) < LEAST_UNITS] = np.nan
+        return draws
+
+    def _units_with(self, values: np.ndarray) -> np.ndarray:
+        """How many units have a target whose value is not 0, of (n,) a scalar, of (n, C) for every column."""
+        present = np.zeros((self.units, *np.shape(values)[1:]), dtype=bool)
+        np.logical_or.at(present, self._unit, np.asarray(values) != 0)
+        return present.sum(axis=0)
 
     def over_seeds(self, model: int, of_seeds: Sequence[np.ndarray]) -> np.ndarray:
         """Mean of the draws of a model's seeds; models are counted as their labels first appear."""
@@ -149,7 +161,7 @@ class ClusterBootstrap:
         wider by it.
         """
         value, resampled = float(draws[0]), draws[1:]
-        if self.units < 2:
+        if self.units < LEAST_UNITS:
             return Interval(value, float("nan"), float("nan"))
         if not self.is_jackknife:
             return percentile_interval(value, resampled)
@@ -221,9 +233,20 @@ def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str
     return counts if groups is None else counts | {f"groups{suffix}": len(np.unique(groups))}
 
 
+def enough_for_intervals(counts: Mapping[str, Any], suffix: str = "") -> bool:
+    """Whether there are `LEAST_UNITS` groups or, where none are known, documents."""
+    return _units(counts, suffix)[0] >= LEAST_UNITS
+
+
 def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
-    """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
-    grouped = f"groups{suffix}" in counts
+    """What intervals are by, for captions of figures: ``by document``, or by group where groups are known.
+
+    It says whether these are few, or too few for an interval.
+    """
+    number, what = _units(counts, suffix)
+    if number < LEAST_UNITS:
+        return f"{_counted(number, what)}: too few for an interval"
+    grouped = what == "group"
     if counts.get("trainings", 1) != 1:
         by = "by training, group and document" if grouped else "by training and document"
     else:
@@ -231,8 +254,34 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
     for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
         number = counts.get(f"{what}s{suffix}", enough)
         if number < enough:
-            return f"{by} (only {number} {what}{'' if number == 1 else 's'}: rough)"
+            return f"{by} (only {_counted(number, what)}: rough)"
     return by
+
+
+def interval_caption(label: str, counts: Mapping[str, Any]) -> str:
+    """``label``, such as "bars: 95 %,", and what intervals are by; without it where nothing has one.
+
+    ``counts``: those of a Result, `analysis.stats.numbers.counts`. Most of its numbers are of the targets over tau,
+    which may be of fewer units than all targets.
+    """
+    if not enough_for_intervals(counts):
+        return by_clusters(counts)
+    if not counts["documents_over_tau"]:
+        return f"{label} {by_clusters(counts)}"
+    of_over = by_clusters(counts, "_over_tau")
+    if enough_for_intervals(counts, "_over_tau"):
+        return f"{label} {of_over}"
+    return f"{label} {by_clusters(counts)}; over tau only {of_over}"
+
+
+def _units(counts: Mapping[str, Any], suffix: str) -> tuple[int, str]:
+    """How many units there are, and what they are: groups or, where none are known, documents."""
+    what = "group" if f"groups{suffix}" in counts else "document"
+    return counts[f"{what}s{suffix}"], what
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _numbered(names: np.ndarray) -> np.ndarray:

@@ -64,7 +64,9 @@ def at_level(result: Result, level: Mapping[str, Any] | None = None) -> Result:
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
     joined = len(result.trainings) > 1
     trainings = [at_level(training, level) for training in result.trainings] if joined else []
-    choices = result.choices[chosen].dropna(axis="columns", how="all")
+    choices = result.choices[chosen]
+    if len(choices):
+        choices = choices.dropna(axis="columns", how="all")
     return replace(result, choices=choices, trainings=trainings)
 
 
@@ -223,20 +225,38 @@ def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
 
 def refuse_without_gain(result: Result) -> None:
     """Raise `UserError` where no recovery is defined: no target over tau, or gains that sum to nothing."""
-    gain, over = result.gain_nats, result.over
+    if reason := why_no_recovery(result):
+        raise UserError(reason)
+
+
+def why_no_recovery(result: Result) -> str:
+    """Why no recovery is defined, and the remedy, in one line; empty where it is defined."""
+    over = result.over
     if len(over) == 0:
-        largest = f" (the largest gain is {selecting_gain_nats(result).max():.3g})" if len(gain) else ""
-        raise UserError(
-            f"no target above tau: none of {len(gain):,} gains more than {nats(result.settings['tau_nats'])} from the "
-            f"long context{largest}; measure with a lower tau, or with more targets"
-        )
+        return f"no target is over tau: {none_over_tau(result)}; measure with a lower tau, or more targets"
     if result.choices.empty:
-        raise UserError(f"no tokens were chosen yet for the {len(over):,} targets over tau; go on measuring")
-    if (total := gain[over].sum()) <= 0:
-        raise UserError(
+        return f"no tokens were chosen yet for the {len(over):,} targets over tau; go on measuring"
+    if (total := result.gain_nats[over].sum()) <= 0:
+        return (
             f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {total:.3g} nats under the "
             "evaluating model; measure with more targets, or tau >= 0"
         )
+    return ""
+
+
+def none_over_tau(result: Result) -> str:
+    """Of a Result without a target over tau: that none gains so much, and how much the largest gain is."""
+    so_far = "" if result.settings["complete"] else " measured so far"
+    tau, largest = nats(result.settings["tau_nats"]), largest_gain(result)
+    return f"none of {len(result.targets):,} targets{so_far} gains more than {tau} from the long context{largest}"
+
+
+def largest_gain(result: Result) -> str:
+    """``; the largest gain is 0.8 nats``, of the model that decides which targets are over tau; empty without any."""
+    if len(result.targets) == 0:
+        return ""
+    by = " of the model that selects" if "selecting_gain_nats" in result.targets else ""
+    return f"; the largest gain{by} is {nats(round(float(selecting_gain_nats(result).max()), 3))}"
 
 
 def nats(value: float) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 
 INTERVAL = ("value", "low", "high")
+NOTHING = "–"
+"""Stands for a number that does not exist."""
 
 
 def show(
@@ -54,14 +56,18 @@ def show(
 
 
 def interval_text(row: Mapping[str, Any], *, percent: bool = False, digits: int = 1) -> str:
-    """``value [low, high]``, in per cent (without the sign) or as it is, with one digit more; a dash for NaN."""
+    """``value [low, high]``, in per cent (without the sign) or as it is, with one digit more; a dash for NaN.
+
+    The value alone where there is no interval.
+    """
     scale, digits = (100, digits) if percent else (1, digits + 1)
     # + 0.0: no minus before what is rounded to 0
     texts = [
-        f"{round(row[name] * scale, digits) + 0.0:,.{digits}f}" if np.isfinite(row[name]) else "–"
+        f"{round(row[name] * scale, digits) + 0.0:,.{digits}f}" if np.isfinite(row[name]) else NOTHING
         for name in INTERVAL
     ]
-    return "{} [{}, {}]".format(*texts)
+    value, low, high = texts
+    return value if low == high == NOTHING else f"{value} [{low}, {high}]"
 
 
 def _key_text(value: Any) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from analysis.result import Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import interval_caption
 from analysis.stats.measured import (
     AS_TEXT,
     LEVEL,
@@ -19,10 +20,10 @@ from analysis.stats.measured import (
     level_in_words,
     levels,
     nats,
-    refuse_without_gain,
+    none_over_tau,
+    why_no_recovery,
 )
 from analysis.stats.show import interval_text, show
-from olmo_sparsity.util.errors import UserError
 
 OF_TARGETS = ("shares", "persistence", "contexts")
 OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "near_copies", "special_tokens")
@@ -42,8 +43,21 @@ def findings(result: Result) -> str:
     ]
     if len(result.targets) == 0:
         return said[0]
-    of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)])
-    share = {row["name"]: interval_text(row, percent=True) for row in of_targets.to_dict("records")}
+    by = interval_caption("[95 % interval]", size)
+    of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)]).to_dict("records")
+    share = {row["name"]: interval_text(row, percent=True) for row in of_targets}
+    if len(result.over) == 0:
+        loss = {row["name"]: interval_text(row) for row in of_targets}
+        said += [
+            f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
+            f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
+            "short one",
+            *_measured_in(result),
+            by,
+            'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
+            "(out) again",
+        ]
+        return "\n".join(said)
     said.append(
         f"{size['targets_over_tau']:,} gain more than {nats(settings['tau_nats'])} from the long context: "
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
@@ -54,11 +68,9 @@ def findings(result: Result) -> str:
         said.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     if size["targets_measured"] < size["targets_over_tau"]:
         said.append(f"unfinished: {size['targets_measured']:,} measured so far")
-    try:
-        recovery = numbers.recovery(result)
-    except UserError as error:
-        return "\n".join([*said, str(error)])
-    k = choose_k(result.ks)
+    if reason := why_no_recovery(result):
+        return "\n".join([*said, reason])
+    recovery, k = numbers.recovery(result), choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
     for level, of_level in recovery.groupby([*LEVEL], sort=False):
         selector = default_selector(of_level["selector"])
@@ -68,15 +80,21 @@ def findings(result: Result) -> str:
         said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
     if special := settings.get("special_tokens"):
         said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
-    if seconds := result.provenance.get("seconds"):
-        machine = result.provenance["machine"]
-        said.append(f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}")
-    text = result.targets["text"].iloc[result.over].min()
-    said += [
-        f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
-        f'next: .recovery() and more frames; .chosen() as text; .figure2("a.png"); .xray({text})',
-    ]
-    return "\n".join(said)
+    said += _measured_in(result)
+    said.append(f"{by}; net: recovery minus the placebo, where positive")
+    following = 'next: .recovery() and more frames; .figure2("a.png")'
+    if result.has_xray:
+        in_both = [one.targets["text"].iloc[one.over] for one in (result, result.trainings[0])]
+        following += f"; .chosen() as text; .xray({np.intersect1d(*in_both).min()})"
+    return "\n".join([*said, following])
+
+
+def _measured_in(result: Result) -> list[str]:
+    """The time that measuring took, and on what; nothing where that is unknown."""
+    if not (seconds := result.provenance.get("seconds")):
+        return []
+    machine = result.provenance["machine"]
+    return [f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}"]
 
 
 def _chosen_special(result: Result) -> str:
@@ -93,10 +111,14 @@ def _chosen_special(result: Result) -> str:
 def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
     """The findings, then a table for each frame of numbers, at every level; recoveries and shares in per cent.
 
-    ``k``: of what is shown at one k. Raises `UserError` where recovery is undefined.
+    ``k``: of what is shown at one k. Where no recovery is defined the frames are those that need none.
     """
-    refuse_without_gain(result)
-    k, default = choose_k(result.ks, k), default_selector(result.choices["selector"])
+    k = choose_k(result.ks, k)
+    if why_no_recovery(result):
+        frames = {name: _frame(name, result, k, bootstrap) for name in OF_TARGETS}
+        tables = [_table(frame, name, "far_context") for name, frame in frames.items() if len(frame)]
+        return "\n\n".join([findings(result), *tables])
+    default = default_selector(result.choices["selector"])
     hidden = [*LEVEL] if levels(result) == [AS_TEXT] else []
     tables = [findings(result)]
     for name in FRAMES:
@@ -113,10 +135,13 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
         if len(frame):
             tables.append(_table(frame, name, across))
     for training in result.trainings if len(result.trainings) > 1 else ():
+        title = f"recovery, training seed {training.settings['training_seed']} by itself"
+        if reason := why_no_recovery(training):
+            tables.append(f"{title}: {reason}")
+            continue
         frame = numbers.recovery(training, **bootstrap).drop(columns=hidden)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
-        seed = training.settings["training_seed"]
-        tables.append(_table(frame, f"recovery, training seed {seed} by itself", "far_context"))
+        tables.append(_table(frame, title, "far_context"))
     return "\n\n".join(tables)
 
 
@@ -139,12 +164,13 @@ def _frame(name: str, result: Result, k: int | None, bootstrap: Mapping[str, int
 def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """All frames of `analysis.stats.numbers` of some results, by label, as one tidy frame.
 
-    Its columns ``result`` and ``frame`` say which. A column that a frame does not have is empty.
+    Its columns ``result`` and ``frame`` say which. A column that a frame does not have is empty. Of a result without
+    recovery there are the frames that need none.
     """
     frames = [
         _frame(name, result, k, bootstrap).assign(result=label, frame=name)
         for label, result in results.items()
-        for name in FRAMES
+        for name in (OF_TARGETS if why_no_recovery(result) else FRAMES)
     ]
     whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     return whole[["result", "frame", *whole.columns.drop(["result", "frame"])]]

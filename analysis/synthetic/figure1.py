@@ -2,8 +2,8 @@
 
 examples:
   olmo-sparsity figure1 runs/parity-* --out runs/figure1
-  olmo-sparsity figure1 runs/theory --out results/theory --rows results/theory/exact_match.parquet
-  olmo-sparsity figure1 results/synthetic/exact_match.parquet --only text/records --out results/synthetic/text
+  olmo-sparsity figure1 runs/theory --out runs/theory --rows runs/theory/exact_match.parquet
+  olmo-sparsity figure1 runs/theory/exact_match.parquet --only text/records --out runs/theory/text
 
 Reads every exact_match.json or .parquet that it is given, or that lies in a folder it is given (no model is needed),
 pools the training seeds of one setting, prints the numbers and writes

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from analysis.stats.measured import why_no_recovery
 from analysis.xray.map import InfluenceMap, influence_map
+from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
     from analysis.result import Result
@@ -20,9 +22,11 @@ def xray(result: Result, text_number: int | None = None, *, selector: str | None
 
     What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where
     the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
-    Raises `ValueError` where the Result has no text of such a block.
+    Raises `UserError` where no target is over tau, and `ValueError` where the Result has no text of such a block.
     """
     result = result.trainings[0]  # of several that are joined
+    if len(result.over) == 0:
+        raise UserError(why_no_recovery(result))
     if result.texts is None:
         raise ValueError("the result holds no texts; measure with texts on, or use analysis.influence_map")
     size, selector = result.settings["targets_per_block"], selector or result.selectors[0]

@@ -1,4 +1,4 @@
-"""The commands: ``olmo-sparsity NAME`` runs them where the package is installed, `scripts/NAME.py` in a checkout."""
+"""The commands: ``olmo-sparsity NAME`` runs them, and in a checkout so does the script of that name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_out_of_memory
+from olmo_sparsity.util.extras import EXTRA_OF, missing_module
+from olmo_sparsity.util.files import shipped
 
 PROGRAM = "olmo-sparsity"
 COMMANDS = {
@@ -31,8 +33,6 @@ COMMANDS = {
     "figure1": ("analysis.synthetic.figure1:main", "exact match by length of synthetic tasks"),
 }
 """Of each command the function that runs it, imported when it is called, and what it does."""
-OF_TRAINING = ("olmo", "datasets", "accelerate", "deepspeed", "omegaconf", "httpx")
-"""What `pip install olmo-sparsity` leaves out and its extra ``train`` brings."""
 
 
 def main() -> None:
@@ -115,9 +115,7 @@ def _line_of(error: Exception) -> str:
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):
         return first_line(error)
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name in OF_TRAINING:
-        return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"
-    return ""
+    return missing_module(name, EXTRA_OF[name]) if name in EXTRA_OF else ""
 
 
 def show_log(*packages: str) -> None:
@@ -148,4 +146,5 @@ Which few far-away tokens does each prediction of a language model need?
 commands:
 {commands}
 
-example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes."""
+example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes.
+configs/…, docs/… and slurm/… are in {shipped(".")}"""

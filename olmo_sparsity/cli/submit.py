@@ -46,6 +46,7 @@ from olmo_sparsity.util.files import shipped
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.model.build import Model
 
 TASK = "%a"
 """slurm/job.sbatch puts the number of the task in its place."""
@@ -148,26 +149,28 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.data.windows import local_batch_size
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-    from olmo_sparsity.training.resume import starting_checkpoint
-    from olmo_sparsity.training.zero import deepspeed_config
+    from olmo_sparsity.training.check import check_run
+    from olmo_sparsity.training.resume import initial_checkpoint, starting_checkpoint
 
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
-    local_batch_size(config, processes)
-    if config.deepspeed.config is not None:
-        deepspeed_config(config, processes)
     is_text = config.task.name is None
-    if not _is_missing(options, [config.corpus.path if is_text else None]):
-        open_training_data(config)
+    steps_per_epoch = None
+    is_missing = _is_missing(options, [config.corpus.path if is_text else None])
+    if not is_missing:
+        steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
             (HeldoutEvaluation if is_text else TaskEvaluation)(config)
-    starting_checkpoint(config, resume=True)
-    _warn_of_long_save(config, options.sbatch)
+    model = check_run(config, processes, steps_per_epoch)
+    last = starting_checkpoint(config, resume=True)
+    weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()
+    if last is None and not is_missing and not weights_may_come:
+        initial_checkpoint(config)
+    _warn_of_long_save(checkpoint_bytes(config, model), options.sbatch)
     return Job(
         config.run_name or Path(path).stem,
         Path(config.save_folder),
@@ -177,10 +180,9 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     )
 
 
-def _warn_of_long_save(config: Config, sbatch: Sequence[str]) -> None:
-    """Say where a checkpoint is probably not written in the time between SIGUSR1 and the time limit."""
+def _warn_of_long_save(size: int, sbatch: Sequence[str]) -> None:
+    """Say where a checkpoint of ``size`` bytes is probably not written between SIGUSR1 and the time limit."""
     warning = _warning_seconds(sbatch)
-    size = checkpoint_bytes(config)
     seconds = size / SAVED_BYTES_PER_SECOND
     if seconds < warning:
         return
@@ -200,13 +202,10 @@ def _warning_seconds(sbatch: Sequence[str]) -> int:
     return int(seconds) if seconds.isdecimal() else 60  # SLURM's default
 
 
-def checkpoint_bytes(config: Config) -> int:
+def checkpoint_bytes(config: Config, model: Model) -> int:
     """Size of a checkpoint: the weights in fp32, and of the optimizer two such moments in AdamW, one in LionW."""
     from olmo.config import OptimizerType
 
-    from olmo_sparsity.model.build import empty_model
-
-    model = empty_model(config, device="meta")
     moments = 1 if config.optimizer.name == OptimizerType.lionw else 2
     return sum(parameter.numel() for parameter in model.parameters()) * 4 * (1 + moments)
 

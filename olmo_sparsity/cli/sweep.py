@@ -105,6 +105,7 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
 def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Sequence[str]) -> Cell:
     from olmo_sparsity.config.load import load_config
     from olmo_sparsity.evaluate.records import record_is_of
+    from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.resume import is_finished, starting_checkpoint
 
     where = (f"--save_folder={folder}", f"--run_name={options.out.resolve().name}-{folder.name}")
@@ -115,6 +116,8 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
         )
     command = shlex.join(command_line("train", [path, "--resume", *where, *overrides]))
     last = starting_checkpoint(config, resume=True)
+    if last is None:
+        check_run(config, 1)
     finished = last is not None and is_finished(config, last)
     # where --evaluate has changed, the earlier measurement is replaced
     words = [str(folder), "--overwrite", *shlex.split(options.evaluate)]

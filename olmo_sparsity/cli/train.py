@@ -26,6 +26,7 @@ from olmo_sparsity.util.arguments import Parser
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.model.build import Model
 
 
 def main() -> int:
@@ -45,10 +46,13 @@ def main() -> int:
     from olmo_sparsity.config.load import load_config
 
     config = load_config(arguments.config, overrides)
-    if arguments.dry_run or config.dry_run:
-        print(_described(config))
-        return 0
+    from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.loop import train
+
+    model = check_run(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if arguments.dry_run or config.dry_run:
+        print(_described(config, model))
+        return 0
     from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StoppedBySignal
 
     try:
@@ -60,13 +64,12 @@ def main() -> int:
     return code
 
 
-def _described(config: Config) -> str:
-    """The resolved config as YAML, then parameter counts and the tokens of one step; allocates no weights."""
+def _described(config: Config, model: Model) -> str:
+    """The resolved config as YAML, then parameter counts and the tokens of one step."""
     from omegaconf import OmegaConf
 
-    from olmo_sparsity.model.build import empty_model, token_embedding
+    from olmo_sparsity.model.build import token_embedding
 
-    model = empty_model(config, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     embedding = token_embedding(model).weight.numel()
     batch, length = config.global_train_batch_size, config.model.max_sequence_length

@@ -7,19 +7,24 @@ other value, lists included, is replaced. What OmegaConf refuses, it words; what
 from __future__ import annotations
 
 import logging
+import os
+import re
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from olmo.config import EvaluatorType
 from olmo.util import clean_opt
 from omegaconf import DictConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.config.schema import IGNORED, NEOX_HAS, Config, field_value, is_set
+from olmo_sparsity.config.rules import NOT_FIXED, rules
+from olmo_sparsity.config.schema import IGNORED, Config, field_value, is_set
 from olmo_sparsity.config.validate import validate
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import find_shipped
@@ -42,6 +47,7 @@ def load_config(
     Raises `UserError` for what is no config, and one that lists all that `validate` finds wrong. With ``warn``, warns
     once of fields that have no effect. ``only``: the keys that are read, where others may be anything; by default all.
     """
+    values = None
     try:
         values = _merged(find_shipped(path), overrides)
         if left_open := [line for line in om.to_yaml(values).splitlines() if line.endswith(": ???")]:
@@ -50,10 +56,13 @@ def load_config(
         config = cast(Config, om.to_object(om.merge(_defaults(), values)))
         om.structured(config)  # looks at the elements of lists too; what is refused here could not be saved
     except NOT_LOADED as error:
-        raise UserError(f"{path}: {_in_one_line(error)}") from error
+        raise UserError(f"{path}: {_in_one_line(error)}{_missing_variables(error, values)}") from error
+    notes = _taken_over(config)
     if problems := validate(config):
         head = f"{len(problems)} problems in {path}:\n  " if len(problems) > 1 else f"{path}: "
         raise UserError(head + "\n  ".join(problems))
+    for note in notes if warn else ():
+        log.warning("%s: %s", path, note)
     if warn and (ignored := ignored_fields(config) | _unlike_neox(config, values)):
         reasons = dict.fromkeys(ignored.values())
         texts = (f"{', '.join(name for name in ignored if ignored[name] == why)} ({why})" for why in reasons)
@@ -70,12 +79,58 @@ def ignored_fields(config: Config) -> dict[str, str]:
     }
 
 
+def _taken_over(config: Config) -> list[str]:
+    """Move what fields of OLMo's ask for to those that have it here; returns a line for each."""
+    notes = []
+    starts_anew = not config.restore_dataloader or config.reset_trainer_state
+    if (
+        config.load_path
+        and starts_anew
+        and config.initial_weights is None
+        and Path(config.load_path).is_dir()
+    ):
+        notes.append(
+            f"load_path {config.load_path} is read as initial_weights; optimizer and schedule start anew"
+        )
+        config.initial_weights = config.load_path
+        config.load_path = None
+        config.restore_dataloader = True
+        config.reset_optimizer_state = False
+        config.reset_trainer_state = False
+    if config.evaluation.paths is None and config.data.paths and (files := _files_of_evaluators(config)):
+        notes.append(
+            f"the {len(files)} files of evaluators are read as evaluation.paths, for one held-out loss"
+        )
+        config.evaluation.paths = files
+        if config.evaluation.interval is None:
+            config.evaluation.interval = config.eval_interval
+        config.evaluators = []
+        config.eval_interval = Config().eval_interval
+    return notes
+
+
+def _files_of_evaluators(config: Config) -> list[str]:
+    """The token files of OLMo's evaluators of type lm; none where one is of another type or on another machine."""
+    files: list[str] = []
+    for evaluator in config.evaluators:
+        if evaluator.type == EvaluatorType.lm:
+            data = evaluator.data
+            of_evaluator = [*(data.paths or ()), *chain.from_iterable((data.datasets or {}).values())]
+            if data.memmap_dtype != config.data.memmap_dtype or any("://" in file for file in of_evaluator):
+                return []
+            files += of_evaluator
+    return files
+
+
 def _unlike_neox(config: Config, written: DictConfig) -> dict[str, str]:
     """The fields of which GPT-NeoX has its own, where they are written otherwise, as for OLMo."""
     if config.model.family != "gpt_neox":
         return {}
-    names = [name for name, value in NEOX_HAS.items() if getattr(config.model, name) not in (None, value)]
-    return {f"model.{name}": f"GPT-NeoX has {NEOX_HAS[name]}" for name in names if name in written.model}
+    ignored = {}
+    for name, value, rule in rules(config.model):
+        if name in written.model and value is not None and rule.in_neox not in (NOT_FIXED, value):
+            ignored[f"model.{name}"] = f"GPT-NeoX has {rule.in_neox}"
+    return ignored
 
 
 @cache
@@ -105,6 +160,16 @@ def _layers(path: Path, above: tuple[Path, ...], base: Path | None = None) -> li
     if base is None and named is not None:
         base = find_shipped(path.parent / named, named)
     return [*(_layers(base, (*above, path.resolve())) if base else ()), values]
+
+
+def _missing_variables(error: Exception, values: DictConfig | None) -> str:
+    """The environment variables that the value at fault would be made of and that are not set, as a remedy."""
+    section = (getattr(error, "full_key", None) or "").partition(".")[0]
+    if values is None or section not in values:
+        return ""
+    written = str(om.to_container(values, resolve=False)[section])  # type: ignore[index]
+    names = [name for name in re.findall(r"\$\{oc\.env:(\w+)", written) if name not in os.environ]
+    return f"; set the environment variable {names[0]}, or --{section}" if names else ""
 
 
 def _in_one_line(error: Exception) -> str:

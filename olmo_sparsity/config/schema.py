@@ -16,6 +16,7 @@ from typing import Any, Literal
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
+from olmo_sparsity.config.rules import EVERY_FAMILY, checked, rules
 from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 
@@ -27,7 +28,7 @@ class TuplesConfig(olmo.BaseConfig):
     size: Literal[1, 2, 3] = 2
     """k: tokens of a tuple. Time grows with the k-th power of the length, memory with that of the vocabulary."""
 
-    locality: int | None = None
+    locality: int | None = checked(None, at_least=1)
     """Tuples whose position ids span more than this have no weight. Null: all have."""
 
     relative: bool = True
@@ -41,7 +42,41 @@ class TuplesConfig(olmo.BaseConfig):
 class ModelConfig(olmo.ModelConfig):
     """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architectures."""
 
-    family: Literal["olmo", "gpt_neox", "tuples"] = "olmo"
+    # OLMo's fields, which it describes.
+    d_model: int = checked(768, at_least=1, families=EVERY_FAMILY)
+    n_heads: int = checked(12, at_least=1, families=EVERY_FAMILY)
+    n_kv_heads: int | None = checked(None, at_least=1)
+    clip_qkv: float | None = checked(None, above=0)
+    n_layers: int = checked(12, at_least=1, at_most=1000, families=EVERY_FAMILY)
+    mlp_ratio: int = checked(4, at_least=1, in_neox=4)
+    mlp_hidden_size: int | None = checked(None, at_least=1)
+    activation_type: olmo.ActivationType = checked(olmo.ActivationType.swiglu, in_neox="gelu")
+    block_group_size: int = checked(1, at_least=1)
+    alibi_bias_max: float = checked(8.0, above=0)
+    rope: bool = checked(False, families=EVERY_FAMILY)
+    rope_theta: int = checked(10_000, at_least=1, families=EVERY_FAMILY)
+    attention_dropout: float = checked(0.1, at_least=0, at_most=1, families=EVERY_FAMILY)
+    residual_dropout: float = checked(0.1, at_least=0, at_most=1, families=EVERY_FAMILY)
+    embedding_dropout: float = checked(0.1, at_least=0, at_most=1, families=EVERY_FAMILY)
+    layer_norm_type: olmo.LayerNormType = checked(olmo.LayerNormType.default, in_neox="default")
+    layer_norm_with_affine: bool = checked(True, in_neox=True)
+    layer_norm_eps: float = checked(1e-5, at_least=0, families=EVERY_FAMILY)
+    max_sequence_length: int = checked(1024, at_least=2, families=EVERY_FAMILY)
+    include_bias: bool = checked(True, in_neox=True)
+    bias_for_layer_norm: bool | None = checked(None, in_neox=True)
+    vocab_size: int = checked(50257, at_least=1, families=EVERY_FAMILY)
+    embedding_size: int | None = checked(50304, at_least=0, families=EVERY_FAMILY)
+    weight_tying: bool = checked(True, in_neox=False)
+    eos_token_id: int = checked(50256, at_least=0, families=EVERY_FAMILY)
+    pad_token_id: int = checked(50256, at_least=0, families=EVERY_FAMILY)
+    init_device: str | None = checked(None, families=EVERY_FAMILY)
+    init_fn: olmo.InitFnType = checked(olmo.InitFnType.normal, in_neox="normal")
+    init_std: float = checked(0.02, at_least=0, families=EVERY_FAMILY)
+    init_cutoff_factor: float | None = checked(None, above=0, in_neox=None)
+    precision: str | None = checked(None, families=EVERY_FAMILY)
+    emb_init_std: float | None = checked(None, at_least=0)
+
+    family: Literal["olmo", "gpt_neox", "tuples"] = checked("olmo", families=EVERY_FAMILY)
     """
     olmo; or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head; or, for tasks, tuples: the
     idealised transformer of the theory. Of this section GPT-NeoX reads d_model, n_heads, n_layers, rope_theta,
@@ -50,7 +85,7 @@ class ModelConfig(olmo.ModelConfig):
     GPT-NeoX.
     """
 
-    tuples: TuplesConfig = field(default_factory=TuplesConfig)
+    tuples: TuplesConfig = checked(default_factory=TuplesConfig, families=("tuples",))
     """Of `family: tuples`."""
 
     nope: bool = False
@@ -62,12 +97,12 @@ class ModelConfig(olmo.ModelConfig):
     attention: str = SOFTMAX
     """softmax, or a name of `olmo_sparsity.attention.ATTENTIONS` (docs/method.md 1)."""
 
-    nope_layer_interval: int | None = None
+    nope_layer_interval: int | None = checked(None, at_least=1)
     """
     RNoPE: every so many layers has no rotation, the first so many less one have; needs `rope: true`. Null: all rotate.
     """
 
-    rope_window: int | None = None
+    rope_window: int | None = checked(None, at_least=1)
     """
     Layers with RoPE see only the tokens whose ids are less than so many away, before or behind. Null: all.
     """
@@ -84,13 +119,57 @@ class ModelConfig(olmo.ModelConfig):
 
 
 @dataclass
+class OptimizerConfig(olmo.OptimizerConfig):
+    """OLMo's fields, which it describes."""
+
+    learning_rate: float = checked(1e-4, at_least=0)
+    weight_decay: float = checked(0.01, at_least=0)
+    betas: tuple[float, float] = checked((0.9, 0.95), at_least=0, below=1)
+    eps: float = checked(1e-5, at_least=0)
+
+
+@dataclass
+class SchedulerConfig(olmo.SchedulerConfig):
+    """OLMo's fields, which it describes."""
+
+    t_warmup: int | float = checked(100, at_least=0)
+    t_max: int | float | None = checked(None, at_least=0)
+    alpha_f: float = checked(0.1, at_least=0)
+    grad_clip_warmup_steps: int | float | None = checked(None, at_least=0)
+    grad_clip_warmup_factor: float | None = checked(None, at_least=0)
+    warmup_min_lr: float | None = checked(None, at_least=0)
+
+
+@dataclass
 class TokenizerConfig(olmo.TokenizerConfig):
-    identifier: str | None = None  # type: ignore[assignment]
+    identifier: str | None = checked(  # type: ignore[assignment]
+        None, may_change_on_resume=True, about_text=True
+    )
     """A file, a tokenizer that OLMo ships, or a name on the Hugging Face Hub. Null: the corpus's own tokenizer."""
 
 
 @dataclass
+class InstanceFilterConfig(olmo.InstanceFilterConfig):
+    """OLMo's fields: the periods that are looked for, and from how many repetitions on a window is left out."""
+
+    repetition_max_period: int = checked(13, at_least=1)
+    repetition_min_period: int = checked(1, at_least=1)
+    repetition_max_count: int = checked(32, at_least=1)
+
+
+@dataclass
 class DataConfig(olmo.DataConfig):
+    """OLMo's fields, which it describes but for one."""
+
+    paths: list[str] | None = checked(None, may_change_on_resume=True, about_text=True)
+    num_workers: int = checked(0, at_least=0, at_most=1024, may_change_on_resume=True)
+    pin_memory: bool = checked(False, may_change_on_resume=True)
+    prefetch_factor: int | None = checked(None, at_least=1, at_most=1024, may_change_on_resume=True)
+    persistent_workers: bool = checked(False, may_change_on_resume=True)
+    timeout: int = checked(0, at_least=0, at_most=1_000_000, may_change_on_resume=True)
+    seed: int | None = checked(None, at_least=0, at_most=2**64 - 1)
+    instance_filter: InstanceFilterConfig | None = checked(None, about_text=True)
+
     drop_last: bool = True
     """Always true: every step trains on a whole global batch."""
 
@@ -106,35 +185,35 @@ class PositionsConfig(olmo.BaseConfig):
     Position Coupling).
     """
 
-    chunks: int = 2
+    chunks: int = checked(2, at_least=1)
     """PoSE: into how many chunks a window is cut."""
 
-    target_length: int | None = None
+    target_length: int | None = checked(None, at_least=1)
     """
     T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one. Not read by coupled
     and predicted, whose ids stay below `table_size`.
     """
 
-    table_size: int | None = None
+    table_size: int | None = checked(None, at_least=1)
     """coupled, predicted: rows of the id embedding and of the id head. The longest test sample must fit."""
 
-    second_table_size: int | None = None
+    second_table_size: int | None = checked(None, at_least=1)
     """coupled, predicted: the same of the second level, for tasks whose tokens are coupled on two; null for others."""
 
-    skip_probability: float = 0.0
+    skip_probability: float = checked(0.0, at_least=0, at_most=1)
     """
     coupled, predicted: in this share of the training samples the coupled ids jump ahead once, at a uniform place, by a
     uniform distance that the table has room for: PoSE of coupled ids [ours]. Without it a model never sees two ids
     farther apart than the longest training sample has them.
     """
 
-    coupled_share: float = 1.0
+    coupled_share: float = checked(1.0, at_least=0, at_most=1)
     """
     predicted: the share of the training samples whose coupled ids are given. The others have contiguous ids after a
     random start, and train the next token alone [ours].
     """
 
-    id_noise: float = 0.0
+    id_noise: float = checked(0.0, at_least=0, at_most=1)
     """
     coupled, predicted: each coupled id of a training sample is, with this probability, one of the sample's range,
     uniformly drawn [ours].
@@ -143,10 +222,10 @@ class PositionsConfig(olmo.BaseConfig):
     rotate: Literal["ids", "index", "none"] = "ids"
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
 
-    id_weight: float = 1.0
+    id_weight: float = checked(1.0, at_least=0)
     """predicted: weight of the id's cross-entropy beside the token's."""
 
-    content: Literal["contiguous", "skip"] = "contiguous"
+    content: Literal["contiguous", "skip"] = checked("contiguous", about_text=True)
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
     @property
@@ -164,9 +243,9 @@ class PositionsConfig(olmo.BaseConfig):
 class CorpusConfig(olmo.BaseConfig):
     """The corpus to train on. Which text it is, is compared by its content when a run is resumed."""
 
-    path: str | None = None
+    path: str | None = checked(None, may_change_on_resume=True, about_text=True)
     """
-    A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
+    A folder made by `olmo-sparsity prepare_data`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
     from its manifest.
     """
 
@@ -178,16 +257,16 @@ class NeedlesConfig(olmo.BaseConfig):
     its value again, at places drawn from the seed [ours]. For models that are to find what they have read once.
     """
 
-    share: float = 0.0
+    share: float = checked(0.0, at_least=0, at_most=1, about_text=True)
     """Of the windows that get needles. 0: none."""
 
-    per_window: int = 1
+    per_window: int = checked(1, at_least=1)
     """Needles of such a window."""
 
-    key_tokens: int = 2
+    key_tokens: int = checked(2, at_least=1)
     """Tokens of a key. One key in eight is never woven, so that tests can ask for it."""
 
-    value_tokens: list[int] = field(default_factory=lambda: [1])
+    value_tokens: list[int] = checked(default_factory=lambda: [1], at_least=1)
     """Tokens of a value, drawn from these for each needle."""
 
 
@@ -206,7 +285,7 @@ class DeepSpeedConfig(olmo.BaseConfig):
 class CompilerConfig(olmo.CompilerConfig):
     """How `torch.compile` is called."""
 
-    from_steps: int = 500
+    from_steps: int = checked(500, at_least=0)
     """
     A run of fewer steps is not compiled, which takes tens of seconds; nor one with fine-grained activation
     checkpointing. 0: compiled in any case.
@@ -217,7 +296,7 @@ class CompilerConfig(olmo.CompilerConfig):
 class CheckpointsConfig(olmo.BaseConfig):
     """Which checkpoints are kept, besides the last `save_num_checkpoints_to_keep`."""
 
-    keep_every: int | None = None
+    keep_every: int | None = checked(None, at_least=1)
     """Also keep every checkpoint whose step is a multiple of this. Null: none."""
 
 
@@ -231,7 +310,7 @@ class TaskConfig(olmo.BaseConfig):
     parameters: dict[str, Any] = field(default_factory=dict)
     """The fields of the task that differ from their defaults, such as `train_length: [5, 20]`."""
 
-    length_groups: int | None = None
+    length_groups: int | None = checked(None, at_least=1)
     """
     A minimax objective over lengths: of so many groups of a step's samples, by length, the step trains on the one whose
     mean loss is largest [ours; the paper's improved bound assumes such an objective]. Null: the mean over all samples.
@@ -245,20 +324,38 @@ class EvaluationConfig(olmo.BaseConfig):
     free-running, on test samples; of this section it reads interval, windows (how many samples of a length) and seed.
     """
 
-    interval: int | None = None
+    paths: list[str] | None = checked(None, about_text=True)
+    """Text: held-out token files, of type `data.memmap_dtype`. Null: the held-out split of `corpus.path`."""
+
+    interval: int | None = checked(None, at_least=1)
     """Measured every so many steps, and at the last one. Null: never."""
 
-    windows: int = 64
+    windows: int = checked(64, at_least=1)
     """How many windows are read, fewer where the held-out text has fewer."""
 
-    until: float | None = None
+    until: float | None = checked(None, above=0, at_most=1)
     """
     A task: the run is finished before `max_duration` when the exact match at the longest training length reaches this.
     The learning rate is the one that the longer run has there. Null: it goes on to the end.
     """
 
-    seed: int = 0
+    seed: int = checked(0, at_least=0, at_most=2**64 - 1)
     """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
+
+
+@dataclass
+class WandbConfig(olmo.WandbConfig):
+    """OLMo's fields, which it describes."""
+
+    log_interval: int = checked(1, at_least=1)
+
+
+@dataclass
+class SpeedMonitorConfig(olmo.SpeedMonitorConfig):
+    """OLMo's fields, which it describes."""
+
+    window_size: int = checked(100, at_least=1, at_most=1_000_000)
+    gpu_flops_available: float | int | None = checked(None, above=0)
 
 
 _GONE: dict[str, Any] = {
@@ -275,7 +372,6 @@ _GONE_AT_ANY_VALUE = (
     "deepspeed.offload_optimizer",
     "evaluation.position_bins",
     "evaluation.position_length",
-    "evaluation.paths",
     "evaluation.batch_size",
     "tensorboard",
 )
@@ -285,6 +381,34 @@ _GONE_AT_ANY_VALUE = (
 @dataclass
 class Config(olmo.TrainConfig):
     """Everything that decides a run. Load it with `load_config`."""
+
+    # OLMo's fields, which it describes.
+    run_name: str | None = checked(None, may_change_on_resume=True)
+    seed: int = checked(6198, at_least=0, at_most=2**64 - 1)
+    epoch: int | None = checked(None, at_least=0)
+    dry_run: bool = checked(False, may_change_on_resume=True)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    save_folder: str = checked("./", may_change_on_resume=True)
+    save_interval: int | None = checked(1000, at_least=1, may_change_on_resume=True)
+    save_num_checkpoints_to_keep: int = checked(-1, unbounded=True, may_change_on_resume=True)
+    save_overwrite: bool = checked(False, may_change_on_resume=True)
+    max_duration: int | str = checked(
+        10000, unbounded=True, may_change_on_resume=True
+    )  # see `parse_duration`
+    global_train_batch_size: int = checked(512, at_least=1, at_most=10_000_000)
+    device_train_microbatch_size: int = checked(16, at_least=1, may_change_on_resume=True)
+    max_grad_norm: float | None = checked(None, above=0)
+    wandb: WandbConfig | None = checked(None, may_change_on_resume=True)
+    speed_monitor: SpeedMonitorConfig = checked(default_factory=SpeedMonitorConfig, may_change_on_resume=True)
+    console_log_interval: int = checked(1, at_least=1, may_change_on_resume=True)
+    auxiliary_loss_multiplier: float | None = checked(1e-4, at_least=0)
+    time_limit: float | None = checked(None, above=0, may_change_on_resume=True)
+    stop_at: int | None = checked(None, at_least=0, may_change_on_resume=True)
+    stop_after: int | None = checked(None, at_least=0, may_change_on_resume=True)
+    activation_checkpointing: olmo.ActivationCheckpointingStrategy | None = checked(
+        None, may_change_on_resume=True
+    )
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Shape of the model and its position encoding."""
@@ -307,19 +431,19 @@ class Config(olmo.TrainConfig):
     task: TaskConfig = field(default_factory=TaskConfig)
     """A synthetic task, in place of a corpus."""
 
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    evaluation: EvaluationConfig = checked(default_factory=EvaluationConfig, may_change_on_resume=True)
     """Held-out measures while training."""
 
-    compile: CompilerConfig | None = field(default_factory=CompilerConfig)
+    compile: CompilerConfig | None = checked(default_factory=CompilerConfig, may_change_on_resume=True)
     """The training step is compiled, in runs that are long enough, where a compiler is installed. Null: never."""
 
-    precision: Literal["amp_bf16", "fp32"] | None = None
+    precision: Literal["amp_bf16", "fp32"] | None = checked(None, may_change_on_resume=True)
     """Null: bf16 where the machine has it."""
 
-    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
+    deepspeed: DeepSpeedConfig = checked(default_factory=DeepSpeedConfig, may_change_on_resume=True)
     """DeepSpeed's ZeRO, where its `config` is set."""
 
-    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
+    checkpoints: CheckpointsConfig = checked(default_factory=CheckpointsConfig, may_change_on_resume=True)
     """Which checkpoints are kept."""
 
     initial_weights: str | None = None
@@ -365,7 +489,8 @@ REFUSED = {
     "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
     "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
     "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
-    "load_path": "set it to null; a run goes on with --resume, and another run's weights are taken by initial_weights",
+    "load_path": "a run goes on with --resume; for its weights alone give --load_path a checkpoint's local folder and "
+    "set restore_dataloader: false",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
     "data.datasets": "groups of files are not told apart; list all of them in data.paths",
@@ -376,46 +501,53 @@ REFUSED = {
 }
 """Fields of OLMo that would change the result and are not implemented, and the remedy where one is set."""
 
-_IGNORED = {
-    "Accelerate or DeepSpeed spreads the work": """distributed_strategy fsdp ddp device_train_batch_size
-        device_train_grad_accum model.init_device model.precision""",
-    "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
-        load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
-        no_pre_train_checkpoint save_data_indices save_interval_unsharded save_num_unsharded_checkpoints_to_keep""",
-    "not measured; metrics go to metrics.jsonl": """module_outputs_save_steps python_profiling torch_profiling
-        optimizer.metrics_log_interval optimizer.record_update_metrics""",
-    "held-out loss has the section evaluation": """evaluators eval_interval eval_subset_num_batches eval_on_load
-        device_eval_batch_size hf_datasets_cache_dir""",
-    "windows are always full": "data.pad_direction tokenizer.truncate_direction",
-    "the loop has its own way": "canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss",
+_NOT_READ = {
+    "Accelerate or DeepSpeed spreads the work": (
+        "distributed_strategy",
+        "fsdp",
+        "ddp",
+        "device_train_batch_size",
+        "device_train_grad_accum",
+        "model.init_device",
+        "model.precision",
+    ),
+    "checkpoints here have one format, in save_folder": (
+        "remote_save_folder",
+        "sharded_checkpointer",
+        "load_path_sharded_checkpointer",
+        "new_style_checkpoints",
+        "save_interval_ephemeral",
+        "force_save_unsharded",
+        "no_pre_train_checkpoint",
+        "save_data_indices",
+        "save_interval_unsharded",
+        "save_num_unsharded_checkpoints_to_keep",
+    ),
+    "not measured; metrics go to metrics.jsonl": (
+        "module_outputs_save_steps",
+        "python_profiling",
+        "torch_profiling",
+        "optimizer.metrics_log_interval",
+        "optimizer.record_update_metrics",
+    ),
+    "held-out loss has evaluation.paths, which are local and of type data.memmap_dtype": (
+        "evaluators",
+        "eval_interval",
+        "eval_subset_num_batches",
+        "eval_on_load",
+        "device_eval_batch_size",
+        "hf_datasets_cache_dir",
+    ),
+    "windows are always full": ("data.pad_direction", "tokenizer.truncate_direction"),
+    "signals and time_limit are looked for after every step": (
+        "canceled_check_interval",
+        "extra_steps_after_cancel",
+    ),
+    "Python collects its garbage by itself": ("gen1_gc_interval",),
+    "the last layer and the loss are computed together": ("fused_loss",),
 }
-IGNORED = {name: reason for reason, names in _IGNORED.items() for name in names.split()}
+IGNORED = {name: reason for reason, names in _NOT_READ.items() for name in names}
 """Fields and sections of OLMo that change nothing about the result, and what this engine has in their place."""
-
-FREE = {
-    *("run_name", "save_folder", "save_num_checkpoints_to_keep", "save_overwrite", "save_interval"),
-    *("checkpoints", "evaluation", "dry_run"),
-    *("wandb", "console_log_interval", "speed_monitor", "compile", "deepspeed", "precision"),
-    *("activation_checkpointing", "device_train_microbatch_size", "max_duration", "stop_at", "stop_after"),
-    *("time_limit", "corpus.path", "tokenizer.identifier"),
-    *("data.paths", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor"),
-    *("data.num_workers", "data.timeout"),
-}
-"""Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
-draws. Of `max_duration` a warning is logged; the precision and the text are compared as such, not by these names."""
-
-NEOX_HAS: dict[str, Any] = {
-    "mlp_ratio": 4,
-    "activation_type": "gelu",
-    "layer_norm_type": "default",
-    "layer_norm_with_affine": True,
-    "include_bias": True,
-    "bias_for_layer_norm": True,
-    "weight_tying": False,
-    "init_fn": "normal",
-    "init_cutoff_factor": None,
-}
-"""What GPT-NeoX is made of, under OLMo's names. Where other values are written, as for OLMo, a line says so."""
 
 
 def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -437,6 +569,13 @@ def is_set(config: Config, name: str) -> bool:
     """Whether a field differs from its default; null, false, 0 and empty count as the same."""
     value, default = field_value(config, name), field_value(Config(), name)
     return value != default and bool(value or default)
+
+
+FREE = frozenset(name for name, _, rule in rules(Config()) if rule.may_change_on_resume)
+"""Fields and sections that may differ in a resumed run. Of `max_duration` a warning is logged; the precision and the
+text are compared as such, not by these names."""
+ABOUT_TEXT = frozenset(name for name, _, rule in rules(Config()) if rule.about_text)
+"""Fields that mean nothing to a synthetic task."""
 
 
 def may_change(name: str) -> bool:

@@ -5,62 +5,28 @@ Types, choices and unknown keys are OmegaConf's to refuse, shapes that do not fi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from itertools import combinations
 
 from olmo.config import BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
+from olmo_sparsity.config.rules import rule_of, rules
 from olmo_sparsity.config.schema import (
-    NEOX_HAS,
+    ABOUT_TEXT,
     REFUSED,
     Config,
     PositionsConfig,
     field_value,
     is_set,
-    leaves,
     parse_duration,
 )
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.util.errors import UserError
 
-_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "above 0": (
-        lambda value: value > 0,
-        """global_train_batch_size max_grad_norm device_train_microbatch_size console_log_interval save_interval
-        model.d_model model.n_heads model.n_kv_heads model.n_layers model.mlp_ratio
-        model.mlp_hidden_size model.block_group_size model.rope_theta model.vocab_size model.alibi_bias_max
-        model.clip_qkv model.init_cutoff_factor model.nope_layer_interval model.rope_window model.tuples.locality
-        positions.target_length positions.table_size positions.second_table_size needles.per_window needles.key_tokens
-        checkpoints.keep_every task.length_groups evaluation.interval evaluation.windows""",
-    ),
-    "0 or more": (
-        lambda value: value >= 0,
-        """seed epoch auxiliary_loss_multiplier stop_at stop_after model.layer_norm_eps model.init_std
-        model.emb_init_std model.eos_token_id model.pad_token_id optimizer.learning_rate optimizer.weight_decay
-        optimizer.eps scheduler.t_warmup scheduler.t_max scheduler.alpha_f scheduler.grad_clip_warmup_steps
-        scheduler.grad_clip_warmup_factor scheduler.warmup_min_lr data.seed positions.id_weight evaluation.seed""",
-    ),
-    "2 or more": (lambda value: value >= 2, "model.max_sequence_length"),
-    "a probability, 0 … 1": (
-        lambda value: 0 <= value <= 1,
-        """model.attention_dropout model.residual_dropout model.embedding_dropout positions.skip_probability
-        positions.coupled_share positions.id_noise needles.share evaluation.until""",
-    ),
-}
-_READ_BY_NEOX = {
-    *("family", "d_model", "n_heads", "n_layers", "rope", "rope_theta", "max_sequence_length"),
-    *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
-    *("eos_token_id", "pad_token_id", "init_device", "precision", "layer_norm_eps", "init_std"),
-}
-_READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
-_ABOUT_TEXT = {
-    *("corpus.path", "data.paths", "data.instance_filter"),
-    *("positions.content", "tokenizer.identifier", "needles.share"),
-}
+_WITH_LOAD_PATH = ("restore_dataloader", "reset_optimizer_state", "reset_trainer_state")
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 
 
@@ -73,18 +39,15 @@ def validate(config: Config) -> list[str]:
 
 
 def _of_values(config: Config) -> Iterator[str]:
-    for name, value in leaves(config).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name}: {value} is no finite number"
-        if "${" in str(value):  # it was written \${…}; the saved config would be another one
+    for name, value, rule in rules(config):
+        if complaint := rule.complaint(value):
+            yield f"{name}: {value} {complaint}"
+        if not is_dataclass(value) and "${" in str(
+            value
+        ):  # it was written \${…}; the saved config would be another one
             yield f"{name}: {value} still has ${{ in it when it is resolved; write it without"
-    for wanted, (holds, names) in _BOUNDS.items():
-        for name in names.split():
-            value = field_value(config, name)
-            if value is not None and not holds(value):
-                yield f"{name}: {value} is not {wanted}"
     for name, remedy in REFUSED.items():
-        if is_set(config, name):
+        if is_set(config, name) and not (name in _WITH_LOAD_PATH and config.load_path):
             yield f"{name}: {field_value(config, name)} is not supported: {remedy}"
     for name, choices in (
         ("model.attention", (SOFTMAX, *sorted(ATTENTIONS))),
@@ -101,6 +64,10 @@ def _of_model(config: Config) -> Iterator[str]:
             yield f"{first}: excludes {second}; set one of them to false"
     if model.family != "olmo":
         yield from _of_other_family(config)
+    if model.family != "tuples":
+        yield from _of_heads(config)
+    if model.embedding_rows < model.vocab_size:
+        yield f"model.embedding_size: {model.embedding_size} is below vocab_size {model.vocab_size}; set it to null"
     learned = model.family == "olmo" and model.learns_positions
     if learned and (positions.scheme != "contiguous" or config.task.name):
         yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
@@ -121,11 +88,22 @@ def _of_model(config: Config) -> Iterator[str]:
         yield "positions.scheme: dape-v2 convolves over ids 1 apart, which random_float does not have; choose pose"
 
 
+def _of_heads(config: Config) -> Iterator[str]:
+    model = config.model
+    width, rest = divmod(model.d_model, model.n_heads)
+    if rest:
+        yield f"model.n_heads: {model.n_heads} heads cannot share model.d_model {model.d_model}; choose a divisor of it"
+    elif model.rope and width % 2:
+        yield f"model.n_heads: heads of width {width}, and RoPE rotates pairs; make model.d_model / n_heads even"
+    if model.n_kv_heads is not None and model.n_heads % model.n_kv_heads:
+        yield f"model.n_kv_heads: {model.n_kv_heads} is no divisor of model.n_heads {model.n_heads}; choose one"
+
+
 def _of_other_family(config: Config) -> Iterator[str]:
     model, default = config.model, type(config.model)()
     for item in fields(model):
         value = getattr(model, item.name)
-        if item.name not in _READ_BY[model.family] and value != getattr(default, item.name):
+        if not rule_of(item).is_read_by(model.family) and value != getattr(default, item.name):
             yield f"model.{item.name}: {value} means nothing to model.family: {model.family}; leave it out"
     if model.family == "tuples":
         for name in ("positions.rotate", "softmax_auxiliary_loss", "activation_checkpointing"):
@@ -168,10 +146,12 @@ def _of_text(config: Config) -> Iterator[str]:
         yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
     if config.corpus.path and config.data.paths:
         yield "corpus.path: excludes data.paths; set one of them to null"
+    if config.data.paths and config.evaluation.interval is not None and not config.evaluation.paths:
+        yield "evaluation.interval: data.paths are for training; set evaluation.paths to token files, or this to null"
     if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
         yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
-    if min(needles.value_tokens, default=0) < 1:
-        yield f"needles.value_tokens: {needles.value_tokens} are not 1 or more; give one number or several"
+    if not needles.value_tokens:
+        yield "needles.value_tokens: [] is no number of tokens; give one or several"
     elif needles.share:
         tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
         if needles.per_window > _MOST_NEEDLES or 2 * tokens > 0.75 * length:
@@ -186,7 +166,7 @@ def _of_task(config: Config) -> Iterator[str]:
     except UserError as error:
         yield f"task: {error}"
         return
-    for name in sorted(_ABOUT_TEXT):
+    for name in sorted(ABOUT_TEXT):
         if is_set(config, name):
             yield f"{name}: is about text, and task.name asks for a task; take one of them away"
     if model.vocab_size != len(task.vocabulary):
@@ -244,5 +224,12 @@ def _of_training(config: Config) -> Iterator[str]:
         yield f"max_duration: {config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)"
     if scheduler.name == "inverse_sqrt_with_warmup" and not scheduler.t_warmup:
         yield "scheduler.t_warmup: 0 makes every learning rate of inverse_sqrt_with_warmup 0; set it to 1 or more"
-    if unit == scheduler.units and scheduler.name != "constant" and scheduler.t_warmup > duration:
-        yield f"scheduler.t_warmup: is longer than max_duration; try --scheduler.t_warmup={duration // 4:.0f}"
+    if unit == "epochs" or scheduler.name == "constant":
+        return
+    tokens = duration * (config.tokens_per_step if unit == "steps" else 1)
+    length = tokens if scheduler.units == "tokens" else tokens / config.tokens_per_step
+    if scheduler.t_warmup > length:
+        yield (
+            f"scheduler.t_warmup: {scheduler.t_warmup:g} {scheduler.units} are longer than max_duration "
+            f"{config.max_duration}; try --scheduler.t_warmup={length // 4:.0f}"
+        )

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import CorpusManifest, check_ids, open_verified
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, check_ids, open_verified
 from olmo_sparsity.data.windows import (
     IGNORED,
     Batch,
@@ -209,10 +209,18 @@ def verify_checksums(config: Config) -> None:
     in the vocabulary. Raises `UserError` for the first one that is not right.
     """
     splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
+    evaluates = config.evaluation.interval is not None
+    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
     if config.corpus.path is not None:
-        evaluated = ["heldout"] if config.evaluation.interval is not None else []
-        splits += [(config.corpus.path, split) for split in ("train", *evaluated)]
+        splits.append((config.corpus.path, "train"))
+        if evaluates and not evaluation_paths:
+            splits.append((config.corpus.path, "heldout"))
     for folder, split in splits:
         open_verified(folder, split)
-    for path in config.data.paths or ():  # token files without a manifest
+    without_manifest = [*(config.data.paths or ()), *evaluation_paths]
+    if without_manifest:
+        TokenFiles(
+            without_manifest, config.data.memmap_dtype, config.model.eos_token_id
+        )  # each can be opened
+    for path in without_manifest:
         check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

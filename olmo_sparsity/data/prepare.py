@@ -39,7 +39,7 @@ from olmo_sparsity.data.tokens import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.provenance import available_cores
-from olmo_sparsity.util.text_files import read_rows
+from olmo_sparsity.util.text_rows import read_rows
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""

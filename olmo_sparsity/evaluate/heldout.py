@@ -35,10 +35,7 @@ class HeldoutEvaluation:
         options = config.evaluation
         self.rank, self.world_size, self.length = rank, world_size, config.model.max_sequence_length
         self.batch_size = config.device_train_microbatch_size
-        if config.corpus.path is None:
-            raise UserError("there is no held-out text; set corpus.path, or evaluation.interval: null")
-        check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
-        self.tokens = TokenFiles.of_split(config.corpus.path, "heldout")
+        self.tokens = open_heldout_tokens(config)
         windows = [
             (file, start)
             for file, length in enumerate(self.tokens.lengths)
@@ -87,3 +84,15 @@ class HeldoutEvaluation:
         window = self.tokens.read(file, start, start + self.length).astype(np.int64)
         ids = np.arange(self.length, dtype=np.int64)
         return {"input_ids": window, "position_ids": ids, "counts": number < len(self.windows)}
+
+
+def open_heldout_tokens(config: Config) -> TokenFiles:
+    """The held-out token files: `evaluation.paths`, else the split of the corpus. Raises `UserError` for neither."""
+    if config.evaluation.paths:
+        return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
+    if config.corpus.path is None:
+        raise UserError(
+            "there is no held-out text; set evaluation.paths to token files, or evaluation.interval: null"
+        )
+    check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
+    return TokenFiles.of_split(config.corpus.path, "heldout")

@@ -164,7 +164,7 @@ def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
 
     It is read here, because `olmo_sparsity.data` makes batches of tasks.
     """
-    remedy = "prepare the corpus again, with scripts/prepare_data.py"
+    remedy = "prepare the corpus again, with olmo-sparsity prepare_data"
     manifest, texts = read_json(Path(folder) / "manifest.json", remedy), {}
     for split in _TEXT_OF.values():
         files = manifest["splits"].get(split, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -43,12 +44,20 @@ def cpu_has_fast_bf16() -> bool:
 
 
 def chosen_precision(config: Config) -> str:
-    """Accelerate's name of the precision: what the config says, or bf16 where the machine has it."""
+    """Accelerate's name of the precision: what the config says, or bf16 where the machine has it.
+
+    Raises `UserError` for bf16 on a GPU without it, such as a V100: emulated it is many times slower than fp32.
+    """
+    on_gpu = torch.cuda.is_available()
+    gpu_has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if config.precision == "amp_bf16" and on_gpu and not gpu_has_bf16:
+        raise UserError(
+            f"precision: {torch.cuda.get_device_name()} has no bf16; set --precision=fp32, or null to let the machine "
+            "decide"
+        )
     if config.precision is not None:
         return {"amp_bf16": "bf16", "fp32": "no"}[config.precision]
-    on_gpu = torch.cuda.is_available()
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_fast_bf16()
-    return "bf16" if has_bf16 else "no"
+    return "bf16" if gpu_has_bf16 or (not on_gpu and cpu_has_fast_bf16()) else "no"
 
 
 def choose_flash_attention() -> None:
@@ -72,6 +81,15 @@ def process_group() -> InitProcessGroupKwargs:
     """How processes reach each other: gloo by name, for without it those on CPUs would each believe to be alone."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
+
+
+def make_optimizer(config: Config, model: Model) -> torch.optim.Optimizer:
+    """OLMo's optimizer of the model's parameters."""
+    optimizer = build_optimizer(config, model)
+    if isinstance(optimizer, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
+    return optimizer
 
 
 class Engine:
@@ -106,16 +124,16 @@ class Engine:
             decoder.set_activation_checkpointing(config.activation_checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
         self.raw_model = model.to(self.device).train()
-        optimizer = build_optimizer(config, model)
-        if isinstance(optimizer, torch.optim.AdamW):
-            for group in optimizer.param_groups:
-                group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
+        optimizer = make_optimizer(config, model)
         by_layer = config.activation_checkpointing is not None or self._gathers_layers
         step_model = compiled(config, model, by_layer=by_layer)
         self.is_compiled = step_model is not None
-        self.model, self.optimizer = self.accelerator.prepare(
-            model if step_model is None else step_model, optimizer
-        )
+        with warnings.catch_warnings():
+            # PyTorch 2.13 has another name for it, which Accelerate does not know yet; every process would say so.
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+            self.model, self.optimizer = self.accelerator.prepare(
+                model if step_model is None else step_model, optimizer
+            )
         if isinstance(decoder, PositionedOLMo):
             decoder.prepare_loss()
 

@@ -8,7 +8,8 @@ is filled in from there; the JSON leaves it out, or holds "auto".
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
     per_process = local_batch_size(config, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
+    if per_process % micro:
+        # A step's last micro-batch is smaller, which DeepSpeed cannot say. It only asks whether there are several: the
+        # loss has its weight already, and the boundary is set at every backward pass.
+        micro = 1
     derived: dict[str, Any] = {
         "train_batch_size": config.global_train_batch_size,
         "train_micro_batch_size_per_gpu": micro,
@@ -51,6 +56,79 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         if values.pop(name, AUTO) != AUTO:
             raise UserError(f"{path}: {name} is decided by the YAML; remove it there")
     return values | derived
+
+
+class _Section(dict[str, Any]):
+    """A section of DeepSpeed's configuration that notes which names are looked up in it."""
+
+    def __init__(self, values: dict[str, Any]):
+        super().__init__(
+            {name: _Section(value) if isinstance(value, dict) else value for name, value in values.items()}
+        )
+        self.looked_up: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.looked_up.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.looked_up.add(str(name))
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # defined here, or ** would copy the values without looking them up
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.looked_up.add(name)
+        return super().get(name, default)
+
+    def unread(self, prefix: str = "") -> Iterator[str]:
+        """The dotted names that were not looked up; none of sections that pydantic read, which refuses such names."""
+        for name, value in self.items():
+            if self.looked_up and name not in self.looked_up:
+                yield prefix + name
+            elif isinstance(value, _Section):
+                yield from value.unread(f"{prefix}{name}.")
+
+
+def check_deepspeed(config: Config, world_size: int) -> None:
+    """Raise `UserError`, with DeepSpeed's words, for a JSON that it refuses, or has a key that it does not know."""
+    path, values = config.deepspeed.config, deepspeed_config(config, world_size)
+    with _importing_without_gpu():
+        from deepspeed.runtime.config import DeepSpeedConfig
+        from pydantic import ValidationError
+    values["train_batch_size"] //= world_size  # here is one process, and DeepSpeed multiplies by their number
+    sections = _Section(values)
+    try:
+        read = DeepSpeedConfig(sections)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {name}: {first['msg']} ({error.title} of DeepSpeed); correct it") from error
+    except Exception as error:  # of many kinds, assertions among them
+        words = " ".join(str(error).split())
+        raise UserError(f"{path}: DeepSpeed refuses it: {words}; correct it") from error
+    if unread := [*sections.unread()]:
+        raise UserError(f"{path}: DeepSpeed has no {', '.join(unread)}; correct or remove it")
+    offloads = read.zero_config.offload_optimizer is not None
+    if offloads and read.zero_force_ds_cpu_optimizer:
+        raise UserError(
+            f"{path}: offload_optimizer is meant for DeepSpeed's optimizer, and OLMo's is used; add "
+            '"zero_force_ds_cpu_optimizer": false to offload that one, or remove offload_optimizer'
+        )
+
+
+@contextmanager
+def _importing_without_gpu() -> Iterator[None]:
+    """Import DeepSpeed for processors where there is no GPU, or it would warn; jobs submitted from here have one."""
+    chosen = "DS_ACCELERATOR" in os.environ
+    if not chosen and not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        yield
+    finally:
+        if not chosen:
+            os.environ.pop("DS_ACCELERATOR", None)
 
 
 class ZeroEngine(Engine):

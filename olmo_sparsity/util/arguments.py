@@ -22,6 +22,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from olmo_sparsity.util.files import shipped
+
 _Value = TypeVar("_Value", int, float)
 _Settings = TypeVar("_Settings")
 
@@ -29,11 +31,15 @@ _Settings = TypeVar("_Settings")
 class Parser(argparse.ArgumentParser):
     """Shows the module's docstring as it stands, and takes no shortened options.
 
-    Parsers of subcommands are of this class too.
+    Its last line says where the files are that help and messages name. Parsers of subcommands are of this class too.
     """
 
     def __init__(self, **options: Any) -> None:
-        how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        how = {
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+            "allow_abbrev": False,
+            "epilog": f"configs/…, docs/… and slurm/… are in {shipped('.')}",
+        }
         super().__init__(**{**how, **options})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1e-3 and -0.5,1 are values too
 

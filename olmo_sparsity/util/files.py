@@ -180,9 +180,9 @@ def _hold(path: Path, seconds: float = 0.2) -> Iterator[None]:
 
 
 def shipped(name: str | Path) -> Path:
-    """Where ``configs/…`` or ``slurm/…``, which come with the code, stands; the path need not exist.
+    """Where ``configs/…``, ``slurm/…`` or ``docs/….md``, which come with the code, stands; the path need not exist.
 
-    In a checkout they are in its own folders; a wheel has a copy of both within this package (`setup.py`).
+    In a checkout they are in its own folders; a wheel has copies of them within this package (`setup.py`).
     """
     copy = PACKAGE / "shipped"
     return (copy if copy.is_dir() else PACKAGE.parent) / name

@@ -27,31 +27,34 @@ class _Lines:
 
 @contextmanager
 def progress(
-    description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True
+    description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, steady: bool = True
 ) -> Iterator[Advance]:
     """Show progress on standard error while the block runs; yields ``advance(n=1, note="")``.
 
     ``total`` and ``done`` count ``unit``s (plural, "targets"); ``done`` is what an earlier run finished.
     In a terminal this is a bar with rate and time left; elsewhere a line every 15 seconds, so that a SLURM
-    log stays readable. ``enabled=False`` shows nothing.
+    log stays readable. ``enabled=False`` shows nothing. ``n`` may be a part of a unit.
+    ``steady``: the time left is by the last steps; else by all of them, for work whose steps differ.
     """
     how: dict[str, Any] = {"dynamic_ncols": True}
     if not sys.stderr.isatty():
         line = "{desc}: {n_fmt}/{total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
         how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
         how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
+    if not steady:
+        how["smoothing"] = 0
     with tqdm(
         desc=description,
         total=total,
         initial=done,
         unit=f" {unit}",
         unit_scale=True,
-        miniters=1,
+        miniters=0,
         disable=not enabled,
         **how,
     ) as bar:
 
-        def advance(n: int = 1, note: str = "") -> None:
+        def advance(n: float = 1, note: str = "") -> None:
             bar.set_postfix_str(note, refresh=False)
             bar.update(n)
 

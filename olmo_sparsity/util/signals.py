@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 
 REQUEUE_EXIT_CODE = 85
-"""Exit code of `scripts/train.py` when it saved because of a signal: run the same command again to go on."""
+"""Exit code of `olmo-sparsity train` when it saved because of a signal: run the same command again to go on."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 

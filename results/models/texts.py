@@ -26,7 +26,7 @@ from datetime import date, datetime
 from operator import itemgetter
 from pathlib import Path
 
-from olmo_sparsity.util.text_files import group_of_url
+from olmo_sparsity.util.text_fields import group_of_url
 
 LOGS = re.compile(r"(?i)(change|news|history|release|whats?.?new).*\.(rst|md|txt)$")
 OTHERS = re.compile(r"vendor|subprojects|template|README|security")

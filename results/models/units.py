@@ -27,6 +27,7 @@ from analysis.parts import stacked
 from analysis.result import RESULT_NAME
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection
+from analysis.work import Work
 from olmo_sparsity.util.provenance import provenance
 
 SELECTORS = ("leave-one-out-kl", "attention")
@@ -99,7 +100,7 @@ def main(what, model, texts, run, out):
             part = replace(part, choices=both, settings=before | {"give_back": give_back})
         else:
             of_part = places[places["target_id"].isin(part.targets["target_id"])]
-            frames = engine.measure(of_part, lambda _: None)
+            frames = engine.measure(of_part, Work(len(of_part)))
             apart = np.abs(frames["targets"]["loss_long_nats"].to_numpy() - part.targets["loss_long_nats"])
             assert apart.max() < 1e-4, f"other losses than recorded: {apart.max()} nats"
             both = [part.choices[part.choices["selector"].isin(EXACT)], frames["choices"]]

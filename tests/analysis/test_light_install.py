@@ -1,18 +1,24 @@
-"""What measuring a model of transformers needs: nothing of training."""
+"""An install without extras measures models of transformers, and says which extra any other use needs."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import tiny
-from tests.support.families import directory
+from tests.support.families import directory, random_model
+from tests.support.gguf_files import write_gguf
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_TRAINING = """
+WITHOUT_EXTRAS = """
 import importlib.util
 import sys
 
-GONE = ("olmo", "deepspeed", "accelerate", "datasets", "omegaconf", "boto3", "google.cloud")
+GONE = (
+    *("olmo", "olmo_data", "deepspeed", "accelerate", "datasets", "omegaconf", "boto3", "google.cloud"),
+    *("gguf", "wandb"),
+)
 
 def gone(name):
     return any(name == each or name.startswith(each + ".") for each in GONE)
@@ -30,7 +36,7 @@ sys.meta_path.insert(0, Absent())
 
 def run(code, *arguments):
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", f"{WITHOUT_EXTRAS}\n{code}", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,11 +45,10 @@ def run(code, *arguments):
 
 
 def command(name, *arguments):
-    code = f"{WITHOUT_TRAINING}\nfrom olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()"
-    return run(code, name, *arguments)
+    return run("from olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()", name, *arguments)
 
 
-def test_a_model_of_transformers_is_measured_and_drawn_without_the_packages_of_training(tmp_path):
+def test_a_model_of_transformers_is_measured_and_drawn_without_extras(tmp_path):
     model = directory(tmp_path / "model", "llama")
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(12, 60)})
     (model / "tokenizer.json").write_bytes((corpus / "tokenizer.json").read_bytes())
@@ -54,3 +59,50 @@ def test_a_model_of_transformers_is_measured_and_drawn_without_the_packages_of_t
     drawn = command("figure2", out, "--out", tmp_path / "figures")
     assert drawn.returncode == 0, drawn.stderr
     assert list((tmp_path / "figures").glob("*.png"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a text, a GGUF file, a checkpoint of this project, and a corpus with its tokenizer."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "text.txt").write_text("ab cd ef " * 200)
+    write_gguf(folder / "tiny.gguf", random_model())
+    tiny.checkpoint(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        ("influence {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
+        ("xray {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
+        ("influence {}/run --text {}/text.txt --out {}/out", "olmo", "train"),
+        ("export_hf {}/run --out {}/out", "olmo", "train"),
+        ("exact_match {}/run --out {}/out", "olmo", "train"),
+        ("train configs/demo.yaml --save_folder={}/out", "olmo", "train"),
+        ("sweep configs/demo.yaml --grid seed=1 --out {}/out", "olmo", "train"),
+        ("prepare_data c4 --out {}/out", "olmo_data", "train"),
+        ("prepare_data c4 --tokenizer {}/corpus/tokenizer.json --out {}/out", "datasets", "train"),
+        ("prepare_data text --files {}/text.txt --tokenizer olmo --out {}/out", "olmo_data", "train"),
+    ],
+)
+def test_what_needs_an_extra_says_which_in_one_line(arguments, module, extra, files):
+    done = command(*arguments.replace("{}", str(files)).split())
+    line = f"error: this needs {module}, which is not installed; run: pip install 'olmo-sparsity[{extra}]'\n"
+    assert done.returncode == 1 and done.stderr.endswith(line), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (files / "out").exists() or not list((files / "out").iterdir())
+
+
+def test_so_does_python(files):
+    for model, extra in ((files / "tiny.gguf", "gguf"), (files / "run", "train")):
+        code = f"from analysis import measure\nmeasure({str(model)!r}, ['ab cd ' * 100])"
+        done = run(code)
+        assert "UserError: this needs" in done.stderr
+        assert f"pip install 'olmo-sparsity[{extra}]'" in done.stderr
+
+
+def test_a_tokenizer_that_is_a_file_needs_no_extra(files):
+    code = "from olmo_sparsity.data.tokens import tokenizer_file\nprint(tokenizer_file(sys.argv[1]).name)"
+    assert run(code, files / "corpus").stdout == "tokenizer.json\n"
+    assert "unknown tokenizer 'absent.json'" in run(code, "absent.json").stderr

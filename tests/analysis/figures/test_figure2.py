@@ -83,6 +83,34 @@ def test_several_results_have_one_selector_in_all_panels():
     assert figure.axes[2].get_title("left").endswith("k = 4\nleave-one-out")
 
 
+@pytest.mark.parametrize("texts", [2, 60])
+def test_the_heading_says_whether_there_are_bars(texts):
+    heading = describe({"": made_result(texts=texts)})
+    assert ("bars: 95 %" in heading) == (texts == 60)
+    assert ("2 documents: too few for an interval" in heading) == (texts == 2)
+
+
+def test_wide_intervals_of_the_losses_are_cut_at_the_panel():
+    """Those of L_short and L_long, too, which stand beside it."""
+    result = made_result(texts=4)
+    over = result.targets.iloc[result.over]
+    of_text = over["text"].to_numpy()
+    long = over["loss_long_nats"] + np.where(of_text == of_text.min(), 60.0, 0.0)
+    targets = result.targets.copy()
+    targets.loc[over.index, "loss_long_nats"] = long
+    targets.loc[over.index, "loss_short_nats"] += long - over["loss_long_nats"]
+    choices = result.choices.copy()
+    choices["loss_nats"] += (long - over["loss_long_nats"])[choices["target_id"]].to_numpy()
+    figure = figure2({"": replace(result, targets=targets, choices=choices, trainings=[])})
+    panel = figure.axes[0]
+    figure.canvas.draw()
+    _, values = line(panel, "leave-one-out")
+    low, high = panel.get_ylim()
+    assert low < values.min() and high > values.max() and high - low < 4 * np.ptp(values)
+    beside = [bar for bar in panel.collections if not bar.get_clip_on()]
+    assert not beside
+
+
 def test_what_is_missing():
     figure = figure2({"": made_result(far_contexts=("true",))}, **FEW)
     assert figure.axes[1].get_title("left") == "(b) Recovery" and "placebo" not in " ".join(legend(figure))

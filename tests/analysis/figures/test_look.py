@@ -48,6 +48,59 @@ def test_bars_are_never_negative_and_absent_without_an_interval():
     np.testing.assert_array_equal(style.bar_lengths(frame), [[0.5, 0, np.nan], [0.5, 1, np.nan]])
 
 
+def with_bars(value, half, *, band=False):
+    """A figure of these values with intervals of ``half`` to both sides, and its panel."""
+    value, half = np.array(value), np.broadcast_to(half, len(value))
+    frame = pd.DataFrame({"name": "a", "x": np.arange(len(value)), "value": value})
+    frame = frame.assign(low=value - half, high=value + half)
+    figure = style.new_figure(2, 1)
+    axes, look = figure.subplots(), {"color": "red", "marker": "o", "linestyle": "-"}
+    if band:
+        style.draw_band(axes, frame["x"], frame, "a", look)
+    else:
+        style.draw(axes, frame, {"a": look}, "name", "x", joined=False)
+    return figure, axes
+
+
+@pytest.mark.parametrize("band", [False, True])
+def test_axes_follow_the_points_and_cut_what_is_out_of_proportion(band):
+    """An axis from -40 to 60 nats once showed losses of 2 to 5 nats as one line."""
+    figure, axes = with_bars([5.0, 3.0, 2.0], [40.0, 50.0, 1.5], band=band)
+    axes.axhline(6.0)
+    figure.canvas.draw()
+    low, high = axes.get_ylim()
+    assert low == pytest.approx(0.5 - 0.08 * 5.5) and high == pytest.approx(6.0 + 0.08 * 5.5)
+    [collection] = axes.collections
+    drawn = np.concatenate([path.vertices for path in collection.get_paths()])[:, 1]
+    assert drawn.min() == -47.0 and drawn.max() == 53.0  # cut by the edge of the panel, not shortened
+    assert collection.get_clip_on()
+
+
+@pytest.mark.parametrize("half", [0.0, 0.4, 3.0, np.nan])
+def test_axes_hold_intervals_in_proportion(half):
+    figure, axes = with_bars([5.0, 3.0, 2.0], half)
+    before = axes.get_xlim(), axes.get_ylim()
+    figure.canvas.draw()
+    assert (axes.get_xlim(), axes.get_ylim()) == before
+    assert np.isnan(half) or (before[1][0] <= 2 - half and before[1][1] >= 5 + half)
+
+
+def test_limits_that_were_set_stay_and_panels_that_share_an_axis_show_the_points_of_all():
+    figure, axes = with_bars([5.0, 3.0], 90.0)
+    axes.set_ylim(-100, 100)
+    figure.canvas.draw()
+    assert axes.get_ylim() == (-100, 100)
+    figure = style.new_figure(4, 1)
+    look = {"color": "red", "marker": "o", "linestyle": "-"}
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, value in zip(panels, (1.0, 9.0), strict=True):
+        frame = pd.DataFrame({"name": "a", "x": [0], "value": value, "low": -99.0, "high": 99.0})
+        style.draw(axes, frame, {"a": look}, "name", "x", joined=False)
+    figure.canvas.draw()
+    for axes in panels:
+        assert axes.get_ylim() == pytest.approx((1 - 0.08 * 8, 9 + 0.08 * 8))
+
+
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
 def test_a_figure_drawn_again_is_the_same_file(tmp_path, ending):
     """So that a figure of `results` changes in Git only where its numbers do."""

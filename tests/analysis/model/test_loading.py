@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +21,7 @@ from analysis.ours import PreparedTexts
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model
+from tests.support.gguf_files import WORDS, write_gguf
 from tests.support.refusals import refused
 
 TOKENS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -264,48 +264,6 @@ def test_wrappers_are_taken_off(wrap):
 
 # --- GGUF ---
 
-LETTERS = "abcdefghij"
-WORDS = ["<s>", "</s>", *LETTERS, *(a + b for a in LETTERS for b in LETTERS)][:VOCABULARY]
-MERGES = [f"{word[0]} {word[1]}" for word in WORDS[12:]]
-_HEADS = 4
-
-
-def write_gguf(path, model):
-    """A model of llama's class as llama.cpp has it: other names, and the rows of queries and keys in another order."""
-    gguf = pytest.importorskip("gguf")
-    config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3, 3] + [1] * (len(WORDS) - 2))
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        values = weight.numpy()
-        if "q_proj" in name or "k_proj" in name:
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            halves = values.reshape(heads, 2, -1, values.shape[1])  # rotated together: i and i + D / 2 …
-            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(
-                values.shape
-            )  # … become 2 i and 2 i + 1
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
 
 def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     model = random_model("llama")
@@ -319,6 +277,12 @@ def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     assert loaded.decoder.pieces(ids.tolist()) == ["ab", "cd", "e", "ab"]
     scaled = open_model(f"{file}@yarn:2")
     assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))
+
+
+def test_a_gguf_file_whose_tokenizer_is_of_a_kind_that_transformers_does_not_read_is_refused(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", random_model("llama"), tokenizer="replit")
+    with refused("cannot read the tokenizer in .*tiny.gguf .*'replit'.*give .model, tokenizer."):
+        open_model(file)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")

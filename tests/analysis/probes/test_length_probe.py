@@ -22,6 +22,7 @@ from tests.support.small_measurement import TEXTS
 LENGTHS, WINDOWS = (8, 16, 40), 9
 PROBE = LengthProbe(lengths=LENGTHS, windows=WINDOWS, resamples=300)
 HOW = {"device": "cpu", "progress": False}
+pytestmark = pytest.mark.usefixtures("few_are_enough")
 
 
 def two_models():

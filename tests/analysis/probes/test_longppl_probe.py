@@ -26,6 +26,7 @@ PROBE = LongPPLProbe(
     n_long=N, n_short=M, sliding_window=S, segments=6, alpha_nats=ALPHA, beta_nats=BETA, resamples=300
 )
 HOW = {"device": "cpu", "progress": False}
+pytestmark = pytest.mark.usefixtures("few_are_enough")
 
 
 def model_of(family):

@@ -25,6 +25,7 @@ from tests.support.small_measurement import TEXTS
 LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
 PROBE = NeedleProbe(lengths=LENGTHS, ks=KS, key_tokens=Q, depths=DEPTHS, samples=8, resamples=300)
 HOW = {"device": "cpu", "progress": False}
+pytestmark = pytest.mark.usefixtures("few_are_enough")
 
 
 @pytest.fixture(scope="module")

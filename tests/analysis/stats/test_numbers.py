@@ -297,10 +297,10 @@ def test_groups_and_trainings_are_units_where_there_are_any() -> None:
 
 def test_recovery_without_gain_is_refused() -> None:
     none_over = made_result(tau_nats=50.0)
-    with pytest.raises(UserError, match="none of 400 gains more than 50 nats .* lower tau"):
+    with pytest.raises(UserError, match="none of 400 targets gains more than 50 nats .* lower tau"):
         numbers.recovery(none_over)
     assert value(numbers.shares(none_over), name="share_over_tau") == 0
-    assert "0 gain more than 50 nats" in findings(none_over)
+    assert "none of 400 targets gains more than 50 nats" in findings(none_over)
     losing = made_result(crossfit=True)
     targets = losing.targets.assign(loss_long_nats=losing.targets["loss_short_nats"] + 0.25)
     with pytest.raises(

@@ -36,6 +36,23 @@ def test_losses_are_never_per_cents() -> None:
     assert show(frame).splitlines()[1:] == ["gain_nats  0.50 [0.25, 0.75]", "share      50.0 [25.0, 75.0]"]
 
 
+def test_a_value_without_an_interval_stands_alone() -> None:
+    nan = float("nan")
+    assert interval_text({"value": 0.79, "low": nan, "high": nan}, percent=True) == "79.0"
+    assert interval_text({"value": 0.79, "low": 0.5, "high": nan}, percent=True) == "79.0 [50.0, –]"
+    assert interval_text({"value": nan, "low": nan, "high": nan}) == "–"
+
+
+@pytest.mark.parametrize("texts", [2, 4])
+def test_no_interval_is_printed_below_four_documents(texts: int) -> None:
+    """Two texts, the example of the README, once had a recovery of 79.0 [-1,330.4, 1,488.5] %."""
+    result = made_result(texts=texts, kinds=KINDS)
+    for text in (findings(result), summary(result)):
+        assert ("[" in text.replace("[%", "").replace("[nats]", "")) == (texts == 4)
+        assert ("2 documents: too few for an interval" in text) == (texts == 2)
+        assert ("[95 % interval]" in text) == (texts == 4)
+
+
 @pytest.fixture(scope="module")
 def result() -> Result:
     return made_result(kinds=KINDS)

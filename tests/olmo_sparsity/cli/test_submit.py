@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import OPTIMIZER, WEIGHTS, TrainState, save_checkpoint
 from olmo_sparsity.cli.submit import checkpoint_bytes
+from olmo_sparsity.model.build import empty_model
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import (
@@ -106,7 +107,7 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(tmp_path, optim
         for tensor in load_file(folder / name).values()
         if tensor.ndim  # the optimizer's count of steps is none of the size
     ]
-    assert checkpoint_bytes(config) == sum(tensor.nbytes for tensor in stored)
+    assert checkpoint_bytes(config, empty_model(config, device="meta")) == sum(tensor.nbytes for tensor in stored)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_save_that_outlasts_the_warning_is_said_before_the_job_waits(
 ):
     """As of OLMo-7B: 84 GB."""
     tiny.train_config(tmp_path)
-    monkeypatch.setattr("olmo_sparsity.cli.submit.checkpoint_bytes", lambda config: 84e9)
+    monkeypatch.setattr("olmo_sparsity.cli.submit.checkpoint_bytes", lambda *_: 84e9)
     line = "train config.yaml --dry-run " + " ".join(f"--sbatch={option}" for option in given)
     (said,) = [text for text in submit(line).splitlines() if text.startswith("#")]
     assert "84 GB takes about 168 s at 0.5 GB/s" in said
@@ -198,6 +199,12 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
     [
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
+        ("train config.yaml -- --model.block_group_size=5", "model: n layers must be divisible"),
+        (
+            "train config.yaml -- --save_folder=x --initial_weights=none",
+            "none is neither a checkpoint nor a run",
+        ),
+        ("sweep config.yaml --grid seed=1 --out x -- --model.block_group_size=5", "model: n layers must be"),
         (f"influence corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
         (
             "influence run --corpus none --out x -- --n-long 16 --n-short 32",

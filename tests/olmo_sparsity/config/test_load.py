@@ -89,6 +89,68 @@ class TestOlmoFiles:
         assert config.data.paths == [f"{tmp_path}/a.npy", f"{tmp_path}/b.npy"]
         assert (config.save_folder, config.run_name) == (f"{tmp_path}/step9", f"{tmp_path}/step10")
 
+    @pytest.mark.parametrize(
+        "of_evaluator", ["{paths: [x.npy, y.npy]}", "{datasets: {a: [x.npy], b: [y.npy]}}"]
+    )
+    def test_evaluators_give_the_held_out_files(self, write: Write, of_evaluator: str) -> None:
+        evaluators = f"[{{label: a, data: {of_evaluator}}}, {{label: b, type: downstream}}]"
+        path = write(f"data: {{paths: [t.npy]}}\neval_interval: 7\nevaluators: {evaluators}")
+        config = load_config(path)
+        assert config.evaluation.paths == ["x.npy", "y.npy"] and config.evaluation.interval == 7
+        assert load_config(path, ["--evaluation.interval=3"]).evaluation.interval == 3
+        assert load_config(path, ["--evaluation.paths=[z]"]).evaluation.paths == ["z"]
+
+    @pytest.mark.parametrize(
+        "of_evaluator", ["{paths: [s3://a/x.npy]}", "{paths: [x.npy], memmap_dtype: uint32}", "{}"]
+    )
+    def test_files_of_evaluators_that_cannot_be_read_are_left_with_a_warning(
+        self, write: Write, caplog: pytest.LogCaptureFixture, of_evaluator: str
+    ) -> None:
+        path = write(f"data: {{paths: [t.npy]}}\nevaluators: [{{label: a, data: {of_evaluator}}}]")
+        config = load_config(path)
+        assert config.evaluation.paths is None and config.evaluation.interval is None
+        assert "evaluators (held-out loss has evaluation.paths, which are local" in caplog.text
+
+    @pytest.mark.parametrize("how", ["restore_dataloader: false", "reset_trainer_state: true"])
+    def test_a_local_load_path_that_starts_anew_gives_the_initial_weights(
+        self, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+    ) -> None:
+        path = write(f"load_path: {tmp_path}\n{how}")
+        config = load_config(path)
+        assert config.initial_weights == str(tmp_path) and config.load_path is None
+        assert f"load_path {tmp_path} is read as initial_weights" in caplog.text
+        config.save(tmp_path / "resolved.yaml")
+        assert load_config(tmp_path / "resolved.yaml") == config
+        for elsewhere in ("https://host/step9", "none"):
+            message = refusal(path, f"--load_path={elsewhere}")
+            assert message.startswith(
+                f"FILE: load_path: {elsewhere} is not supported: a run goes on with --resume; "
+            )
+        assert refusal(path, "--load_path=null").startswith(f"FILE: {how.partition(':')[0]}: ")
+
+    def test_a_load_path_that_goes_on_is_refused(self, write: Write, tmp_path: Path) -> None:
+        assert refusal(write(f"load_path: {tmp_path}")).startswith("FILE: load_path: ")
+
+    def test_the_environment_variable_that_is_missing_is_named(
+        self, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in the YAML of OLMo-1B."""
+        Config._register_resolvers()  # another test may have let OLMo replace them by ones that look at no path
+        monkeypatch.delenv("SCRATCH", raising=False)
+        text = "save_folder: ${path.choose:${oc.env:SCRATCH,no_exist}/here,/none}/${run_name}\nrun_name: a"
+        path = write(text)
+        assert refusal(path).endswith("; set the environment variable SCRATCH, or --save_folder")
+        assert load_config(path, ["--save_folder=x"]).save_folder == "x"
+        (tmp_path / "here").mkdir()
+        monkeypatch.setenv("SCRATCH", str(tmp_path))
+        assert load_config(path).save_folder == f"{tmp_path}/here/a"
+
+    def test_garbage_is_collected_as_python_does(
+        self, write: Write, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        load_config(write("gen1_gc_interval: 5"))
+        assert "gen1_gc_interval (Python collects its garbage by itself)" in caplog.text
+
 
 class TestOverlays:
     def test_chain_merges_sections_and_replaces_lists(self, write: Write) -> None:

@@ -26,7 +26,7 @@ from olmo_sparsity.data.sources import (
     read_files,
 )
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.text_files import NO_GROUPS, Fields
+from olmo_sparsity.util.text_fields import NO_GROUPS, Fields
 from tests.support.corpora import PROSE, some_texts, text_settings, write_lines
 from tests.support.refusals import refused
 

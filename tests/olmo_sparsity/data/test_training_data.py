@@ -158,3 +158,14 @@ def test_a_corpus_of_more_files_than_may_be_open(tmp_path):
         assert files.read(59).tolist() == pickle.loads(pickle.dumps(files)).read(59).tolist() == [59] * 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "r2", "weka", "https"])
+def test_files_on_another_machine_are_to_be_copied_and_not_to_be_prepared_again(tmp_path, scheme):
+    remote = f"{scheme}://bucket/part-0.npy"
+    config = tiny.train_config(tmp_path, "--corpus.path=null", f"--data.paths=['{remote}']")
+    with refused(f"token file {remote} is not on this machine; copy the files to a local folder"):
+        TrainingData(config)
+    config = tiny.train_config(tmp_path, "--corpus.path=null", "--data.paths=[none.npy]")
+    with refused("token file none.npy is missing or empty; correct its path"):
+        TrainingData(config)

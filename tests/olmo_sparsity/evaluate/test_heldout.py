@@ -88,10 +88,32 @@ def test_windows_are_a_function_of_the_seed_alone(make):
     assert chosen() != chosen("--evaluation.seed=1")
 
 
-def test_token_files_without_a_corpus_have_no_held_out_text(make, tmp_path):
-    files = make("--corpus.path=null", f"--data.paths=[{tmp_path}/corpus/train-00000.npy]")
-    with refused("there is no held-out text"):
-        HeldoutEvaluation(files)
+FILES = ("train", "heldout")
+
+
+def test_token_files_of_ones_own_have_the_loss_of_the_corpus_they_are_from(make, tmp_path):
+    """While training too, and their ids are looked at before it."""
+    train_file, heldout_file = (f"{tmp_path}/corpus/{split}-00000.npy" for split in FILES)
+    bare = "--corpus.path=null", f"--data.paths=[{train_file}]"
+    with refused("evaluation.interval: data.paths are for training; set evaluation.paths"):
+        make(*bare)
+    rows = {}
+    for name, options in {"corpus": (), "files": (*bare, f"--evaluation.paths=[{heldout_file}]")}.items():
+        train(make(*options, f"--save_folder={tmp_path / name}"))
+        metrics = read_metrics(tmp_path / name / "metrics.jsonl")
+        rows[name] = [row["heldout_loss_nats"] for row in metrics if "heldout_loss_nats" in row]
+    assert len(rows["files"]) == 2 and rows["files"] == rows["corpus"]
+    np.full(99, 50, dtype=np.uint16).tofile(tmp_path / "other.npy")
+    with refused("other.npy holds id 50, beyond the vocabulary"):
+        train(make(*bare, f"--evaluation.paths=[{tmp_path}/other.npy]", f"--save_folder={tmp_path}/x"))
+    with refused("none.npy is missing or empty"):
+        train(make(*bare, "--evaluation.paths=[none.npy]", f"--save_folder={tmp_path}/x"))
+    assert not list((tmp_path / "x").glob("step*"))
+
+
+def test_held_out_files_come_before_the_corpus_held_out_split(make, tmp_path):
+    config = make(f"--evaluation.paths=[{tmp_path}/corpus/train-00000.npy]")
+    assert HeldoutEvaluation(config).tokens.lengths == [12 * 91]
 
 
 def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path):

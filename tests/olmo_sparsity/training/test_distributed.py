@@ -59,6 +59,7 @@ def run(processes, folder, name, *overrides, stage=None, launched=False, environ
         process = Forked(processes, arguments, folder, environment)
     _, errors = ended(process)
     assert process.returncode == 0, errors[-3000:]
+    assert "broadcast_buffers" not in errors  # a warning of PyTorch's, by every rank
     return {row["step"]: row for row in read_metrics(folder / name / "metrics.jsonl")}
 
 
@@ -92,6 +93,18 @@ def test_two_processes_have_the_losses_of_one(folder, alone, stage, tmp_path):
     one_by_one = "--device_train_microbatch_size=1"
     assert_same(run(2, folder, f"zero{stage}", one_by_one, stage=stage, **how), alone)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stage", slow_but([None, 0, 1, 2, 3], 2))
+def test_shares_that_are_no_multiple_of_the_micro_batch(folder, stage):
+    """Of 16 windows each process reads 3, 3 and 2, one process 5, 5, 5 and 1."""
+    options = "--global_train_batch_size=16", "--max_duration=6", "--scheduler.t_warmup=2"
+    expected = run(1, folder, f"uneven-alone{stage}", *options, "--device_train_microbatch_size=5")
+    rows = run(2, folder, f"uneven{stage}", *options, "--device_train_microbatch_size=3", stage=stage)
+    assert rows.keys() == expected.keys()
+    for step, row in rows.items():
+        assert row["loss_nats"] == pytest.approx(expected[step]["loss_nats"], abs=1e-4)
+        assert row["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["amp_bf16", pytest.param("fp32", marks=pytest.mark.slow)])

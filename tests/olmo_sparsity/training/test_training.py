@@ -188,6 +188,10 @@ def test_bf16_that_is_emulated_is_not_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert chosen_precision(tiny.train_config(tmp_path, "--precision=null")) == "no"
+    assert chosen_precision(tiny.train_config(tmp_path, "--precision=fp32")) == "no"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100-SXM2-16GB")
+    with refused("precision: Tesla V100-SXM2-16GB has no bf16; set --precision=fp32"):
+        chosen_precision(tiny.train_config(tmp_path, "--precision=amp_bf16"))
 
 
 def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):

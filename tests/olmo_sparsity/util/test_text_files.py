@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.util.text_files import TextFiles, group_of_url, kind_of, read_text
+from olmo_sparsity.util.text_fields import group_of_url
+from olmo_sparsity.util.text_files import TextFiles
+from olmo_sparsity.util.text_rows import kind_of, read_text
 from tests.support.refusals import refused
 
 BOOK = "https://www.example.org/ebooks/"
@@ -210,7 +212,7 @@ RUSSIAN = "раз два три четыре пять\nшесть семь\n"
         ("a.jsonl", b'{"text": "a"}\n{"text": "\0"}\n', 2, 24, "extract its text"),
         ("a.pdf", b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj", 2, 10, "a PDF; extract its text"),
         ("a.docx", b"PK\x03\x04\x14\0\x06\0", 1, 5, "ZIP archive, as .docx"),
-        ("a.txt", gzip.compress(b"text"), 1, 1, "gzip; give it a name that ends in .gz"),
+        ("a.txt", gzip.compress(b"text", mtime=0), 1, 1, "gzip; give it a name that ends in .gz"),
         ("a.jsonl", pa.Codec("zstd").compress(b"text", asbytes=True), 1, 1, "ends in .zst"),
     ],
 )

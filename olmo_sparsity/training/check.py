@@ -1,0 +1,102 @@
+"""What would end a run before its first step, looked for before a job waits for its machines.
+
+Model, optimizer, schedule, compiler and DeepSpeed are made as training makes them, without memory for weights; what
+their libraries refuse, they word. Shapes: T tokens of a training window.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from olmo_sparsity.config.schema import Config
+from olmo_sparsity.data.windows import Batch, local_batch_size
+from olmo_sparsity.model.build import Model, empty_model
+from olmo_sparsity.training.engine import make_optimizer
+from olmo_sparsity.training.loop import Schedule
+from olmo_sparsity.training.zero import check_deepspeed
+from olmo_sparsity.util.errors import UserError
+
+_STEPS_LOOKED_AT = 1000
+
+
+def check_run(config: Config, processes: int, steps_per_epoch: int | None = None) -> Model:
+    """Raise `UserError` for what a run on so many processes would end with before, or soon after, its first step.
+
+    ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
+    """
+    local_batch_size(config, processes)
+    with _one_line("model"):
+        model = empty_model(config, device="meta")
+        _read_once(config)
+    with _one_line("optimizer"):
+        make_optimizer(config, model)
+    with _one_line("scheduler"):
+        _check_schedule(Schedule(config, steps_per_epoch))
+    if config.compile is not None:
+        options = asdict(config.compile)
+        del options["from_steps"]
+        with _one_line("compile"):
+            torch.compile(nn.Identity(), **options)
+    if config.deepspeed.config is not None:
+        check_deepspeed(config, processes)
+    return model
+
+
+def _read_once(config: Config) -> None:
+    """A forward and a backward pass of one window, (1, T), through tensors that have shapes and no numbers."""
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised
+    with FakeTensorMode():
+        model = empty_model(config).train()
+        ids = torch.zeros(1, config.model.max_sequence_length, dtype=torch.int64)
+        id_labels = ids if config.positions.predicts_ids else None
+        batch = Batch(ids, ids, labels=ids, loss_mask=ids == ids, id_labels=id_labels)
+        # Sparse attention looks at numbers: what comes behind that is for the run to see.
+        with suppress(DataDependentOutputException, DynamicOutputShapeException):
+            model(**batch.model_inputs, **batch.targets, z_weight=0.0)["loss_nats"].backward()
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    """Refuse learning rates and clipping bounds that are none, at steps spread over the run."""
+    steps = {
+        *range(1, schedule.max_steps + 1, max(1, schedule.max_steps // _STEPS_LOOKED_AT)),
+        schedule.max_steps,
+    }
+    options = schedule.config.scheduler
+    for length in (options.t_warmup, options.t_max or 0):
+        near = int(length / schedule.scale)
+        steps |= {step for step in range(near - 1, near + 2) if 1 <= step <= schedule.max_steps}
+    for step in sorted(steps):
+        rate, bound = schedule.learning_rate(step), schedule.max_grad_norm(step)
+        if not (math.isfinite(rate) and rate >= 0) or (bound is not None and not math.isfinite(bound)):
+            raise UserError(
+                f"scheduler: at step {step} the learning rate would be {rate:g} and max_grad_norm {bound}; "
+                "change scheduler, optimizer.learning_rate or max_grad_norm"
+            )
+
+
+@contextmanager
+def _one_line(section: str) -> Iterator[None]:
+    """What a library refuses here becomes a `UserError` with its words, or the assertion that failed."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds: OLMo, transformers and PyTorch have no common one
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        words = " ".join(str(error).split()) or place.line
+        raise UserError(
+            f"{section}: {words} ({type(error).__name__}); change this section of the config"
+        ) from error
