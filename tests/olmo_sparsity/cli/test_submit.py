@@ -107,7 +107,9 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(tmp_path, optim
         for tensor in load_file(folder / name).values()
         if tensor.ndim  # the optimizer's count of steps is none of the size
     ]
-    assert checkpoint_bytes(config, empty_model(config, device="meta")) == sum(tensor.nbytes for tensor in stored)
+    assert checkpoint_bytes(config, empty_model(config, device="meta")) == sum(
+        tensor.nbytes for tensor in stored
+    )
 
 
 @pytest.mark.parametrize(
