@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import resource
 import sys
@@ -23,6 +24,7 @@ from torch import nn
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import empty_model, token_embedding
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import missing_module
 from olmo_sparsity.util.files import write_text
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.signals import StoppedBySignal
@@ -182,13 +184,15 @@ class WeightsAndBiases:
         self.rows: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: there are no more
         self.exit_code = 0
         self.thread: Thread | None = None
+        # These reports to its makers wait half a minute for a silent server when the process ends.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             import wandb  # noqa: F401 (here, for the data loader may fork while the thread runs)
-        except Exception as error:  # missing, or at odds with another package
-            log.warning(
-                "Weights & Biases: wandb cannot be imported (%s); the run goes on without it; run: pip install wandb",
-                first_line(error),
-            )
+        except ModuleNotFoundError as error:
+            module = error.name or "wandb"
+            log.warning("%s; the run goes on without it", missing_module(module, "wandb"))
+        except Exception as error:  # at odds with another package
+            log.warning("Weights & Biases: %s, on import; the run goes on without it", _described(error))
         else:
             self._start((None, "offline"))
 
