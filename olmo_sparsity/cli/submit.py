@@ -18,7 +18,8 @@ weights and the machine; of influence the options. slurm/train.sbatch and slurm/
 
 train         saves, requeues and resumes by itself at the time limit and after a preemption; after a failure it does
               so at most --retries times in a row without a new checkpoint.
-sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
+sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same, but ends after
+              a failure.
 prepare_data, influence     with --array that many shards in parallel, then a merge, a second job that waits for them.
 
 With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The corpus and
@@ -189,7 +190,8 @@ def _warn_of_long_save(size: int, sbatch: Sequence[str]) -> None:
     enough = 60 * math.ceil(1.5 * seconds / 60)  # the current step ends first
     print(
         f"# a checkpoint of {size / 1e9:.0f} GB takes about {seconds:.0f} s at {SAVED_BYTES_PER_SECOND / 1e9} GB/s, "
-        f"but the job is told only {warning} s before its time limit; raise it: --sbatch=--signal=USR1@{enough}"
+        f""
+        f"but the job is warned only {warning} s before its time limit; raise this: --sbatch=--signal=USR1@{enough}"
     )
 
 

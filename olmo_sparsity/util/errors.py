@@ -16,11 +16,25 @@ OUT_OF_MEMORY_EXIT_CODE = 12
 FAILED_EXIT_CODE = 70
 """Any other error, which may be gone the next time: a network, a file system, a machine; EX_SOFTWARE of sysexits.h."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_OF_USER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+"""A full disk or quota, a file that is too large, standard output that is no longer read."""
+_PASSING = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.EINTR,
+    errno.EAGAIN,
+)
 """What a network file system says while it is not well."""
-_SAID_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""Where no error type says it: the CUDA driver, NCCL, cuBLAS, PyTorch on a CPU."""
+_SAID_OF_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+)
+"""Where no error type says it: the CUDA driver, NCCL, cuBLAS, cuDNN, PyTorch on a CPU."""
 
 
 class UserError(ValueError):
@@ -39,13 +53,16 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this error: one of the three above."""
     if isinstance(error, RankZeroFailed):
         return error.exit_code
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    if isinstance(cause, OSError) and cause.errno in _PASSING:
+        return FAILED_EXIT_CODE
     if isinstance(error, UserError):
         return BAD_INPUT_EXIT_CODE
     if is_out_of_memory(error):
         return OUT_OF_MEMORY_EXIT_CODE
     if isinstance(error, OSError):
-        is_of_user = error.filename is not None or error.errno in _FULL or isinstance(error, BrokenPipeError)
-        return BAD_INPUT_EXIT_CODE if is_of_user and error.errno not in _PASSING else FAILED_EXIT_CODE
+        is_of_user = isinstance(error, PermissionError) or error.filename or error.errno in _OF_USER
+        return BAD_INPUT_EXIT_CODE if is_of_user else FAILED_EXIT_CODE
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     is_of_olmo = olmo is not None and isinstance(error, olmo.OLMoConfigurationError)
     return BAD_INPUT_EXIT_CODE if is_of_olmo or isinstance(error, ImportError) else FAILED_EXIT_CODE
@@ -53,7 +70,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory did not suffice, of a GPU or of the machine."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAID_OF_MEMORY)
 

@@ -449,6 +449,48 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
 
 
 @pytest.mark.slow
+def test_a_killed_process_ends_its_job_which_goes_on_until_no_retry_is_left(slurm, tmp_path):
+    """From a submit folder in which nobody makes a file, root included."""
+    processes = min(2, local_slurm.cores())
+    steps = 2000
+    tiny.train_config(tmp_path, save_interval=steps, console_log_interval=1)
+    options = ("--cpus", 1, "--processes-per-node", processes, "--time", "30", "--retries", 1)
+    command = ("train", tmp_path / "config.yaml", *options, "--", f"--max_duration={steps}")
+    (number,) = submitted(*command, cwd="/proc")
+    run = tmp_path / "run"
+
+    def lose_a_process() -> None:
+        metrics = run / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        local_slurm.wait_for("steps", lambda: metrics.is_file() and len(read_metrics(metrics)) > 20)
+        os.kill(local_slurm.process_of(number, processes - 1), signal.SIGKILL)
+
+    lose_a_process()
+    local_slurm.start_now(number)
+    lose_a_process()
+    job = local_slurm.wait_for_end(number)
+    text = (run / f"slurm-{number}.out").read_text()
+    assert (job["JobState"], job["Restarts"]) == ("FAILED", "1"), text
+    assert "failed with exit code 137; back into the queue, retry 1 of 1" in text
+    assert "no new checkpoint after 1 retries, so this is the end" in text
+    assert not list(run.glob(".slurm-*")) and not (run / ".failures").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_and_a_read_only_submit_folder_end_in_a_requeue(slurm, tmp_path):
+    tiny.train_config(tmp_path, save_interval=100000, console_log_interval=1)
+    options = ("--cpus", 1, "--time", "30")
+    command = ("train", tmp_path / "config.yaml", *options, "--", "--max_duration=1500")
+    (number,) = submitted(*command, cwd="/proc")
+    run = tmp_path / "run"
+    local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
+    subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    local_slurm.start_now(number)
+    job = local_slurm.wait_for_end(number, 180)
+    assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("COMPLETED", "1", "0:0")
+
+
+@pytest.mark.slow
 def test_an_array_trains_all_cells_and_one_that_is_told_to_stop_goes_on_alone(slurm, tmp_path):
     tiny.train_config(tmp_path, save_interval=100000, console_log_interval=1)
     where = ["--out", "out", "--cpus", "1", "--time", "30", "--jobs", "1"]
