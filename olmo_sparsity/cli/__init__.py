@@ -106,9 +106,8 @@ def _line_of(error: Exception) -> str:
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    if (
-        isinstance(error, OSError) and error.errno == errno.EPIPE
-    ):  # standard output is no longer read, as after ``| head``
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        # standard output is no longer read, as after ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return first_line(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -190,7 +190,6 @@ def _warn_of_long_save(size: int, sbatch: Sequence[str]) -> None:
     enough = 60 * math.ceil(1.5 * seconds / 60)  # the current step ends first
     print(
         f"# a checkpoint of {size / 1e9:.0f} GB takes about {seconds:.0f} s at {SAVED_BYTES_PER_SECOND / 1e9} GB/s, "
-        f""
         f"but the job is warned only {warning} s before its time limit; raise this: --sbatch=--signal=USR1@{enough}"
     )
 
