@@ -319,7 +319,11 @@ def verify() -> None:
 
     result = load(given.result)
     model = given.model or result.settings["model"]
-    read = files_of(given) or given.corpus or result.settings["texts"]
+    read = files_of(given) or given.corpus
+    if read is None:
+        read = result.settings["texts"]
+        if not Path(read).exists():
+            raise UserError(f"{given.result} was measured on {read}; name this text with --text or --corpus")
     options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
     comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
     print(comparison)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from analysis import load, load_study
+from analysis.cli import verify
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,14 @@ def test_the_result_is_what_they_give(tmp_path, run_here):
     if "give the text of the result" in found.stderr:
         pytest.skip(f"other package versions than in constraints.txt, under {sys.executable}")
     assert found.returncode == 0 and "verified" in found.stdout, found.stderr
+
+
+def test_a_text_that_the_result_does_not_lead_to_is_wanted_by_name(monkeypatch, tmp_path):
+    """It was measured on a folder that is not here, and nobody can open "a.txt and 7 more"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verify", str(SHIPPED / "influence")])
+    with pytest.raises(UserError, match="was measured on .*; name this text with --text or --corpus"):
+        verify()
 
 
 def test_reading_losses_that_are_sums_says_so(caplog):

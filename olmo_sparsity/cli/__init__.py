@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
+from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
 from olmo_sparsity.util.extras import EXTRA_OF, missing_module
 from olmo_sparsity.util.files import shipped
 
@@ -63,8 +64,8 @@ def run(name: str) -> None:
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a command's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
 
-    Only errors that a user can mend become one line; any other keeps its traceback; one of many
-    processes says under it where to look.
+    Only errors that a user can mend become one line; any other keeps its traceback. Under a launcher a line below it
+    says where to look, and the exit code whether another start may help (`exit_code_of`).
     """
     try:
         code = main() or 0
@@ -79,13 +80,18 @@ def run_script(main: Callable[[], int | None]) -> None:
         is_of_many = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         message = _line_of(error)
         if not message:
-            if not is_of_many:
+            if "RANK" not in os.environ:
                 raise
             traceback.print_exc()
-            message = "if another process ended first, its own message says why; go on with --resume"
+            if is_out_of_memory(error):
+                message = "out of memory; lower device_train_microbatch_size, or set activation_checkpointing"
+            elif is_of_many:
+                message = "if another process ended first, its own message says why; go on with --resume"
+            else:
+                message = "not expected, see above; go on with --resume"
         rank = f"rank {os.environ['RANK']}: " if is_of_many else ""
         print(f"error: {rank}{message}", file=sys.stderr)
-        code = 1
+        code = exit_code_of(error)
     if "RANK" in os.environ:
         # The threads of a process group may abort or stall an interpreter that is tearing down, and a launcher would
         # take the finished run for a failed one. Everything is written by now.
@@ -100,7 +106,8 @@ def _line_of(error: Exception) -> str:
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    if isinstance(error, BrokenPipeError):  # standard output is no longer read, as after ``| head``
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        # standard output is no longer read, as after ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return first_line(error)
     if is_full_disk(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import resource
 import sys
@@ -11,8 +12,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -20,7 +23,8 @@ from torch import nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import empty_model, token_embedding
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import missing_module
 from olmo_sparsity.util.files import set_aside, write_text
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.signals import StoppedBySignal
@@ -64,10 +68,10 @@ class Monitor:
         total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
-            if self.enabled and self.config.wandb:  # first: where it fails, metrics.jsonl is still as it was
-                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
             if self.enabled:
                 self.trackers.append(MetricsFile(self.config, self.first_step))
+            if self.enabled and self.config.wandb:
+                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
             bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
             self.advance = stack.enter_context(bar)
             self.opened = stack.pop_all()
@@ -164,38 +168,129 @@ class MetricsFile:
 
 
 class WeightsAndBiases:
-    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later."""
+    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later.
+
+    It never stops the run, nor delays it by more than `START_SECONDS` and `END_SECONDS`: W&B is called in a thread of
+    its own, in which rows wait for it. Where it fails, at the start or later, a warning says so and the rows go to an
+    offline run of the same id; where that fails too, to `metrics.jsonl` alone.
+    """
+
+    START_SECONDS = 5.0
+    """How long the training waits for W&B at its start; then W&B is waited for beside it."""
+    END_SECONDS = 10.0
+    """How long the end of the run waits for the last rows to be taken."""
 
     def __init__(self, config: Config, done_steps: int):
-        import wandb
-
-        options, folder = config.wandb, Path(config.save_folder)
+        options = config.wandb
         assert options is not None
+        self.config, self.folder = config, Path(config.save_folder)
         self.interval = options.log_interval
-        path = folder / RUN_ID_NAME
+        path = self.folder / RUN_ID_NAME
         if done_steps == 0 or not path.is_file():
             write_text(path, uuid.uuid4().hex[:12] + "\n")
-        self.run: Any = wandb.init(
-            dir=str(folder),
+        self.run_id = path.read_text(encoding="utf8").strip()
+        self.rows: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: there are no more
+        self.exit_code = 0
+        self.thread: Thread | None = None
+        # These reports to its makers wait half a minute for a silent server when the process ends.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            import wandb  # noqa: F401 (here, for the data loader may fork while the thread runs)
+        except ModuleNotFoundError as error:
+            module = error.name or "wandb"
+            log.warning("%s; the run goes on without it", missing_module(module, "wandb"))
+        except Exception as error:  # at odds with another package
+            log.warning("Weights & Biases: %s, on import; the run goes on without it", _described(error))
+        else:
+            self._start((None, "offline"))
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Hand over one row."""
+        if self.thread is not None and self.thread.is_alive():
+            self.rows.put(row)
+
+    def close(self, failed: bool) -> None:
+        """Upload the rest and mark the run as finished or failed."""
+        self.exit_code = int(failed)
+        self.rows.put(None)
+        if self.thread is not None and self.thread.is_alive() and not self.is_ready.is_set():
+            self._warn("no answer yet")
+            self._start(("offline",))  # in place of the thread that waits for an answer
+        if self.thread is not None:
+            self.thread.join(self.END_SECONDS)
+            if self.thread.is_alive():
+                self._warn(f"not finished after {self.END_SECONDS:.0f} s")
+
+    def _start(self, modes: tuple[str | None, ...]) -> None:
+        self.is_ready = Event()
+        self.thread = Thread(target=self._serve, args=(modes, self.is_ready), name="wandb", daemon=True)
+        self.thread.start()
+        self.is_ready.wait(self.START_SECONDS)
+
+    def _serve(self, modes: tuple[str | None, ...], is_ready: Event) -> None:
+        """In a thread: open a run, log the rows as they come, in the next mode where that fails; finish the run."""
+        row: dict[str, Any] | None = None
+        for mode in modes:
+            try:
+                run = self._open(mode)
+                if is_ready is not self.is_ready:
+                    return  # another thread has taken over
+                is_ready.set()
+                while row := row or self.rows.get():
+                    self._log(run, row)
+                    row = None
+                break
+            except (Exception, SystemExit) as error:
+                if is_ready is not self.is_ready:
+                    return
+                self._warn(_described(error), is_last=mode == modes[-1])
+        else:
+            is_ready.set()
+            return
+        try:
+            run.finish(exit_code=self.exit_code)
+        except (Exception, SystemExit) as error:
+            self._warn(_described(error))
+
+    def _log(self, run: Any, row: dict[str, Any]) -> None:
+        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
+        if row["step"] >= run.step:
+            values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            run.log(values, step=values.pop("step"))
+
+    def _open(self, mode: str | None) -> Any:
+        """A run of W&B; ``mode`` None is what the environment says."""
+        import wandb
+
+        if mode is None:
+            more = {"resume": "allow"}
+        else:
+            more = {"mode": mode}
+            with suppress(Exception):  # its service may have died; it would hold the id of the run
+                wandb.teardown()
+        options = self.config.wandb
+        assert options is not None
+        return wandb.init(
+            dir=str(self.folder),
             project=options.project,
             entity=options.entity,
             group=options.group,
             name=options.name,
             tags=options.tags,
-            config=config.asdict(exclude=["wandb"]),
-            id=path.read_text(encoding="utf8").strip(),
-            resume="allow",
+            config=self.config.asdict(exclude=["wandb"]),
+            id=self.run_id,
+            **more,
         )
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
-        if row["step"] >= self.run.step:
-            values = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            self.run.log(values, step=values.pop("step"))
+    def _warn(self, reason: str, *, is_last: bool = False) -> None:
+        remedy = f"upload the rest later: wandb sync {self.folder}/wandb/*run-*"
+        if is_last:
+            remedy = f"the metrics are in {self.folder / METRICS_NAME}"
+        log.warning("Weights & Biases: %s; the run goes on without it; %s", reason, remedy)
 
-    def close(self, failed: bool) -> None:
-        """Upload the rest and mark the run as finished or failed."""
-        self.run.finish(exit_code=int(failed))
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 Tracker = MetricsFile | WeightsAndBiases

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from olmo_sparsity.util.errors import is_full_disk
+from olmo_sparsity.util.errors import BAD_INPUT_EXIT_CODE, exit_code_of, is_full_disk
 
 
 def test_a_full_disk_is_known_from_python_and_from_safetensors(tmp_path):
@@ -25,6 +25,7 @@ def test_a_full_disk_is_known_from_python_and_from_safetensors(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert is_full_disk(error.value), name
+        assert exit_code_of(error.value) == BAD_INPUT_EXIT_CODE  # a job that starts again would fill it again
 
 
 def test_other_errors_are_no_full_disk():
