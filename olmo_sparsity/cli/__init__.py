@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_out_of_memory
+from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
 from olmo_sparsity.util.extras import EXTRA_OF, missing_module
 from olmo_sparsity.util.files import shipped
 
@@ -110,7 +110,7 @@ def _line_of(error: Exception) -> str:
         # standard output is no longer read, as after ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return first_line(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_full_disk(error):
         return f"the disk is full, or a quota is reached ({first_line(error)})"
     # pyarrow has the name of the file in its text alone
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):

@@ -8,7 +8,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
@@ -29,6 +29,7 @@ from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
+from olmo_sparsity.util.background import in_background
 from olmo_sparsity.util.errors import RankZeroFailed, UserError, exit_code_of, first_line
 from olmo_sparsity.util.provenance import keep_freed_memory, processor_features
 
@@ -274,6 +275,11 @@ class Engine:
             message, exit_code = why
             raise failure or RankZeroFailed(message, exit_code)
         return result
+
+    def begin_on_main(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Start ``action`` in rank 0, beside what follows; the function returned waits for it, as `on_main` does."""
+        running = in_background(action) if self.is_main else Future[Result]()
+        return lambda: self.on_main(running.result)
 
     def refuse_unequal(self, value: str, what: str) -> None:
         """Raise `UserError` in every process unless ``value`` is the same in all. Collective."""

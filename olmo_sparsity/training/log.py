@@ -25,7 +25,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import empty_model, token_embedding
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import missing_module
-from olmo_sparsity.util.files import write_text
+from olmo_sparsity.util.files import set_aside, write_text
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.signals import StoppedBySignal
 
@@ -41,7 +41,8 @@ class Monitor:
 
     Rows of `metrics.jsonl`: step, tokens (seen so far), the values given, tokens_per_second (all processes together,
     over the last `speed_monitor.window_size` steps), mfu (fraction; absent where the device's peak is not known),
-    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU).
+    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU). A step
+    of `data.skip_steps` has step, tokens and ``"skipped": true``.
     """
 
     def __init__(
@@ -89,14 +90,19 @@ class Monitor:
         self.step_times.append(self._training_time())
         if not self.enabled:
             return
-        is_last = step == self.last_step
-        due = [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
+        due = self._due(step)
         if due or not self.note:
             values = {**values, **self._speed_and_memory()}
             self._write(step, values, due)
             mfu = f", MFU {100 * values['mfu']:.1f} %" if "mfu" in values else ""
             self.note = f"{mfu}, {values['peak_memory_gb']:.1f} GB"
         self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}{self.note}")
+
+    def log_skipped(self, step: int) -> None:
+        """Write, where a row is due, that ``step`` was left out, and go on with the bar."""
+        if self.enabled:
+            self._write(step, {"skipped": True}, self._due(step))
+            self.advance(self.tokens_per_step, note="skipped")
 
     def log_evaluation(self, step: int, values: dict[str, Any]) -> None:
         """Write the held-out measures (`Engine.evaluate`) after ``step``, whatever the interval."""
@@ -111,6 +117,10 @@ class Monitor:
 
     def _training_time(self) -> float:
         return time.monotonic() - self.paused_seconds
+
+    def _due(self, step: int) -> list[Tracker]:
+        is_last = step == self.last_step
+        return [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
 
     def _write(self, step: int, values: dict[str, Any], trackers: list[Tracker]) -> None:
         for tracker in trackers:
@@ -137,16 +147,14 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 class MetricsFile:
-    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
-
-    Raises `UserError` as `rows_of_done_steps` does.
-    """
+    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped."""
 
     def __init__(self, config: Config, done_steps: int):
         self.interval = config.console_log_interval
-        kept = rows_of_done_steps(config.save_folder, done_steps)
         path = Path(config.save_folder) / METRICS_NAME
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        repair_metrics(path, done_steps)
+        kept = [row for row in read_metrics(path) if row["step"] <= done_steps] if done_steps else []
+        _write_rows(path, kept)
         self.file = open(path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -296,40 +304,65 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     A last line that was cut off by a kill is left out. Raises `UserError` that names any other damaged line.
     """
-    path = Path(path)
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows.append({"step": row.pop("step"), **row})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            if number < len(lines):
-                raise UserError(
-                    f"{path}: line {number} is damaged; remove that line to go on without its step"
-                ) from None
+    rows, damaged, _ = _read_rows(Path(path))
+    if damaged:
+        raise UserError(f"{path}: line {damaged[0]} is damaged; remove that line to go on without its step")
     return rows
 
 
-def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
-    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
+def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) -> None:
+    """Make a damaged `metrics.jsonl` one that can be read and appended to, and warn of what is lost.
 
-    Raises `UserError` where the file is missing, or cut off in the row of a step that is done, or before the last one
-    of a ``finished`` run. An empty file is taken: who made it wants no metrics.
+    No loss depends on it: a run of ``done_steps`` steps goes on without the missing rows. A last line that was cut off
+    is removed; of other damage the file is kept under another name. ``is_finished``: the last step should have a row.
     """
     if not done_steps:
-        return []
-    path = Path(run) / METRICS_NAME
-    remedy = "restore it, or make an empty file of that name to go on without the metrics"
+        return
     if not path.exists():
-        raise UserError(f"{path} is missing, though {done_steps} steps are done; {remedy}")
-    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
-    content = path.read_bytes()
-    begun = re.match(rb'{"step": (\d+),(?!.*}$)', content.rpartition(b"\n")[2])  # a line without its end
-    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
-    if lacks_last or (begun and int(begun[1]) <= done_steps):
-        raise UserError(f"{path} is cut off, with rows of the {done_steps} steps that are done; {remedy}")
-    return rows
+        log.warning("%s is missing, though %s steps are done; a new one is begun", path, f"{done_steps:,}")
+        return
+    rows, damaged, is_cut = _read_rows(path)
+    if damaged:
+        kept_as = set_aside(path).name
+        log.warning(
+            "%s: line %d is damaged; kept as %s, and goes on without such lines", path, damaged[0], kept_as
+        )
+    elif is_cut:
+        log.warning("%s: the last line was cut off, and is removed", path)
+    if damaged or is_cut:
+        _write_rows(path, rows)
+    last_step = rows[-1]["step"] if rows else 0
+    if is_finished and last_step < done_steps and path.stat().st_size:  # who emptied it wants no metrics
+        log.warning("%s ends at step %s of %s", path, f"{last_step:,}", f"{done_steps:,}")
+
+
+def _read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int], bool]:
+    """The rows that can be read, the numbers (from 1) of lines that cannot, and whether the last one was cut off."""
+    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    rows, damaged = [], []
+    for number, line in enumerate(lines, start=1):
+        if (row := _row_of(line)) is None:
+            damaged.append(number)
+        else:
+            rows.append(row)
+    if (row := _row_of(last)) is not None:  # whole, but for its end of line
+        rows.append(row)
+    return rows, damaged, bool(last) and row is None
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """A row, its step first; None where the line is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
+    return {"step": row.pop("step"), **row}
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 # --- model FLOPs; their quotient with what a device can do is the model FLOPs utilisation (MFU) ---

@@ -16,8 +16,8 @@ OUT_OF_MEMORY_EXIT_CODE = 12
 FAILED_EXIT_CODE = 70
 """Any other error, which may be gone the next time: a network, a file system, a machine; EX_SOFTWARE of sysexits.h."""
 
-_OF_USER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
-"""A full disk or quota, a file that is too large, standard output that is no longer read."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk or quota, a file that is too large."""
 _PASSING = (
     errno.EIO,
     errno.ESTALE,
@@ -56,12 +56,13 @@ def exit_code_of(error: BaseException) -> int:
     cause = error.__cause__ if isinstance(error, UserError) else error
     if isinstance(cause, OSError) and cause.errno in _PASSING:
         return FAILED_EXIT_CODE
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or is_full_disk(error):
         return BAD_INPUT_EXIT_CODE
     if is_out_of_memory(error):
         return OUT_OF_MEMORY_EXIT_CODE
     if isinstance(error, OSError):
-        is_of_user = isinstance(error, PermissionError) or error.filename or error.errno in _OF_USER
+        # EPIPE: standard output is no longer read
+        is_of_user = isinstance(error, PermissionError) or error.filename or error.errno == errno.EPIPE
         return BAD_INPUT_EXIT_CODE if is_of_user else FAILED_EXIT_CODE
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     is_of_olmo = olmo is not None and isinstance(error, olmo.OLMoConfigurationError)
@@ -78,3 +79,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a file could not grow: the disk is full, or a quota or limit is reached."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    # Its library has the number of the system's error in the text alone; importing it here would load more.
+    return type(error).__name__ == "SafetensorError" and any(
+        f"(os error {number})" in str(error) for number in _NO_ROOM
+    )

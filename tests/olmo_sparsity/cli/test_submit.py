@@ -231,8 +231,8 @@ def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(
     save_checkpoint(tmp_path / folder, config, TrainState(4, 4, finished=False), tensors, tensors, None)
     before = sorted(tmp_path.rglob("*"))
     assert len(dry_run(line)) == 1
-    with refused(r"learning_rate"):
-        dry_run(f"{line} --optimizer.learning_rate=0.5")
+    with refused(r"weight_decay"):
+        dry_run(f"{line} --optimizer.weight_decay=0.5")
     assert sorted(tmp_path.rglob("*")) == before
 
 
