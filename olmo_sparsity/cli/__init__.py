@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 
 from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
@@ -46,7 +47,9 @@ def main() -> None:
         sys.argv = [f"{PROGRAM} {module}", *arguments]
         run(module)
     else:
-        print(f"error: there is no command {name!r}; see {PROGRAM} --help", file=sys.stderr)
+        alike = get_close_matches(module, COMMANDS, n=1)
+        hint = f"did you mean {alike[0]}? See" if alike else "see"
+        print(f"error: there is no command {name!r}; {hint} {PROGRAM} --help", file=sys.stderr)
         sys.exit(2)
 
 
