@@ -21,6 +21,7 @@ from analysis.options import (
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import (
     Parser,
+    finite_number,
     out_folder,
     texts,
     whole_number,
@@ -78,7 +79,7 @@ def influence_parser() -> Parser:
     add("--targets", type=whole_number, default=1000, metavar="COUNT", help=targets)
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
     tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
-    add("--tau", dest="tau_nats", type=float, default=1.0, metavar="NATS", help=tau)
+    add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     ks = "numbers of far tokens that are given back, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
     add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
@@ -213,7 +214,7 @@ def checked_influence(arguments: list[str]) -> Any:
     from analysis.engine import SELECTORS, check_options
 
     given = influence_parser().parse_args(arguments)
-    further = {"placebos": given.placebos, "give_back": given.give_back, "tau_nats": given.tau_nats}
+    further = {"placebos": given.placebos, "give_back": given.give_back}
     check_options(given.n_long, given.n_short, given.ks, given.selectors or SELECTORS, **further)
     return given
 
@@ -255,7 +256,7 @@ def xray() -> None:
     whole = "read all of a longer text, in windows of N tokens (default: its first N tokens)"
     add("--whole", action="store_true", help=whole)
     tau = "threshold on the gain from far context in nats: tokens above it are marked (default: 1)"
-    add("--tau", dest="tau_nats", type=float, default=1.0, metavar="NATS", help=tau)
+    add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     add_model_options(parser)
     given = parser.parse_args()
     show_log("analysis")
@@ -310,7 +311,7 @@ def verify() -> None:
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
     seed = "seed that chooses these targets (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
-    add_text_options(parser)
+    add_text_options(parser, default="the texts that RESULT names")
     add_model_options(parser)
     given = parser.parse_args()
     show_log("analysis")

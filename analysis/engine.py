@@ -9,16 +9,16 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral, Number, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis import arguments
 from analysis.contexts import (
     SAME_GROUP,
     SHUFFLED,
@@ -144,14 +144,20 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
     measurement.
     """
-    n_long, n_short = _whole_number("n_long", n_long), _whole_number("n_short", n_short)
-    targets, seed = _whole_number("targets", targets), _whole_number("seed", seed)
-    targets_per_block = _whole_number("targets_per_block", targets_per_block)
-    ks = [_whole_number("ks", k) for k in ([ks] if isinstance(ks, Number | str) else ks)]
-    selectors = _names("selectors", selectors)
-    placebos = _names("placebos", placebos)
-    give_back = _names("give_back", give_back)
-    check_options(n_long, n_short, ks, selectors, placebos, give_back, (targets, targets_per_block), tau_nats)
+    n_long = arguments.whole_number("n_long", n_long)
+    n_short = arguments.whole_number("n_short", n_short)
+    targets = arguments.whole_number("targets", targets)
+    targets_per_block = arguments.whole_number("targets_per_block", targets_per_block)
+    tau_nats = arguments.finite_number("tau_nats", tau_nats)
+    ks = arguments.whole_numbers("ks", ks)
+    selectors = arguments.names("selectors", selectors)
+    placebos = arguments.names("placebos", placebos)
+    give_back = arguments.names("give_back", give_back)
+    seed = arguments.whole_number("seed", seed, least=0)
+    if tokens_per_batch is not None:
+        tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
+    folder = None if out is None else arguments.folder("out", out)
+    check_options(n_long, n_short, ks, selectors, placebos, give_back)
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     with ExitStack() as stack:
@@ -171,7 +177,7 @@ def measure(
             **loaded.describe(),
             **{"texts": source.name, "texts_sha256": source.sha256, "split": split},
             **drawing,
-            "tau_nats": float(tau_nats),
+            "tau_nats": tau_nats,
             "ks": list(ks),
             "selectors": list(selectors),
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
@@ -203,23 +209,8 @@ def measure(
             check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
+        size = targets_per_batch(targets_per_block)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
-
-
-def _whole_number(name: str, value: Any) -> int:
-    """The value as Python's int. Raises `UserError`, which names the argument, for anything else."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise UserError(f"{name} takes whole numbers, not {value!r}")
-    return int(value)
-
-
-def _names(name: str, value: Any) -> list[str]:
-    """One or more strings as a list. Raises `UserError`, which names the argument, for anything else."""
-    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    if wrong := [item for item in names if not isinstance(item, str)]:
-        raise UserError(f"{name} takes names, not {wrong[0]!r}")
-    return names
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -493,17 +484,8 @@ def check_options(
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
     give_back: Sequence[str] = ("text",),
-    counts: tuple[int, int] = (1, 1),
-    tau_nats: float = 1.0,
 ) -> None:
-    """Raise `UserError` for options of `measure` that do not go together, before a model is opened.
-
-    ``counts``: targets, and those of a block.
-    """
-    if not isinstance(tau_nats, Real) or not np.isfinite(tau_nats):
-        raise UserError(f"tau ({tau_nats} nats) must be a finite number")
-    if min(counts) < 1:
-        raise UserError(f"targets ({counts[0]}) and targets_per_block ({counts[1]}) must be at least 1")
+    """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:
         raise UserError(
             f"N = {n_long} must be larger than M = {n_short}, and M at least 1; change one of them"

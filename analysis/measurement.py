@@ -178,9 +178,9 @@ class Result:
         *,
         selector: str | None = None,
         far_context: str = "true",
-        level: str = "text",
-        unit: str = "token",
-        sinks: int = 0,
+        level: str | None = None,
+        unit: str | None = None,
+        sinks: int | None = None,
     ) -> pd.DataFrame:
         """The far tokens that a selector chose, as text: of one target, or of all targets over tau.
 
@@ -196,8 +196,8 @@ class Result:
             target_id: of `targets`; None: all targets over tau, one after the other.
             selector: by default the first of `selectors`.
             far_context: true or placebo; the text of other far contexts is not recorded.
-            level, unit, sinks: how the tokens were given back, see `analysis.given_back`. Of words, the token stands
-                for its word.
+            level, unit, sinks: how the tokens were given back, see `analysis.given_back`; by default "text", "token"
+                and 0 where this was measured, else the first way that was. Of words, the token stands for its word.
 
         Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.
         """
@@ -216,20 +216,28 @@ class Result:
         for measured, name in ((self.selectors, selector), (self.far_contexts, far_context)):
             if name not in measured:
                 raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
-        key = (selector, far_context, level, unit, sinks)
-        if key not in self._rows:
+        wanted = {"level": level, "unit": unit, "sinks": sinks}
+        ways = self.choices[[*wanted]].drop_duplicates()
+        for column, value in wanted.items():
+            if value is not None:
+                ways = ways[ways[column] == value]
+        if ways.empty:
+            how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
             raise UserError(
-                f"no tokens were given back as level {level!r}, unit {unit!r} and sinks {sinks}; choose what was "
-                f"measured: {', '.join(self.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
+                f"no tokens were given back as {how}; choose what was measured: "
+                f"{', '.join(self.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
             )
-        choices = self.choices.iloc[self._rows[key]]
+        is_usual = (ways == ["text", "token", 0]).all(axis=1)
+        way = ways.iloc[is_usual.argmax()]  # the first where none is
+        choices = self.choices.iloc[self._rows.get((selector, far_context, *way), [])]
         if target_id is not None:
             choices = choices[choices["target_id"] == target_id]
-            if choices.empty:
-                raise UserError(
-                    f"no token was chosen for target {target_id} in the far context {far_context!r}; take a target_id "
-                    "of result.targets that is over_tau"
-                )
+        if choices.empty:
+            of_target = "any target" if target_id is None else f"target {target_id}"
+            raise UserError(
+                f"no token was chosen for {of_target} in the far context {far_context!r}; take a target_id of "
+                "result.targets that is over_tau"
+            )
         size = self.settings["targets_per_block"]
         return chosen_tokens(
             choices, self.texts, far_context, n_long=self.settings["n_long"], targets_per_block=size

@@ -25,8 +25,7 @@ a GPU)"""
 TEXT = """files to read, or a folder with files of one kind: each .txt, .md or other file is one text and group; .jsonl,
 .json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON also messages), of the group in
 the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""
-CORPUS = """folder that prepare_data wrote (default: the corpus that the run was trained on; for verify the texts of
-RESULT)"""
+CORPUS = "folder that prepare_data wrote (default: {default})"
 TEXT_FIELD = "field or column of the files of --text that holds the text (default: text)"
 GROUP_FIELD = """field or column of the files of --text that names the book or site; none: no groups (default: group,
 else url)"""
@@ -46,12 +45,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--tokens-per-batch", type=whole_number, metavar="N", help=PASS)
 
 
-def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """What is read: files, or a prepared corpus."""
+def add_text_options(
+    parser: argparse.ArgumentParser, default: str = "the corpus that the run was trained on"
+) -> None:
+    """What is read: files, or a prepared corpus; ``default``, in words, where neither is given."""
     group = parser.add_argument_group("the text")
     source = group.add_mutually_exclusive_group().add_argument
     source("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
-    source("--corpus", metavar="DIR", help=CORPUS)
+    source("--corpus", metavar="DIR", help=CORPUS.format(default=default))
     add_field_options(group)
     group.add_argument("--group-field", metavar="NAME", help=GROUP_FIELD)
     group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")

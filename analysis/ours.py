@@ -63,7 +63,7 @@ def open_checkpoint(path: str | Path) -> LoadedModel:
     return LoadedModel(
         model=adapter_of(model, str(folder)),
         name=str(folder),
-        sha256=weights_sha256(folder),
+        sha256=weights_sha256(folder, is_verified=True),
         family="olmo-sparsity" if config.model.family == "olmo" else config.model.family,
         tokenizer=TextTokenizer(tokenizer) if tokenizer.is_file() else None,
         training_seed=config.seed,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.arguments import whole_numbers
 from analysis.measurement import FRAMES, RESULT_NAME, Result, load, setting_differences
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
@@ -52,7 +53,7 @@ class Run:
     def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
         """Measure the batches that are not finished, and return all that are."""
         count = max(self.places["target_id"]) // self.size + 1
-        mine = _batches_of(shard, count) if batches is None else sorted(batches)
+        mine = _batches_of(shard, count) if batches is None else _checked_batches(batches, count)
         if self.out is None:
             return self._joined([part for _, part in self._measured(mine, None)])
         known = None
@@ -68,10 +69,13 @@ class Run:
         # shares side by side, but not beside a run without one, which may measure the same batches
         with folder_lock(parts, part=None if shard is None else shard.replace("/", "-of-")):
             if begun.is_file():
-                self._check(read_json(begun, "remove the folder, or give another"))
+                self._check(read_json(begun, "remove the folder, or give another"), parts)
             write_json(begun, self.settings)
             # without its result.json, written last, a part was left by a killed process
             todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
+            if len(todo) < len(mine):
+                done = len(mine) - len(todo)
+                log.info("%s goes on: %s of %s batches are finished", self.out, done, len(mine))
             for batch, part in self._measured(todo, known):
                 part.save(parts / f"batch-{batch:06d}")
             finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
@@ -97,10 +101,16 @@ class Run:
                 seconds = time.monotonic() - began
                 yield batch, Result(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
-    def _check(self, there: Mapping[str, Any]) -> None:
-        """Raise `UserError` where ``out`` was begun with other settings."""
-        if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
+    def _check(self, there: Mapping[str, Any], parts: Path | None = None) -> None:
+        """Raise `UserError` where ``out``, or unfinished ``parts`` in it, were begun with other settings."""
+        if not (differing := setting_differences(there, self.settings, ignore=MAY_DIFFER)):
+            return
+        if parts is None:
             raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
+        raise UserError(
+            f"{self.out} was begun with other settings, and is not finished: {differing}; give another folder, or "
+            f"remove {parts} to begin anew"
+        )
 
     def _differs_in_tau_alone(self, there: Result) -> bool:
         """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
@@ -134,11 +144,21 @@ def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
     return pd.concat(filled, ignore_index=True) if filled else frames[0]
 
 
+def _checked_batches(batches: Any, count: int) -> list[int]:
+    """The numbers of batches, ascending, each once. Raises `UserError` for those of which there is none."""
+    numbers = sorted(set(whole_numbers("batches", batches, least=0)))
+    if not numbers or numbers[-1] >= count:
+        raise UserError(
+            f"batches={list(numbers)}: there are {count} batches of targets, from 0 to {count - 1}"
+        )
+    return numbers
+
+
 def _batches_of(shard: str | None, count: int) -> list[int]:
     """The batches of a shard "i/n": every n-th of ``count``."""
     if shard is None:
         return list(range(count))
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    match = re.fullmatch(r"(\d+)/(\d+)", shard) if isinstance(shard, str) else None
     number, shards = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= shards <= count:
         raise UserError(

@@ -4,24 +4,31 @@
 
 No file is a pickle. `state.json` is the data and step state; tensors of the optimizer are stored under
 `<parameter>|<state>`. Random state is not stored: data order, position ids and dropout are functions of the step.
+`checksums.json` has the SHA-256 of every other file. Whoever reads one compares it; older checkpoints have that of the
+weights alone.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import pickletools
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.tensor_files import load_tensors, write_tensors
+from olmo_sparsity.util.background import in_background
+from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
 from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
 
@@ -29,10 +36,11 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
     from olmo_sparsity.model.build import Model
 
+log = logging.getLogger(__name__)
+
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
 _STEP_FOLDER = re.compile(r"step(\d+)$")
-_DAMAGED = "copy it again, or remove this checkpoint to go on from the one before it"
 
 
 @dataclass(frozen=True)
@@ -90,53 +98,144 @@ def save_checkpoint(
     optimizer: dict[str, Tensor],
     tokenizer: bytes | None,
 ) -> Path:
-    """Write one checkpoint folder, atomically, and return it."""
+    """Write one checkpoint folder, atomically, and return it. Raises `UserError` where the disk is full."""
     folder = step_folder(run, state.step)
-    with atomic_path(folder) as temporary:
-        temporary.mkdir()
-        for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / name)
-        config.save(temporary / CONFIG)
-        if tokenizer is not None:
-            (temporary / TOKENIZER).write_bytes(tokenizer)
-        (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
-        noted = {WEIGHTS: {"sha256": sha256_file(temporary / WEIGHTS)}}
-        (temporary / CHECKSUMS).write_text(json.dumps(noted) + "\n", encoding="utf8")
+    try:
+        with atomic_path(folder) as temporary:
+            temporary.mkdir()
+            config.save(temporary / CONFIG)
+            if tokenizer is not None:
+                (temporary / TOKENIZER).write_bytes(tokenizer)
+            (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
+            noted = {path.name: sha256_file(path) for path in temporary.iterdir()}
+            noted[WEIGHTS] = write_tensors(temporary / WEIGHTS, weights)
+            noted[OPTIMIZER] = write_tensors(temporary / OPTIMIZER, optimizer)
+            text = json.dumps({name: {"sha256": sha256} for name, sha256 in noted.items()})
+            (temporary / CHECKSUMS).write_text(text + "\n", encoding="utf8")
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        before = [path.name for path in checkpoints(run)]
+        kept = f"{before[-1]} is whole" if before else "there is no checkpoint before it"
+        raise UserError(
+            f"{folder} cannot be saved: the disk is full, or a quota is reached ({first_line(error)}); {kept}: "
+            "make room, and go on with --resume"
+        ) from error
     return folder
 
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
-    return TrainState(**read_json(folder / STATE, _DAMAGED))
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file. Raises `UserError` for a missing or damaged one."""
+    path, remedy = verified(folder / STATE), remedy_for(folder)
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {_DAMAGED}") from error
+        return TrainState(**read_json(path, remedy))
+    except TypeError as error:  # of an older checkpoint, whose state has no checksum
+        raise UserError(f"{path} is damaged ({first_line(error)}); {remedy}") from error
+
+
+# --- damage, and what to do about it ---
+
+
+def verify(folder: Path, names: Sequence[str]) -> None:
+    """Compare files of a checkpoint, all at once, with the checksums that were noted when they were saved.
+
+    Raises `UserError` for the first that is another one. Says which have no checksum, as in older checkpoints; those of
+    ai2-olmo itself have none.
+    """
+    noted = noted_checksums(folder)
+    running = {name: in_background(partial(sha256_file, folder / name)) for name in names if name in noted}
+    for name, digest in running.items():
+        path = folder / name
+        try:
+            _refuse_other(path, digest.result(), noted[name])
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); {remedy_for(folder)}") from error
+    if noted and (unknown := [name for name in names if name not in noted]):
+        log.warning(
+            "%s: %s cannot be verified: the version that saved it noted no checksum",
+            folder,
+            ", ".join(unknown),
+        )
+
+
+def verified(path: Path) -> Path:
+    """A small file of a checkpoint, verified where its checksum was noted; a missing one is left to who reads it."""
+    noted = noted_checksums(path.parent).get(path.name)
+    if noted is not None and path.is_file():
+        _refuse_other(path, sha256_file(path), noted)
+    return path
+
+
+def _refuse_other(path: Path, sha256: str, noted: str) -> None:
+    if sha256 != noted:
+        raise UserError(
+            f"{path} is damaged: its checksum is another than when it was saved; {remedy_for(path.parent)}"
+        )
+
+
+def noted_checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of a checkpoint's files by name, as noted when they were saved; none for a checkpoint of ai2-olmo.
+
+    Raises `UserError` where they are missing or damaged.
+    """
+    if is_of_olmo(folder):
+        return {}
+    path, remedy = folder / CHECKSUMS, remedy_for(folder)
+    content = read_json(path, remedy)
+    try:
+        noted = {name: str(of_file["sha256"]) for name, of_file in content.items()}
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged (it holds no checksums); {remedy}") from error
+    if WEIGHTS not in noted:
+        raise UserError(f"{path} is damaged (it has no checksum of {WEIGHTS}); {remedy}")
+    return noted
+
+
+def remedy_for(folder: Path) -> str:
+    """What to do about a damaged checkpoint: the command that makes the one before it the last."""
+    siblings = checkpoints(folder.parent)
+    before = siblings[: siblings.index(folder)] if folder in siblings else []
+    if not before:
+        return "copy it again; there is no earlier checkpoint to go on from"
+    return f"copy it again, or go on from {before[-1].name}: {setting_aside([folder])}, and the same command again"
+
+
+def setting_aside(folders: Sequence[Path]) -> str:
+    """The command that moves checkpoints of one run to where nothing looks for them."""
+    aside = folders[0].parent / "aside"
+    return (
+        f"{shlex.join(['mkdir', '-p', str(aside)])} && {shlex.join(['mv', *map(str, folders), str(aside)])}"
+    )
 
 
 def config_of(folder: Path) -> Config:
-    """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
+    """The configuration of a checkpoint folder. Raises `UserError` for a damaged one, and where there is none."""
     if not (folder / CONFIG).is_file():
+        if (folder / CHECKSUMS).is_file():
+            raise UserError(f"{folder / CONFIG} is missing; {remedy_for(folder)}")
         raise UserError(f"{folder} has no {CONFIG}; give a run of olmo-sparsity train")
     require_extra("train", "olmo", "omegaconf")  # not above: measuring other models does not need them
     from olmo_sparsity.config.load import load_config
 
-    return load_config(folder / CONFIG, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
+    path = verified(folder / CONFIG)
+    if not re.search("^model:", path.read_text(encoding="utf8", errors="replace"), re.MULTILINE):
+        raise UserError(f"{path} is damaged (it describes no model); {remedy_for(folder)}")
+    return load_config(path, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
 
 
 def is_of_olmo(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of ai2-olmo itself: its config.yaml and safetensors of its names, unlisted."""
-    if (folder / CHECKSUMS).exists() or not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
+    """Whether a folder is a checkpoint of ai2-olmo itself: its config.yaml and safetensors of its names, unlisted.
+
+    Raises `UserError` where the weights would tell, and are damaged.
+    """
+    path = folder / WEIGHTS
+    if (folder / CHECKSUMS).exists() or not ((folder / CONFIG).is_file() and path.is_file()):
         return False
     try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
+        with safe_open(path, "pt") as file:
             return not any("." in name for name in file.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return False
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}); {remedy_for(folder)}") from error
 
 
 def _without_pickle(name: str) -> str:
@@ -146,22 +245,27 @@ def _without_pickle(name: str) -> str:
 
 
 def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
-    """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
+    """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration.
+
+    Raises `UserError` where either is damaged.
+    """
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
+    verifying = in_background(lambda: verify(folder, [WEIGHTS]))
     from olmo_sparsity.model.build import empty_model
 
     model = empty_model(config)
     load_weights(model, folder)
+    verifying.result()
     return model.eval(), config
 
 
 def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: bool = False) -> None:
-    """Load a checkpoint's weights. Raises `UserError` that names the tensors which do not fit.
+    """Load a checkpoint's weights, which `verify` checks. Raises `UserError` that names the tensors which do not fit.
 
     With ``attention_may_be_new`` what the model's attention has of its own, and the checkpoint has not, stays as drawn.
     """
-    tensors = load_tensors(folder / WEIGHTS)
+    tensors = load_tensors(folder / WEIGHTS, remedy_for(folder))
     if is_of_olmo(folder):
         tensors = {_without_pickle(name): tensor.float() for name, tensor in tensors.items()}
     if attention_may_be_new:
@@ -173,16 +277,21 @@ def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: 
         raise UserError(f"{folder / WEIGHTS} is of another model: {' '.join(str(error).split())}") from error
 
 
-def weights_sha256(checkpoint: str | Path) -> str:
+def load_optimizer(folder: Path) -> dict[str, Tensor]:
+    """The optimizer's tensors of a checkpoint, which `verify` checks. Raises `UserError` where they cannot be read."""
+    return load_tensors(folder / OPTIMIZER, remedy_for(folder))
+
+
+def weights_sha256(checkpoint: str | Path, *, is_verified: bool = False) -> str:
     """Checksum of a checkpoint's weights, which identifies it in records.
 
-    Raises `UserError` where it is not the one that was noted when they were saved.
+    Raises `UserError` where it is not the one that was noted when they were saved. ``is_verified``: this process has
+    verified them already (`load_model`, `verify`), so that they are not read again.
     """
     folder = resolve_checkpoint(checkpoint)
+    noted = noted_checksums(folder)
+    if is_verified and WEIGHTS in noted:
+        return noted[WEIGHTS]
     sha256 = sha256_file(folder / WEIGHTS)
-    noted = read_json(folder / CHECKSUMS, "")[WEIGHTS] if (folder / CHECKSUMS).is_file() else {}
-    if noted.get("sha256", sha256) != sha256:
-        raise UserError(
-            f"{folder / WEIGHTS} is damaged: its checksum is another than when it was saved; copy it again"
-        )
+    _refuse_other(folder / WEIGHTS, sha256, noted.get(WEIGHTS, sha256))
     return sha256

@@ -57,7 +57,7 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = F
     note = {
         "kind": "olmo-sparsity export",
         "source": str(source),
-        "source_weights_sha256": weights_sha256(source),
+        "source_weights_sha256": weights_sha256(source, is_verified=True),
         "dtype": str(model.dtype).removeprefix("torch."),
         "step": load_state(source).step,
         "training_seed": config.seed,

@@ -149,11 +149,43 @@ def cases(folder: Path) -> dict[str, tuple[Callable[[], Any], str]]:
         "no text at all": (of([]), "there is no text"),
         "short texts": (of(["w1 w2"]), "the longest has 2 tokens; lower N or B"),
         "ks=2": (of(TEXTS, ks=2), MEASURED),
-        "ks='2'": (of(TEXTS, ks="2"), "ks takes whole numbers, not '2'"),
+        "ks='2'": (of(TEXTS, ks="2"), "ks takes whole numbers from 1 on, not '2'"),
         "n_long=20.0": (of(TEXTS, n_long=20.0), "n_long takes whole numbers"),
         "selectors=None": (of(TEXTS, selectors=None), "selectors takes names"),
         "an unknown selector": (of(TEXTS, selectors="leave-out"), "leave-out"),
-        "tau='1'": (of(TEXTS, tau_nats="1"), "must be a finite number"),
+        "tau='1'": (of(TEXTS, tau_nats="1"), "tau_nats takes a finite number"),
+        "tau=nan": (of(TEXTS, tau_nats=float("nan")), "tau_nats takes a finite number"),
+        "ks=None": (of(TEXTS, ks=None), "ks takes whole numbers"),
+        "seed=-1": (of(TEXTS, seed=-1), "seed takes whole numbers from 0 on"),
+        "tokens_per_batch='x'": (of(TEXTS, tokens_per_batch="x"), "tokens_per_batch takes whole numbers"),
+        "tokens_per_batch=0": (of(TEXTS, tokens_per_batch=0), "tokens_per_batch takes whole numbers"),
+        "shard=1": (of(TEXTS, shard=1), "give i/n"),
+        "batches=[]": (of(TEXTS, batches=[]), r"batches=\[\]: there are 1 batches of targets"),
+        "batches=[99]": (of(TEXTS, batches=[99]), "from 0 to 0"),
+        "a batch twice": (of(TEXTS, batches=[0, 0]), MEASURED),
+        "out=5": (of(TEXTS, out=5), "out takes the path of a folder, not 5"),
+        "out is a file": (of(TEXTS, out=folder / "one.txt"), "one.txt is a file; give another folder"),
+        "a huge prefix": (of(TEXTS, prefix="9" * 20), "--prefix 9+: .* has embeddings of 50 tokens"),
+        "an X-ray with N a string": (
+            lambda: influence_map(model, TEXTS[0], n_long="32", progress=False),
+            "n_long takes whole numbers",
+        ),
+        "an X-ray with N 0": (
+            lambda: influence_map(model, TEXTS[0], n_long=0, progress=False),
+            "n_long takes whole numbers from 1 on",
+        ),
+        "an X-ray with tau nan": (
+            lambda: influence_map(model, TEXTS[0], tau_nats=float("nan"), progress=False),
+            "tau_nats takes a finite number",
+        ),
+        "an X-ray of a table": (
+            lambda: influence_map(model, FRAME, progress=False),
+            "one string or the path of a file, not a DataFrame",
+        ),
+        "an X-ray of a named file": (
+            lambda: influence_map(model, TextFiles(folder / "one.txt"), n_short=4, progress=False),
+            "InfluenceMap",
+        ),
         "dtype=float32": (of(TEXTS, dtype="float32"), "choose one of fp32, bf16, fp16, auto"),
         "nothing over tau": (of(TEXTS, tau_nats=99.0), "0 gain more than 99 nats|none of"),
         "a model that is not there": (of(TEXTS, "SmolLM2-135M"), "org/name"),
@@ -183,7 +215,8 @@ def cases(folder: Path) -> dict[str, tuple[Callable[[], Any], str]]:
 def outcome(call: Callable[[], Any]) -> str:
     """What a user sees of it: what was measured, or the error in one line."""
     try:
-        return f"{MEASURED}: {' '.join(str(call()).splitlines()[1:2])}"
+        lines = str(call()).splitlines()
+        return f"{MEASURED}: {lines[min(1, len(lines) - 1)]}"
     except UserError as error:
         return str(error)
 

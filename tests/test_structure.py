@@ -167,5 +167,7 @@ def test_one_command_runs_and_lists_them_all():
     assert "tokenizer" in run("prepare-data", "--help").stdout
     unknown = run("trian")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr == "error: there is no command 'trian'; see olmo-sparsity --help\n"
+    assert unknown.stderr == (
+        "error: there is no command 'trian'; did you mean train? See olmo-sparsity --help\n"
+    )
     assert {path.stem for path in SCRIPTS} <= {*COMMANDS, "benchmark"}

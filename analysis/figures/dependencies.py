@@ -21,7 +21,7 @@ from analysis.figures import style
 from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
 from analysis.measurement import Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
+from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
 from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
 from analysis.stats.show import interval_text
 
@@ -121,7 +121,7 @@ def _kind_label(row: Mapping[Any, Any]) -> str:
     few = documents < FEW_DOCUMENTS or row["n_groups_over_tau"] < FEW_GROUPS
     return (
         f"{row['kind'].replace('_', ' ')}\n{row['n_targets_over_tau']:,} of n = {row['n_targets']:,} over $\\tau$\n"
-        f"in {documents:,} document{'' if documents == 1 else 's'}{': rough' if few else ''}"
+        f"in {counted(documents, 'document')}{': rough' if few else ''}"
     )
 
 

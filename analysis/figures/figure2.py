@@ -25,7 +25,7 @@ from analysis.figures import style
 from analysis.figures.length import plot_length
 from analysis.measurement import Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import interval_caption
+from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.measured import (
     CONTROLS,
     DEFAULT_SELECTOR,
@@ -266,11 +266,14 @@ def _plot_short_and_long(
             row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
             [value], place = row["value"], first + 0.04 * number
             axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
-            bars = axes.errorbar(
-                place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
-            )
-            for artist in bars.get_children():  # cut above and below, as all bars are
-                artist.set(clip_on=True, clip_box=beside, clip_path=None, in_layout=False)
+            if row["low"].isna().all():
+                place = 0.98  # no bar stands between the axes and the name
+            else:
+                bars = axes.errorbar(
+                    place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
+                )
+                for artist in bars.get_children():  # cut above and below, as all bars are
+                    artist.set(clip_on=True, clip_box=beside, clip_path=None, in_layout=False)
             if number == len(results) - 1:
                 axes.text(place + 0.03, value, text, va="center", **right)
     axes.margins(y=0.08)
@@ -324,7 +327,7 @@ def _describe(result: Result) -> str:
         f", B = {block}" if block > 1 else "",
         f", prefix {' '.join(map(str, prefix))}" if prefix else "",
         f"; {counts['trainings']} trainings × " if counts["trainings"] > 1 else "; ",
-        f"{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} documents, ",
+        f"{counts['targets'] // counts['trainings']:,} targets of {counted(counts['documents'], 'document')}, ",
         rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} ",
         rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)",
     ]

@@ -16,6 +16,7 @@ import inspect
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -349,7 +350,12 @@ def _prefix_ids(prefix: Any, loaded: LoadedModel) -> tuple[int, ...]:
         ids = tuple(map(int, prefix.split(",")))
     elif prefix != "none":
         raise UserError(f"--prefix {prefix}: give auto, none, bos, eos, or token ids such as 1 or 1,2")
-    loaded.check_ids(ids)
+    embeddings = loaded.model.vocabulary_size
+    if max(ids, default=0) >= embeddings:
+        raise UserError(
+            f"--prefix {prefix}: {loaded.name} has embeddings of {embeddings:,} tokens, and none of id {max(ids):,}; "
+            "give the model's own tokenizer, or smaller ids"
+        )
     return ids
 
 
@@ -410,6 +416,7 @@ def _from_hub(name: str) -> Path:
 def _open_transformers(path: Path, name: str, dtype: str, attention: str | None) -> LoadedModel:
     """A folder, or a GGUF file, which is dequantised and holds its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     is_gguf = path.suffix.lower() == ".gguf"
     if is_gguf:
@@ -419,6 +426,8 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     if is_gguf:
         source["gguf_file"] = path.name
     loader: Any = AutoModelForCausalLM
+    if not sys.stderr.isatty() and "ipykernel" not in sys.modules:
+        disable_progress_bar()  # each of its refreshes would be a line of a log file
     try:
         model, report = loader.from_pretrained(
             **source,

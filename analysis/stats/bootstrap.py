@@ -245,7 +245,7 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
     """
     number, what = _units(counts, suffix)
     if number < LEAST_UNITS:
-        return f"{_counted(number, what)}: too few for an interval"
+        return f"{counted(number, what)}: too few for an interval"
     grouped = what == "group"
     if counts.get("trainings", 1) != 1:
         by = "by training, group and document" if grouped else "by training and document"
@@ -254,7 +254,7 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
     for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
         number = counts.get(f"{what}s{suffix}", enough)
         if number < enough:
-            return f"{by} (only {_counted(number, what)}: rough)"
+            return f"{by} (only {counted(number, what)}: rough)"
     return by
 
 
@@ -280,8 +280,9 @@ def _units(counts: Mapping[str, Any], suffix: str) -> tuple[int, str]:
     return counts[f"{what}s{suffix}"], what
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, what: str) -> str:
+    """Such as "1 document", "1,200 documents"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _numbered(names: np.ndarray) -> np.ndarray:

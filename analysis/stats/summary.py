@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.measurement import Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import interval_caption
+from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.measured import (
     AS_TEXT,
     LEVEL,
@@ -38,7 +38,7 @@ def findings(result: Result) -> str:
     block, trainings = settings.get("targets_per_block", 1), size["trainings"]
     said = [
         f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
-        f"{size['targets']:,} targets of {size['documents']:,} documents"
+        f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
         f"{f', {trainings} trainings together' if trainings > 1 else ''}"
     ]
     if len(result.targets) == 0:
@@ -63,7 +63,9 @@ def findings(result: Result) -> str:
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
     )
     if result.gain_nats.sum() > 0:
-        said.append(f"they hold {share['share_of_gain']} % of the net gain of all")
+        [held] = (row["value"] for row in of_targets if row["name"] == "share_of_gain")
+        as_others = ", as others lose" if held > 1 else ""
+        said.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
     if result.crossfit:
         said.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     if size["targets_measured"] < size["targets_over_tau"]:

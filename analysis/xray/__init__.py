@@ -22,20 +22,25 @@ def xray(result: Result, text_number: int | None = None, *, selector: str | None
 
     What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where
     the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
-    Raises `UserError` where no target is over tau, and `ValueError` where the Result has no text of such a block.
+    Raises `UserError` where no target is over tau, or the Result has no text of such a block.
     """
     result = result.trainings[0]  # of several that are joined
     if len(result.over) == 0:
         raise UserError(why_no_recovery(result))
     if result.texts is None:
-        raise ValueError("the result holds no texts; measure with texts on, or use analysis.influence_map")
+        raise UserError(
+            "the result holds no texts; measure again to have them, or take analysis.influence_map"
+        )
     size, selector = result.settings["targets_per_block"], selector or result.selectors[0]
     targets = result.targets.assign(block=result.targets["target_id"] // size)
     shown = targets["block"].isin(result.texts["block"])
     if text_number is not None:
         shown &= targets["text"] == text_number
     if not shown.any():
-        raise ValueError(f"no block of text {text_number}; texts are {sorted(set(result.texts['text']))}")
+        there = ", ".join(str(number) for number in sorted(set(result.texts["text"])))
+        raise UserError(
+            f"no block of text {text_number!r} has a target over tau; give the number of a text, of {there}"
+        )
     block = targets[shown].groupby("block")["over_tau"].sum().idxmax()
     text = result.texts.set_index("block").loc[block]
     tokens = pd.DataFrame({"token": -1, "piece": text["pieces"]})

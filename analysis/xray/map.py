@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.arguments import finite_number, whole_number
 from analysis.contexts import Contexts
 from analysis.parquet import read_frame, write_frame
 from analysis.pieces import readable
@@ -30,6 +31,7 @@ from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.progress import duration
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.text_files import TextFiles
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +175,16 @@ def influence_map(
     from analysis.model.losses import LOGITS_PER_BATCH, Scorer
     from analysis.open import open_texts
 
+    if n_long is not None:
+        n_long = whole_number("n_long", n_long)
+    n_short = whole_number("n_short", n_short)
+    tau_nats = finite_number("tau_nats", tau_nats)
+    if tokens_per_batch is not None:
+        tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch)
+    if not isinstance(text, str | Path | list | TextFiles):
+        raise UserError(f"text takes one string or the path of a file, not a {type(text).__name__}")
     loaded = open_model(model, **options)
-    source = open_texts([text], loaded.reader)
+    source = open_texts(text if isinstance(text, TextFiles) else [text], loaded.reader)
     if len(source.lengths) > 1:
         log.warning("the text holds %s documents, of which the first is read", f"{len(source.lengths):,}")
     tokens = source.tokens(0)
@@ -195,7 +205,7 @@ def influence_map(
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
     of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name, "text_tokens": text_tokens}
-    sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": float(tau_nats)}
+    sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
     about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
     parts = windows(len(tokens), n_long)
     chunks = [

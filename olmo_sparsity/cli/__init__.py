@@ -9,9 +9,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
 from olmo_sparsity.util.extras import EXTRA_OF, missing_module
 from olmo_sparsity.util.files import shipped
 
@@ -46,7 +47,9 @@ def main() -> None:
         sys.argv = [f"{PROGRAM} {module}", *arguments]
         run(module)
     else:
-        print(f"error: there is no command {name!r}; see {PROGRAM} --help", file=sys.stderr)
+        alike = get_close_matches(module, COMMANDS, n=1)
+        hint = f"did you mean {alike[0]}? See" if alike else "see"
+        print(f"error: there is no command {name!r}; {hint} {PROGRAM} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -64,8 +67,8 @@ def run(name: str) -> None:
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a command's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
 
-    Only errors that a user can mend become one line; any other keeps its traceback; one of many
-    processes says under it where to look.
+    Only errors that a user can mend become one line; any other keeps its traceback. Under a launcher a line below it
+    says where to look, and the exit code whether another start may help (`exit_code_of`).
     """
     try:
         code = main() or 0
@@ -80,13 +83,18 @@ def run_script(main: Callable[[], int | None]) -> None:
         is_of_many = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         message = _line_of(error)
         if not message:
-            if not is_of_many:
+            if "RANK" not in os.environ:
                 raise
             traceback.print_exc()
-            message = "if another process ended first, its own message says why; go on with --resume"
+            if is_out_of_memory(error):
+                message = "out of memory; lower device_train_microbatch_size, or set activation_checkpointing"
+            elif is_of_many:
+                message = "if another process ended first, its own message says why; go on with --resume"
+            else:
+                message = "not expected, see above; go on with --resume"
         rank = f"rank {os.environ['RANK']}: " if is_of_many else ""
         print(f"error: {rank}{message}", file=sys.stderr)
-        code = 1
+        code = exit_code_of(error)
     if "RANK" in os.environ:
         # The threads of a process group may abort or stall an interpreter that is tearing down, and a launcher would
         # take the finished run for a failed one. Everything is written by now.
@@ -101,10 +109,11 @@ def _line_of(error: Exception) -> str:
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)
-    if isinstance(error, BrokenPipeError):  # standard output is no longer read, as after ``| head``
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        # standard output is no longer read, as after ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return first_line(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_full_disk(error):
         return f"the disk is full, or a quota is reached ({first_line(error)})"
     # pyarrow has the name of the file in its text alone
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.filename):

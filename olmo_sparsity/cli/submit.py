@@ -16,8 +16,10 @@ All but the options below goes to the command. What training, sweeps and prepara
 job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
 weights and the machine; of influence the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
-train         saves, requeues and resumes by itself at the time limit and after a preemption.
-sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same.
+train         saves, requeues and resumes by itself at the time limit and after a preemption; after a failure it does
+              so at most --retries times in a row without a new checkpoint.
+sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same, but ends after
+              a failure.
 prepare_data, influence     with --array that many shards in parallel, then a merge, a second job that waits for them.
 
 With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The corpus and
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 import shlex
 import subprocess
@@ -35,14 +38,23 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.cli import COMMANDS, command_line
-from olmo_sparsity.util.arguments import Parser, whole_number
+from olmo_sparsity.util.arguments import Parser, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import shipped
 
+if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.model.build import Model
+
 TASK = "%a"
 """slurm/job.sbatch puts the number of the task in its place."""
+WARNING_SECONDS = 120
+"""How long before the time limit a job gets SIGUSR1, by the --signal that stands in the scripts of `slurm`."""
+SAVED_BYTES_PER_SECOND = 0.5e9
+"""Assumed of a shared file system that one process writes to, checksums included."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class Job:
     """Of sbatch, beside those that all jobs have."""
     merge: Sequence[str] = ()
     """A command that waits for the tasks of the array."""
+    script_options: Sequence[str] = ()
+    """Of the job script; they stand before the command."""
 
 
 def main() -> None:
@@ -104,6 +118,7 @@ def _submit(
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
         *options.sbatch,
         str(script),
+        *job.script_options,
         *command,
     ]
     if options.dry_run:
@@ -151,17 +166,49 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
             (HeldoutEvaluation if is_text else TaskEvaluation)(config)
-    check_run(config, processes, steps_per_epoch)
+    model = check_run(config, processes, steps_per_epoch)
     last = starting_checkpoint(config, resume=True)
     weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()
     if last is None and not is_missing and not weights_may_come:
         initial_checkpoint(config)
+    _warn_of_long_save(checkpoint_bytes(config, model), options.sbatch)
     return Job(
         config.run_name or Path(path).stem,
         Path(config.save_folder),
         command_line("train", [path, *overrides, "--resume"]),
         [f"--nodes={options.nodes}", f"--ntasks-per-node={per_node}"],
+        script_options=[f"--run={config.save_folder}", f"--retries={options.retries}"],
     )
+
+
+def _warn_of_long_save(size: int, sbatch: Sequence[str]) -> None:
+    """Say where a checkpoint of ``size`` bytes is probably not written between SIGUSR1 and the time limit."""
+    warning = _warning_seconds(sbatch)
+    seconds = size / SAVED_BYTES_PER_SECOND
+    if seconds < warning:
+        return
+    enough = 60 * math.ceil(1.5 * seconds / 60)  # the current step ends first
+    print(
+        f"# a checkpoint of {size / 1e9:.0f} GB takes about {seconds:.0f} s at {SAVED_BYTES_PER_SECOND / 1e9} GB/s, "
+        f"but the job is warned only {warning} s before its time limit; raise this: --sbatch=--signal=USR1@{enough}"
+    )
+
+
+def _warning_seconds(sbatch: Sequence[str]) -> int:
+    """Seconds between SIGUSR1 and the time limit, by sbatch's option --signal=[R:]SIGNAL[@SECONDS]."""
+    given = re.findall(r"--signal[= ](\S+)", " ".join(sbatch))
+    if not given:
+        return WARNING_SECONDS
+    seconds = given[-1].partition("@")[2]
+    return int(seconds) if seconds.isdecimal() else 60  # SLURM's default
+
+
+def checkpoint_bytes(config: Config, model: Model) -> int:
+    """Size of a checkpoint: the weights in fp32, and of the optimizer two such moments in AdamW, one in LionW."""
+    from olmo.config import OptimizerType
+
+    moments = 1 if config.optimizer.name == OptimizerType.lionw else 2
+    return sum(parameter.numel() for parameter in model.parameters()) * 4 * (1 + moments)
 
 
 def _sweep(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -237,6 +284,10 @@ def _parser() -> Parser:
     add("--nodes", type=whole_number, default=1, metavar="N", help="nodes that train runs on (default: 1)")
     per_node = "processes of train on each node (default: one for each GPU, or one)"
     add("--processes-per-node", type=whole_number, metavar="N", help=per_node)
+    retries = (
+        "how often in a row train goes on after a failure, without a new checkpoint in between (default: 3)"
+    )
+    add("--retries", type=whole_number_or_zero, default=3, metavar="N", help=retries)
     add("--gpus-per-node", type=whole_number, metavar="N", help="GPUs on each node (default: none)")
     add("--cpus", type=whole_number, default=4, metavar="N", help="CPU cores of each process (default: 4)")
     add("--time", metavar="D-HH:MM:SS", help="time limit of each job (default: the partition's)")

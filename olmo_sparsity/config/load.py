@@ -144,11 +144,17 @@ def _defaults() -> DictConfig:
 
 def _merged(path: Path, overrides: Sequence[str]) -> DictConfig:
     """The values of the base files, the file and the overrides, neither checked nor resolved yet."""
-    options = [clean_opt(override) for override in overrides]
+    options = [_without_base_60(clean_opt(override)) for override in overrides]
     bases = [find_shipped(option.removeprefix("base=")) for option in options if option.startswith("base=")]
     layers = _layers(path, (), bases[-1] if bases else None)
     written = [om.from_dotlist([option]) for option in options if not option.startswith("base=")]
     return Config.update_legacy_settings(om.merge({}, *layers, *written))
+
+
+def _without_base_60(option: str) -> str:
+    """``data.skip_steps=6:7`` as text: YAML 1.1 would read the value as 6 x 60 + 7."""
+    name, _, value = option.partition("=")
+    return f"{name}='{value}'" if re.fullmatch(r"\d+(:\d+)+", value) else option
 
 
 def _layers(path: Path, above: tuple[Path, ...], base: Path | None = None) -> list[Any]:

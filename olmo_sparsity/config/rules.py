@@ -29,6 +29,8 @@ class Rule:
     """Any number will do."""
     may_change_on_resume: bool = False
     """Whether a resumed run may have another value: no loss depends on it but for rounding and what dropout draws."""
+    recorded_on_resume: bool = False
+    """Whether a resumed run may have another value though losses depend on it: the change is said and recorded."""
     about_text: bool = False
     """Whether it means nothing to a synthetic task."""
     families: tuple[str, ...] = ("olmo",)

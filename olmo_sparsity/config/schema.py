@@ -122,7 +122,7 @@ class ModelConfig(olmo.ModelConfig):
 class OptimizerConfig(olmo.OptimizerConfig):
     """OLMo's fields, which it describes."""
 
-    learning_rate: float = checked(1e-4, at_least=0)
+    learning_rate: float = checked(1e-4, at_least=0, recorded_on_resume=True)
     weight_decay: float = checked(0.01, at_least=0)
     betas: tuple[float, float] = checked((0.9, 0.95), at_least=0, below=1)
     eps: float = checked(1e-5, at_least=0)
@@ -159,7 +159,7 @@ class InstanceFilterConfig(olmo.InstanceFilterConfig):
 
 @dataclass
 class DataConfig(olmo.DataConfig):
-    """OLMo's fields, which it describes but for one."""
+    """OLMo's fields, which it describes but for two."""
 
     paths: list[str] | None = checked(None, may_change_on_resume=True, about_text=True)
     num_workers: int = checked(0, at_least=0, at_most=1024, may_change_on_resume=True)
@@ -172,6 +172,12 @@ class DataConfig(olmo.DataConfig):
 
     drop_last: bool = True
     """Always true: every step trains on a whole global batch."""
+
+    skip_steps: str | None = checked(None, recorded_on_resume=True)
+    """
+    Steps that are counted and not trained: 1200:1210 leaves out steps 1200 to 1209; more ranges follow after commas.
+    For the batches that a run diverged on: data and schedule go on as if they had been trained. Quoted in YAML.
+    """
 
 
 @dataclass
@@ -393,16 +399,15 @@ class Config(olmo.TrainConfig):
     save_interval: int | None = checked(1000, at_least=1, may_change_on_resume=True)
     save_num_checkpoints_to_keep: int = checked(-1, unbounded=True, may_change_on_resume=True)
     save_overwrite: bool = checked(False, may_change_on_resume=True)
-    max_duration: int | str = checked(
-        10000, unbounded=True, may_change_on_resume=True
-    )  # see `parse_duration`
+    max_duration: int | str = checked(10000, unbounded=True, recorded_on_resume=True)  # see `parse_duration`
     global_train_batch_size: int = checked(512, at_least=1, at_most=10_000_000)
     device_train_microbatch_size: int = checked(16, at_least=1, may_change_on_resume=True)
-    max_grad_norm: float | None = checked(None, above=0)
+    max_grad_norm: float | None = checked(None, above=0, recorded_on_resume=True)
     wandb: WandbConfig | None = checked(None, may_change_on_resume=True)
     speed_monitor: SpeedMonitorConfig = checked(default_factory=SpeedMonitorConfig, may_change_on_resume=True)
     console_log_interval: int = checked(1, at_least=1, may_change_on_resume=True)
-    auxiliary_loss_multiplier: float | None = checked(1e-4, at_least=0)
+    softmax_auxiliary_loss: bool = checked(False, recorded_on_resume=True)
+    auxiliary_loss_multiplier: float | None = checked(1e-4, at_least=0, recorded_on_resume=True)
     time_limit: float | None = checked(None, above=0, may_change_on_resume=True)
     stop_at: int | None = checked(None, at_least=0, may_change_on_resume=True)
     stop_after: int | None = checked(None, at_least=0, may_change_on_resume=True)
@@ -485,7 +490,7 @@ class Config(olmo.TrainConfig):
 REFUSED = {
     "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
     "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
-    "fast_forward_batches": "no data can be skipped; set it to null",
+    "fast_forward_batches": "set it to null, and name the steps to leave out in data.skip_steps",
     "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
     "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
     "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
@@ -572,15 +577,18 @@ def is_set(config: Config, name: str) -> bool:
 
 
 FREE = frozenset(name for name, _, rule in rules(Config()) if rule.may_change_on_resume)
-"""Fields and sections that may differ in a resumed run. Of `max_duration` a warning is logged; the precision and the
-text are compared as such, not by these names."""
+"""Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
+draws. The precision and the text are compared as such, not by these names."""
+RECORDED = frozenset(name for name, _, rule in rules(Config()) if rule.recorded_on_resume)
+"""Fields that decide losses and may differ in a resumed run all the same, as where it goes on after it diverged. What
+changed is said, and recorded in `provenance.json` with the step."""
 ABOUT_TEXT = frozenset(name for name, _, rule in rules(Config()) if rule.about_text)
 """Fields that mean nothing to a synthetic task."""
 
 
 def may_change(name: str) -> bool:
     """Whether a resumed run may have another value of a field."""
-    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *IGNORED))
+    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *RECORDED, *IGNORED))
 
 
 def parse_duration(value: int | str) -> tuple[float, str]:
@@ -596,3 +604,20 @@ def parse_duration(value: int | str) -> tuple[float, str]:
     raise UserError(
         f"max_duration: {value!r} is no duration; give steps (10000), tokens (2e12T) or epochs (2ep)"
     )
+
+
+def parse_steps(value: str | None) -> list[range]:
+    """The ranges of ``data.skip_steps``: ``"5:8,20:21"`` is 5, 6, 7 and 20, where 1 is the run's first step.
+
+    Raises `UserError` for anything else.
+    """
+    ranges = []
+    for part in value.split(",") if value is not None else []:
+        match = re.fullmatch(r"\s*(\d{1,18}):(\d{1,18})\s*", part)
+        if not match or not 1 <= int(match[1]) < int(match[2]):
+            raise UserError(
+                f"data.skip_steps: {value!r} is no list of ranges of steps; give 1200:1210 to leave out steps 1200 to "
+                "1209, and further ranges after commas (quoted in YAML)"
+            )
+        ranges.append(range(int(match[1]), int(match[2])))
+    return ranges

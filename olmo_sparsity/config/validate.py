@@ -21,6 +21,7 @@ from olmo_sparsity.config.schema import (
     field_value,
     is_set,
     parse_duration,
+    parse_steps,
 )
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
@@ -216,6 +217,7 @@ def _of_training(config: Config) -> Iterator[str]:
     if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:
         yield "scheduler.grad_clip_warmup_steps: DeepSpeed clips alike at every step; set it to null"
     try:
+        parse_steps(config.data.skip_steps)
         duration, unit = parse_duration(config.max_duration)
     except UserError as error:
         yield str(error)

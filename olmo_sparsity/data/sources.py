@@ -163,7 +163,7 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
                 found = distribution(name)
             except PackageNotFoundError:
                 if names or name in BASE:
-                    remedy = f"{PYTHON} and what is installed, such as by pip install 'olmo-sparsity[train]'"
+                    remedy = f"{PYTHON} and what is installed, such as in the clone by pip install '.[train]'"
                     raise UserError(f"package {name} is not installed; docs takes {remedy}") from None
                 continue  # a requirement for another platform
             versions[name] = found.version

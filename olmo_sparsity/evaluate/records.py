@@ -39,7 +39,7 @@ def exact_match_record(
     seed: int,
     device: torch.device | str,
 ) -> dict[str, Any]:
-    """What `exact_match.json` says of a checkpoint folder.
+    """What `exact_match.json` says of a checkpoint folder, whose weights `load_model` has verified.
 
     ``config`` is the run's, ``task`` what was measured, perhaps with other parameters, ``seed`` the evaluation's.
     """
@@ -48,7 +48,7 @@ def exact_match_record(
         "run": checkpoint.resolve().parent.name,
         "checkpoint": str(checkpoint),
         "step": load_state(checkpoint).step,
-        "weights_sha256": weights_sha256(checkpoint),
+        "weights_sha256": weights_sha256(checkpoint, is_verified=True),
         "commit": current_commit(),
         "machine": torch.cuda.get_device_name(device)
         if torch.device(device).type == "cuda"
@@ -83,12 +83,15 @@ def further_options(config: Config) -> dict[str, Any]:
 def record_is_of(
     path: Path, checkpoint: Path, task: Task, cells: Sequence[Cell], *, samples: int, seed: int
 ) -> bool:
-    """Whether a record is there already, of these weights on this task's cells; False for a file that is not one."""
+    """Whether a record is there already, of these weights on this task's cells; False for a file that is not one.
+
+    The weights are verified, by `load_model`.
+    """
     try:
         record = read_exact_match(path)
     except UserError:
         return False
     of_record = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
     rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    wanted = weights_sha256(checkpoint), seed, json.loads(json.dumps(asdict(task)))
+    wanted = weights_sha256(checkpoint, is_verified=True), seed, json.loads(json.dumps(asdict(task)))
     return of_record == wanted and rows == [(*cell, samples) for cell in cells]

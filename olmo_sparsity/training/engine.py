@@ -8,7 +8,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
@@ -29,7 +29,8 @@ from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.background import in_background
+from olmo_sparsity.util.errors import RankZeroFailed, UserError, exit_code_of, first_line
 from olmo_sparsity.util.provenance import keep_freed_memory, processor_features
 
 log = logging.getLogger(__name__)
@@ -263,14 +264,22 @@ class Engine:
             while self.any_process(running is not None and bool(wait([running], patience).not_done)):
                 pass
         failure = running.exception() if running is not None else None
-        outcome: list[Any] = [None, failure and f"{type(failure).__name__}: {failure}"]
-        if running is not None and failure is None:
+        outcome: list[Any] = [None, None]
+        if failure is not None:
+            outcome[1] = (f"rank 0 failed ({type(failure).__name__}: {failure})", exit_code_of(failure))
+        elif running is not None:
             outcome[0] = running.result()
         torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
         result, why = outcome
         if why is not None:  # in every process: a launcher may end rank 0 before it has said it
-            raise failure or UserError(f"rank 0 failed ({why})")
+            message, exit_code = why
+            raise failure or RankZeroFailed(message, exit_code)
         return result
+
+    def begin_on_main(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Start ``action`` in rank 0, beside what follows; the function returned waits for it, as `on_main` does."""
+        running = in_background(action) if self.is_main else Future[Result]()
+        return lambda: self.on_main(running.result)
 
     def refuse_unequal(self, value: str, what: str) -> None:
         """Raise `UserError` in every process unless ``value`` is the same in all. Collective."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import resource
 import sys
@@ -10,8 +12,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -19,10 +23,13 @@ from torch import nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import empty_model, token_embedding
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import write_text
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.extras import missing_module
+from olmo_sparsity.util.files import set_aside, write_text
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.signals import StoppedBySignal
+
+log = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 RUN_ID_NAME = "wandb_run_id.txt"
@@ -34,7 +41,8 @@ class Monitor:
 
     Rows of `metrics.jsonl`: step, tokens (seen so far), the values given, tokens_per_second (all processes together,
     over the last `speed_monitor.window_size` steps), mfu (fraction; absent where the device's peak is not known),
-    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU).
+    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU). A step
+    of `data.skip_steps` has step, tokens and ``"skipped": true``.
     """
 
     def __init__(
@@ -60,10 +68,10 @@ class Monitor:
         total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
-            if self.enabled and self.config.wandb:  # first: where it fails, metrics.jsonl is still as it was
-                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
             if self.enabled:
                 self.trackers.append(MetricsFile(self.config, self.first_step))
+            if self.enabled and self.config.wandb:
+                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
             bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
             self.advance = stack.enter_context(bar)
             self.opened = stack.pop_all()
@@ -82,14 +90,19 @@ class Monitor:
         self.step_times.append(self._training_time())
         if not self.enabled:
             return
-        is_last = step == self.last_step
-        due = [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
+        due = self._due(step)
         if due or not self.note:
             values = {**values, **self._speed_and_memory()}
             self._write(step, values, due)
             mfu = f", MFU {100 * values['mfu']:.1f} %" if "mfu" in values else ""
             self.note = f"{mfu}, {values['peak_memory_gb']:.1f} GB"
         self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}{self.note}")
+
+    def log_skipped(self, step: int) -> None:
+        """Write, where a row is due, that ``step`` was left out, and go on with the bar."""
+        if self.enabled:
+            self._write(step, {"skipped": True}, self._due(step))
+            self.advance(self.tokens_per_step, note="skipped")
 
     def log_evaluation(self, step: int, values: dict[str, Any]) -> None:
         """Write the held-out measures (`Engine.evaluate`) after ``step``, whatever the interval."""
@@ -104,6 +117,10 @@ class Monitor:
 
     def _training_time(self) -> float:
         return time.monotonic() - self.paused_seconds
+
+    def _due(self, step: int) -> list[Tracker]:
+        is_last = step == self.last_step
+        return [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
 
     def _write(self, step: int, values: dict[str, Any], trackers: list[Tracker]) -> None:
         for tracker in trackers:
@@ -130,16 +147,14 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 class MetricsFile:
-    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
-
-    Raises `UserError` as `rows_of_done_steps` does.
-    """
+    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped."""
 
     def __init__(self, config: Config, done_steps: int):
         self.interval = config.console_log_interval
-        kept = rows_of_done_steps(config.save_folder, done_steps)
         path = Path(config.save_folder) / METRICS_NAME
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        repair_metrics(path, done_steps)
+        kept = [row for row in read_metrics(path) if row["step"] <= done_steps] if done_steps else []
+        _write_rows(path, kept)
         self.file = open(path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -153,38 +168,129 @@ class MetricsFile:
 
 
 class WeightsAndBiases:
-    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later."""
+    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later.
+
+    It never stops the run, nor delays it by more than `START_SECONDS` and `END_SECONDS`: W&B is called in a thread of
+    its own, in which rows wait for it. Where it fails, at the start or later, a warning says so and the rows go to an
+    offline run of the same id; where that fails too, to `metrics.jsonl` alone.
+    """
+
+    START_SECONDS = 5.0
+    """How long the training waits for W&B at its start; then W&B is waited for beside it."""
+    END_SECONDS = 10.0
+    """How long the end of the run waits for the last rows to be taken."""
 
     def __init__(self, config: Config, done_steps: int):
-        import wandb
-
-        options, folder = config.wandb, Path(config.save_folder)
+        options = config.wandb
         assert options is not None
+        self.config, self.folder = config, Path(config.save_folder)
         self.interval = options.log_interval
-        path = folder / RUN_ID_NAME
+        path = self.folder / RUN_ID_NAME
         if done_steps == 0 or not path.is_file():
             write_text(path, uuid.uuid4().hex[:12] + "\n")
-        self.run: Any = wandb.init(
-            dir=str(folder),
+        self.run_id = path.read_text(encoding="utf8").strip()
+        self.rows: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: there are no more
+        self.exit_code = 0
+        self.thread: Thread | None = None
+        # These reports to its makers wait half a minute for a silent server when the process ends.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            import wandb  # noqa: F401 (here, for the data loader may fork while the thread runs)
+        except ModuleNotFoundError as error:
+            module = error.name or "wandb"
+            log.warning("%s; the run goes on without it", missing_module(module, "wandb"))
+        except Exception as error:  # at odds with another package
+            log.warning("Weights & Biases: %s, on import; the run goes on without it", _described(error))
+        else:
+            self._start((None, "offline"))
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Hand over one row."""
+        if self.thread is not None and self.thread.is_alive():
+            self.rows.put(row)
+
+    def close(self, failed: bool) -> None:
+        """Upload the rest and mark the run as finished or failed."""
+        self.exit_code = int(failed)
+        self.rows.put(None)
+        if self.thread is not None and self.thread.is_alive() and not self.is_ready.is_set():
+            self._warn("no answer yet")
+            self._start(("offline",))  # in place of the thread that waits for an answer
+        if self.thread is not None:
+            self.thread.join(self.END_SECONDS)
+            if self.thread.is_alive():
+                self._warn(f"not finished after {self.END_SECONDS:.0f} s")
+
+    def _start(self, modes: tuple[str | None, ...]) -> None:
+        self.is_ready = Event()
+        self.thread = Thread(target=self._serve, args=(modes, self.is_ready), name="wandb", daemon=True)
+        self.thread.start()
+        self.is_ready.wait(self.START_SECONDS)
+
+    def _serve(self, modes: tuple[str | None, ...], is_ready: Event) -> None:
+        """In a thread: open a run, log the rows as they come, in the next mode where that fails; finish the run."""
+        row: dict[str, Any] | None = None
+        for mode in modes:
+            try:
+                run = self._open(mode)
+                if is_ready is not self.is_ready:
+                    return  # another thread has taken over
+                is_ready.set()
+                while row := row or self.rows.get():
+                    self._log(run, row)
+                    row = None
+                break
+            except (Exception, SystemExit) as error:
+                if is_ready is not self.is_ready:
+                    return
+                self._warn(_described(error), is_last=mode == modes[-1])
+        else:
+            is_ready.set()
+            return
+        try:
+            run.finish(exit_code=self.exit_code)
+        except (Exception, SystemExit) as error:
+            self._warn(_described(error))
+
+    def _log(self, run: Any, row: dict[str, Any]) -> None:
+        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
+        if row["step"] >= run.step:
+            values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            run.log(values, step=values.pop("step"))
+
+    def _open(self, mode: str | None) -> Any:
+        """A run of W&B; ``mode`` None is what the environment says."""
+        import wandb
+
+        if mode is None:
+            more = {"resume": "allow"}
+        else:
+            more = {"mode": mode}
+            with suppress(Exception):  # its service may have died; it would hold the id of the run
+                wandb.teardown()
+        options = self.config.wandb
+        assert options is not None
+        return wandb.init(
+            dir=str(self.folder),
             project=options.project,
             entity=options.entity,
             group=options.group,
             name=options.name,
             tags=options.tags,
-            config=config.asdict(exclude=["wandb"]),
-            id=path.read_text(encoding="utf8").strip(),
-            resume="allow",
+            config=self.config.asdict(exclude=["wandb"]),
+            id=self.run_id,
+            **more,
         )
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
-        if row["step"] >= self.run.step:
-            values = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            self.run.log(values, step=values.pop("step"))
+    def _warn(self, reason: str, *, is_last: bool = False) -> None:
+        remedy = f"upload the rest later: wandb sync {self.folder}/wandb/*run-*"
+        if is_last:
+            remedy = f"the metrics are in {self.folder / METRICS_NAME}"
+        log.warning("Weights & Biases: %s; the run goes on without it; %s", reason, remedy)
 
-    def close(self, failed: bool) -> None:
-        """Upload the rest and mark the run as finished or failed."""
-        self.run.finish(exit_code=int(failed))
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 Tracker = MetricsFile | WeightsAndBiases
@@ -198,40 +304,65 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     A last line that was cut off by a kill is left out. Raises `UserError` that names any other damaged line.
     """
-    path = Path(path)
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows.append({"step": row.pop("step"), **row})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            if number < len(lines):
-                raise UserError(
-                    f"{path}: line {number} is damaged; remove that line to go on without its step"
-                ) from None
+    rows, damaged, _ = _read_rows(Path(path))
+    if damaged:
+        raise UserError(f"{path}: line {damaged[0]} is damaged; remove that line to go on without its step")
     return rows
 
 
-def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
-    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
+def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) -> None:
+    """Make a damaged `metrics.jsonl` one that can be read and appended to, and warn of what is lost.
 
-    Raises `UserError` where the file is missing, or cut off in the row of a step that is done, or before the last one
-    of a ``finished`` run. An empty file is taken: who made it wants no metrics.
+    No loss depends on it: a run of ``done_steps`` steps goes on without the missing rows. A last line that was cut off
+    is removed; of other damage the file is kept under another name. ``is_finished``: the last step should have a row.
     """
     if not done_steps:
-        return []
-    path = Path(run) / METRICS_NAME
-    remedy = "restore it, or make an empty file of that name to go on without the metrics"
+        return
     if not path.exists():
-        raise UserError(f"{path} is missing, though {done_steps} steps are done; {remedy}")
-    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
-    content = path.read_bytes()
-    begun = re.match(rb'{"step": (\d+),(?!.*}$)', content.rpartition(b"\n")[2])  # a line without its end
-    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
-    if lacks_last or (begun and int(begun[1]) <= done_steps):
-        raise UserError(f"{path} is cut off, with rows of the {done_steps} steps that are done; {remedy}")
-    return rows
+        log.warning("%s is missing, though %s steps are done; a new one is begun", path, f"{done_steps:,}")
+        return
+    rows, damaged, is_cut = _read_rows(path)
+    if damaged:
+        kept_as = set_aside(path).name
+        log.warning(
+            "%s: line %d is damaged; kept as %s, and goes on without such lines", path, damaged[0], kept_as
+        )
+    elif is_cut:
+        log.warning("%s: the last line was cut off, and is removed", path)
+    if damaged or is_cut:
+        _write_rows(path, rows)
+    last_step = rows[-1]["step"] if rows else 0
+    if is_finished and last_step < done_steps and path.stat().st_size:  # who emptied it wants no metrics
+        log.warning("%s ends at step %s of %s", path, f"{last_step:,}", f"{done_steps:,}")
+
+
+def _read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int], bool]:
+    """The rows that can be read, the numbers (from 1) of lines that cannot, and whether the last one was cut off."""
+    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    rows, damaged = [], []
+    for number, line in enumerate(lines, start=1):
+        if (row := _row_of(line)) is None:
+            damaged.append(number)
+        else:
+            rows.append(row)
+    if (row := _row_of(last)) is not None:  # whole, but for its end of line
+        rows.append(row)
+    return rows, damaged, bool(last) and row is None
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """A row, its step first; None where the line is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
+    return {"step": row.pop("step"), **row}
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 # --- model FLOPs; their quotient with what a device can do is the model FLOPs utilisation (MFU) ---

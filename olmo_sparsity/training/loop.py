@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from olmo.config import SchedulerUnits
@@ -20,25 +19,26 @@ from torch import Tensor
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     OPTIMIZER,
+    WEIGHTS,
     TrainState,
     checkpoints,
+    load_optimizer,
     load_state,
-    load_tensors,
     load_weights,
     save_checkpoint,
     step_folder,
     step_of,
-    weights_sha256,
+    verify,
 )
-from olmo_sparsity.config.schema import Config, parse_duration
+from olmo_sparsity.config.schema import Config, parse_duration, parse_steps
 from olmo_sparsity.data.batches import open_training_data, verify_checksums
 from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.log import Monitor, rows_of_done_steps
+from olmo_sparsity.training.log import METRICS_NAME, Monitor, repair_metrics
 from olmo_sparsity.training.resume import (
-    PROVENANCE_NAME,
+    append_provenance,
     initial_checkpoint,
     is_finished,
     refuse_change,
@@ -47,8 +47,7 @@ from olmo_sparsity.training.resume import (
 )
 from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, remove, write_json
-from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)
@@ -67,10 +66,14 @@ def train(config: Config, *, resume: bool = False) -> Path:
     # One process looks at the folder: another may be shown an older state of it.
     last = engine.on_main(lambda: starting_checkpoint(config, resume))
     if last is not None and engine.on_main(lambda: is_finished(config, last)):
-        engine.on_main(lambda: rows_of_done_steps(config.save_folder, step_of(last), finished=True))
+        metrics = Path(config.save_folder) / METRICS_NAME
+        engine.on_main(lambda: repair_metrics(metrics, step_of(last), is_finished=True))
         log.info("%s is finished already", last)
         return last
     weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
+    names = [WEIGHTS] if last is None else [WEIGHTS, OPTIMIZER]
+    # Beside the rest of the start: to hash the 84 GB of a 7B model takes about as long.
+    wait_for_verification = engine.begin_on_main(lambda: verify(weights, names) if weights else None)
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
@@ -81,8 +84,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
         if last is None:
             engine.on_main(lambda: verify_checksums(config))
+        wait_for_verification()
         first_step = 0 if last is None else restore(engine, last, data)
-        engine.on_main(lambda: append_provenance(config, is_new=last is None))
+        engine.on_main(lambda: append_provenance(config, last))
         return run_steps(config, engine, data, first_step)
 
 
@@ -93,7 +97,7 @@ def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
     engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
     if state.data is not None:
         refuse_change(last, "the text it is trained on, by its sha256,", state.data, data.identity)
-    engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
+    engine.load_optimizer_tensors(load_optimizer(last))
     log.info("resuming from %s", last)
     return state.step
 
@@ -103,6 +107,12 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     schedule = Schedule(config, data.steps_per_epoch)
     interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
+    skipped = parse_steps(config.data.skip_steps)
+    for steps in skipped:
+        if steps.stop > first_step + 1:
+            log.info(
+                "data.skip_steps: steps %d to %d are counted and not trained", steps.start, steps.stop - 1
+            )
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     # Read at the start: the corpus may be gone when a checkpoint is saved.
@@ -120,14 +130,10 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     with monitor, StopRequest() as stop:
         for step in range(first_step + 1, last_step + 1):
             batch = next(batches)
-            engine.seed_dropout(config.seed, step)  # after reading: the loader draws from the same generator
-            on_device = forward_backward(engine, batch, config.task.length_groups)
-            on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
-            # Read together: the processor waits once for the device, which has then nothing to do for a moment.
-            values = finite({name: float(value) for name, value in on_device.items()}, step)
-            learning_rate = schedule.learning_rate(step)
-            values |= finite(engine.step(learning_rate), step)
-            monitor.log(step, {**values, "learning_rate": learning_rate})
+            if any(step in steps for steps in skipped):
+                monitor.log_skipped(step)
+            else:
+                monitor.log(step, train_step(engine, batch, schedule, step))
 
             stops = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False
@@ -151,6 +157,19 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
                     f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
                 )
     return folder
+
+
+def train_step(engine: Engine, batch: Batch, schedule: Schedule, step: int) -> dict[str, float]:
+    """Forward, backward, clip, update the weights; returns what is logged. Raises `UserError` as `finite` does."""
+    engine.seed_dropout(engine.config.seed, step)  # after reading: the loader draws from the same generator
+    on_device = forward_backward(engine, batch, engine.config.task.length_groups)
+    on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
+    # Read together: the processor waits once for the device, which has then nothing to do for a moment.
+    skipped = engine.config.data.skip_steps
+    values = finite({name: float(value) for name, value in on_device.items()}, step, skipped)
+    learning_rate = schedule.learning_rate(step)
+    values |= finite(engine.step(learning_rate), step, skipped)
+    return {**values, "learning_rate": learning_rate}
 
 
 def forward_backward(engine: Engine, batch: Batch, length_groups: int | None) -> dict[str, Tensor]:
@@ -198,13 +217,18 @@ def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
     return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=engine.device)])
 
 
-def finite(values: dict[str, float], step: int) -> dict[str, float]:
-    """The values. Raises `UserError` where a loss or a gradient's norm is not finite."""
+def finite(values: dict[str, float], step: int, skipped: str | None) -> dict[str, float]:
+    """The values. Raises `UserError` where a loss or a gradient's norm is not finite.
+
+    ``skipped``: `data.skip_steps` of the run, which the option in the message has to repeat.
+    """
+    before = f"{skipped}," if skipped else ""
     for name, value in values.items():
         if not math.isfinite(value):
             raise UserError(
-                f"{name} is {value} at step {step}; earlier checkpoints are whole: lower optimizer.learning_rate or "
-                "max_grad_norm, or set --precision=fp32, and --resume"
+                f"{name} is {value} at step {step}; earlier checkpoints are whole: go on with --resume and a lower "
+                "--optimizer.learning_rate or --max_grad_norm, --precision=fp32, or without this batch, "
+                f"--data.skip_steps={before}{step}:{step + 1}"
             )
     return values
 
@@ -263,15 +287,3 @@ def no_longer_kept(config: Config) -> list[Path]:
     keep, every = config.save_num_checkpoints_to_keep, config.checkpoints.keep_every
     old = checkpoints(config.save_folder)[:-keep] if keep > 0 else []
     return [folder for folder in old if every is None or step_of(folder) % every]
-
-
-def append_provenance(config: Config, *, is_new: bool) -> None:
-    """Add this start to the list in the `provenance.json` of the run folder."""
-    path = Path(config.save_folder) / PROVENANCE_NAME
-    start: dict[str, Any] = {**provenance(), "precision": chosen_precision(config)}
-    if is_new and config.initial_weights is not None:
-        start["initial_weights_sha256"] = weights_sha256(config.initial_weights)
-    before = (
-        read_json(path, "remove it, and run the same command again", expect=list) if path.is_file() else []
-    )
-    write_json(path, [*before, start])

@@ -6,25 +6,31 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.checkpoint import (
-    CONFIG,
     TOKENIZER,
     checkpoints,
+    config_of,
     load_state,
     resolve_checkpoint,
+    setting_aside,
+    step_of,
+    weights_sha256,
 )
-from olmo_sparsity.config.load import load_config
-from olmo_sparsity.config.schema import Config, leaves, may_change
+from olmo_sparsity.config.schema import RECORDED, Config, field_value, leaves, may_change, parse_steps
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import folder_lock, remove, sha256_file
+from olmo_sparsity.util.files import folder_lock, read_json, remove, set_aside, sha256_file, write_json
+from olmo_sparsity.util.provenance import provenance
 
 log = logging.getLogger(__name__)
 
 PROVENANCE_NAME = "provenance.json"
+_PRECISIONS = {"no": "fp32", "bf16": "amp_bf16"}
+"""Accelerate's names, and those of the config."""
 
 
 def starting_checkpoint(config: Config, resume: bool) -> Path | None:
@@ -68,27 +74,100 @@ def initial_checkpoint(config: Config) -> Path | None:
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
     """Whether the run reached what ``config`` asks for."""
-    saved = load_config(checkpoint / CONFIG, warn=False)
+    saved = config_of(checkpoint)
     same_end = saved.max_duration == config.max_duration and saved.evaluation.until == config.evaluation.until
     return load_state(checkpoint).finished and same_end
 
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
-    """A run goes on only with the settings that decide its losses, and in the precision that was chosen for it."""
-    saved = load_config(folder / CONFIG, warn=False)
+    """A run goes on only with the settings that decide its losses, but for those that a remedy may change."""
+    saved, state = config_of(folder), load_state(folder)
     before, now = leaves(saved), leaves(config)
     for name in {**before, **now}:  # a section may have its fields in one of them alone
         if not may_change(name):
             refuse_change(folder, name, before.get(name), now.get(name))
-    precision = load_state(folder).precision
-    if precision is not None:
-        names = {"no": "fp32", "bf16": "amp_bf16"}
-        refuse_change(folder, "precision", names[precision], names[chosen_precision(config)])
-    if saved.max_duration != config.max_duration:
-        log.warning(
-            "%s: max_duration was %s and is now %s; from here on the learning rate follows the new length",
-            *(folder, saved.max_duration, config.max_duration),
+    chosen = chosen_precision(config)
+    if config.precision is None and state.precision not in (None, chosen):
+        was, would_be = _PRECISIONS[str(state.precision)], _PRECISIONS[chosen]
+        raise UserError(
+            f"cannot resume {folder}: precision was {was}, and this machine would choose {would_be}; set "
+            f"--precision={was} to keep it, or --precision={would_be} to change it"
         )
+    _refuse_other_skips(config, saved, folder)
+
+
+def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
+    """Steps that are done were trained or skipped, whatever `data.skip_steps` says now."""
+    done = step_of(folder)
+    before, now = parse_steps(saved.data.skip_steps), parse_steps(config.data.skip_steps)
+    # Where two lists of ranges first differ, a range begins or is over.
+    edges = sorted({edge for steps in (*before, *now) for edge in (steps.start, steps.stop) if edge <= done})
+    for step in edges:
+        was_skipped = any(step in steps for steps in before)
+        if was_skipped == any(step in steps for steps in now):
+            continue
+        if was_skipped:
+            raise UserError(
+                f"cannot resume {folder}: data.skip_steps was {saved.data.skip_steps}, and step {step} was left out; "
+                f"give --data.skip_steps={saved.data.skip_steps} again, and further ranges after a comma"
+            )
+        saved_ones = checkpoints(folder.parent)
+        later = [path for path in saved_ones if step_of(path) >= step]
+        if len(later) < len(saved_ones):
+            remedy = f"go on from before it: {setting_aside(later)}, and the same command again"
+        else:
+            remedy = "start over with --save_overwrite in place of --resume"
+        raise UserError(
+            f"data.skip_steps: step {step} is trained already, for {folder} is the checkpoint after step {done}; skip "
+            f"steps from {done + 1} on, or {remedy}"
+        )
+
+
+def changed_settings(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
+    """What decides losses and is not as it was when the checkpoint ``folder`` was written: before and now, by name."""
+    saved, state = config_of(folder), load_state(folder)
+    before, now = ({name: field_value(of, name) for name in sorted(RECORDED)} for of in (saved, config))
+    if state.precision is not None:
+        before["precision"] = _PRECISIONS[state.precision]
+        now["precision"] = _PRECISIONS[chosen_precision(config)]
+    return {name: {"before": before[name], "now": now[name]} for name in before if before[name] != now[name]}
+
+
+def append_provenance(config: Config, last: Path | None) -> None:
+    """Add this start to the list in the `provenance.json` of the run folder, and say what changed since ``last``.
+
+    A damaged file is set aside: no loss depends on it.
+    """
+    start: dict[str, Any] = {**provenance(), "precision": chosen_precision(config)}
+    if last is not None:
+        start["resumed_at_step"] = step_of(last)
+        start["changed"] = changed_settings(config, last)
+        if start["changed"]:
+            texts = [
+                f"{name} {_short(values['before'])} -> {_short(values['now'])}"
+                for name, values in start["changed"].items()
+            ]
+            log.info("resumed at step %s with %s", f"{step_of(last):,}", ", ".join(texts))
+    elif config.initial_weights is not None:
+        start["initial_weights_sha256"] = weights_sha256(config.initial_weights, is_verified=True)
+    path = Path(config.save_folder) / PROVENANCE_NAME
+    write_json(path, [*_earlier_starts(path), start])
+
+
+def _short(value: object) -> str:
+    """5e-05 as people write it, 5e-5."""
+    return str(value).replace("e-0", "e-") if isinstance(value, float) else str(value)
+
+
+def _earlier_starts(path: Path) -> list[Any]:
+    if not path.exists():
+        return []
+    try:
+        starts: list[Any] = read_json(path, "", expect=list)
+    except UserError as error:
+        log.warning("%skept as %s, and a new one is begun", error, set_aside(path).name)
+        return []
+    return starts
 
 
 def refuse_change(folder: Path, name: str, before: object, now: object) -> None:

@@ -209,6 +209,8 @@ class ZeroEngine(Engine):
             return super().optimizer_tensors()
         from deepspeed.utils import safe_get_full_optimizer_state
 
+        if not self._base_optimizer.state:  # no step was trained yet: all were skipped
+            return {}
         self._link_states()
         step = next(iter(self._base_optimizer.state.values())).get("step")  # LionW counts none
         tensors = {}
@@ -225,6 +227,8 @@ class ZeroEngine(Engine):
         """Restore the state on this number of processes and this stage, whatever it was written with."""
         if self.stage == 0:
             super().load_optimizer_tensors(tensors)
+            return
+        if not tensors:
             return
         step = next((tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step")), None)
         on_device = bool(self._base_optimizer.param_groups[0].get("fused"))

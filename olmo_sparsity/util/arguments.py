@@ -16,7 +16,9 @@ Settings say once what an argument is:
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -28,15 +30,26 @@ _Value = TypeVar("_Value", int, float)
 _Settings = TypeVar("_Settings")
 
 
+class _Paragraphs(argparse.RawDescriptionHelpFormatter):
+    """Fills the paragraphs of a description to the width of the terminal; tables and examples stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            is_table = re.search(r"^ |\S {2,}\S", paragraph, re.MULTILINE)
+            paragraphs.append(paragraph if is_table else textwrap.fill(paragraph, width))
+        return textwrap.indent("\n\n".join(paragraphs), indent)
+
+
 class Parser(argparse.ArgumentParser):
-    """Shows the module's docstring as it stands, and takes no shortened options.
+    """Shows the module's docstring, and takes no shortened options.
 
     Its last line says where the files are that help and messages name. Parsers of subcommands are of this class too.
     """
 
     def __init__(self, **options: Any) -> None:
         how = {
-            "formatter_class": argparse.RawDescriptionHelpFormatter,
+            "formatter_class": _Paragraphs,
             "allow_abbrev": False,
             "epilog": f"configs/…, docs/… and slurm/… are in {shipped('.')}",
         }
@@ -55,6 +68,14 @@ def whole_number(text: str, least: int = 1) -> int:
 def whole_number_or_zero(text: str) -> int:
     """From 0 to 10^12, such as a seed."""
     return whole_number(text, least=0)
+
+
+def finite_number(text: str) -> float:
+    """Neither an infinity nor a NaN."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def several(type_of_each: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:

@@ -1,4 +1,4 @@
-"""The extras of this package, as in ``pip install 'olmo-sparsity[train]'``, and what is said where one is missing."""
+"""The extras of this package, as in ``pip install '.[train]'``, and what is said where one is missing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ EXTRA_OF = {
     "gguf": "gguf",
     "wandb": "wandb",
 }
-"""Of modules that `pip install olmo-sparsity` leaves out: the extra that brings them."""
+"""Of modules that `pip install .` leaves out: the extra that brings them."""
 
 
 def missing_module(module: str, extra: str) -> str:
     """The line for a user who lacks a module that an extra brings."""
-    return f"this needs {module}, which is not installed; run: pip install 'olmo-sparsity[{extra}]'"
+    return f"this needs {module}, which is not installed; run in the clone: pip install '.[{extra}]'"
 
 
 def require_extra(extra: str, *modules: str) -> None:

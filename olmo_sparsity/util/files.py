@@ -12,6 +12,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, so that a new one can take its place; returns its new name, which no file had."""
+    names = (f"{path.name}.damaged{number}" for number in chain([""], count(2)))
+    aside = next(new for name in names if not (new := path.with_name(name)).exists())
+    return path.rename(aside)
 
 
 def _temporary(path: Path) -> Path:

@@ -10,6 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 15.0
+SCALED_FROM = 100_000
+"""From so many units on, they are shown in thousands, millions and so on."""
 
 Advance = Callable[..., None]
 
@@ -36,9 +38,16 @@ def progress(
     log stays readable. ``enabled=False`` shows nothing. ``n`` may be a part of a unit.
     ``steady``: the time left is by the last steps; else by all of them, for work whose steps differ.
     """
-    how: dict[str, Any] = {"dynamic_ncols": True}
+    is_scaled = total >= SCALED_FROM
+    done_of_total = "{n_fmt}/{total_fmt}{unit}" if is_scaled else "{n:.0f}/{total:.0f}{unit}"
+    how: dict[str, Any] = {
+        "dynamic_ncols": True,
+        "bar_format": "{l_bar}{bar}| "
+        + done_of_total
+        + " [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
+    }
     if not sys.stderr.isatty():
-        line = "{desc}: {n_fmt}/{total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
+        line = "{desc}: " + done_of_total + ", {rate_noinv_fmt}, {remaining} left{postfix}"
         how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
         how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
     if not steady:
@@ -48,7 +57,7 @@ def progress(
         total=total,
         initial=done,
         unit=f" {unit}",
-        unit_scale=True,
+        unit_scale=is_scaled,
         miniters=0,
         disable=not enabled,
         **how,

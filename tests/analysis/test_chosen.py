@@ -49,6 +49,24 @@ def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
     )
 
 
+def test_where_nothing_was_given_back_as_text_the_first_way_is_shown() -> None:
+    result = small(give_back=("cache:4", "cache"), targets_per_block=4)
+    selected = result.selected("leave-one-out", level="cache", sinks=4)
+    assert result.chosen()["position_id"].tolist() == selected.reshape(-1).tolist()
+    without = result.selected("leave-one-out", level="cache", sinks=0)
+    assert result.chosen(sinks=0)["position_id"].tolist() == without.reshape(-1).tolist()
+
+
+def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
+    result = small(targets_per_block=4)
+    with pytest.raises(
+        UserError, match="no block of text 'hello' has a target over tau; give the number of a"
+    ):
+        result.xray("hello")
+    with pytest.raises(UserError, match="holds no texts; measure again"):
+        replace(result, texts=None, trainings=[]).xray()
+
+
 @pytest.fixture(scope="module")
 def with_placebos() -> Result:
     return small(placebos=("placebo", "same-group", "shuffled"))

@@ -51,7 +51,7 @@ def test_shards_can_be_cross_fitted(by_model, tmp_path):
     for shard in ("1/2", "2/2"):
         result = crossed(select_with=model(), out=tmp_path, shard=shard)
     assert_same(result, by_model)
-    with refused("was measured with other settings: selected_by"):
+    with refused("was begun with other settings, and is not finished: selected_by"):
         crossed(out=tmp_path)
 
 

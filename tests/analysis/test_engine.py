@@ -129,7 +129,7 @@ def test_other_settings_are_refused_before_all_is_measured(tmp_path, stops_after
     with pytest.raises(KeyboardInterrupt):
         stops_after(1)
         small(out=tmp_path)
-    with refused("measured with other settings: tau_nats 1.5 -> 0.5"):
+    with refused("begun with other settings, and is not finished: tau_nats 1.5 -> 0.5"):
         small(out=tmp_path, tau_nats=0.5)
 
 

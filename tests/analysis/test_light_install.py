@@ -88,7 +88,7 @@ def files(tmp_path_factory):
 )
 def test_what_needs_an_extra_says_which_in_one_line(arguments, module, extra, files):
     done = command(*arguments.replace("{}", str(files)).split())
-    line = f"error: this needs {module}, which is not installed; run: pip install 'olmo-sparsity[{extra}]'\n"
+    line = f"error: this needs {module}, which is not installed; run in the clone: pip install '.[{extra}]'\n"
     assert done.returncode == 1 and done.stderr.endswith(line), done.stderr
     assert "Traceback" not in done.stderr
     assert not (files / "out").exists() or not list((files / "out").iterdir())
@@ -99,7 +99,7 @@ def test_so_does_python(files):
         code = f"from analysis import measure\nmeasure({str(model)!r}, ['ab cd ' * 100])"
         done = run(code)
         assert "UserError: this needs" in done.stderr
-        assert f"pip install 'olmo-sparsity[{extra}]'" in done.stderr
+        assert f"pip install '.[{extra}]'" in done.stderr
 
 
 def test_a_tokenizer_that_is_a_file_needs_no_extra(files):

@@ -7,14 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.checkpoint import OPTIMIZER, WEIGHTS, TrainState, save_checkpoint
+from olmo_sparsity.cli.submit import checkpoint_bytes
+from olmo_sparsity.model.build import empty_model
 from olmo_sparsity.training.log import read_metrics
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.util.errors import (
+    BAD_INPUT_EXIT_CODE,
+    FAILED_EXIT_CODE,
+    OUT_OF_MEMORY_EXIT_CODE,
+    UserError,
+)
 from tests.support import local_slurm, tiny
 from tests.support.refusals import refused
 
@@ -74,7 +85,55 @@ def test_a_training_of_many_nodes(dry_run, tmp_path):
     expected = "--ntasks-per-node=4 --cpus-per-task=6 --qos=high --exclusive --output=run/slurm-%j.out"
     expected += " --dependency=afterok:7:8 --kill-on-invalid-dep=yes"
     assert {*options.split(), *expected.replace("run/", f"{tmp_path}/run/").split()} <= set(given)
-    assert (script, command) == ("train.sbatch", [*START, "train", "config.yaml", "--seed=2", "--resume"])
+    options = [f"--run={tmp_path}/run", "--retries=3"]
+    trained = [*START, "train", "config.yaml", "--seed=2", "--resume"]
+    assert (script, command) == ("train.sbatch", [*options, *trained])
+
+
+def test_retries_are_passed_on_and_none_is_allowed(dry_run, tmp_path):
+    tiny.train_config(tmp_path)
+    for count in ("0", "12"):
+        ((_, _, command),) = dry_run(f"train config.yaml --retries {count}")
+        assert command[1] == f"--retries={count}"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lionw"])
+def test_the_size_of_a_checkpoint_is_known_before_the_first_step(tmp_path, optimizer):
+    config = tiny.train_config(tmp_path, max_duration=4, optimizer={"name": optimizer})
+    folder = train(config)
+    stored = [
+        tensor
+        for name in (WEIGHTS, OPTIMIZER)
+        for tensor in load_file(folder / name).values()
+        if tensor.ndim  # the optimizer's count of steps is none of the size
+    ]
+    assert checkpoint_bytes(config, empty_model(config, device="meta")) == sum(
+        tensor.nbytes for tensor in stored
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "warning"),
+    [
+        ([], 120),
+        (["--signal=USR1@60"], 60),
+        (["--qos=high", "--signal", "R:USR1@30"], 30),
+        (["--signal=USR1"], 60),
+        (["--signal=USR1@9", "--signal=USR1@168"], 168),
+    ],
+    ids=str,
+)
+def test_a_save_that_outlasts_the_warning_is_said_before_the_job_waits(
+    submit, tmp_path, monkeypatch, given, warning
+):
+    """As of OLMo-7B: 84 GB."""
+    tiny.train_config(tmp_path)
+    monkeypatch.setattr("olmo_sparsity.cli.submit.checkpoint_bytes", lambda *_: 84e9)
+    line = "train config.yaml --dry-run " + " ".join(f"--sbatch={option}" for option in given)
+    (said,) = [text for text in submit(line).splitlines() if text.startswith("#")]
+    assert "84 GB takes about 168 s at 0.5 GB/s" in said
+    assert f"only {warning} s before" in said and "--sbatch=--signal=USR1@300" in said
+    assert "#" not in submit(f"{line} --sbatch=--signal=USR1@300")
 
 
 @pytest.mark.parametrize(
@@ -172,52 +231,134 @@ def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(
     save_checkpoint(tmp_path / folder, config, TrainState(4, 4, finished=False), tensors, tensors, None)
     before = sorted(tmp_path.rglob("*"))
     assert len(dry_run(line)) == 1
-    with refused(r"learning_rate"):
-        dry_run(f"{line} --optimizer.learning_rate=0.5")
+    with refused(r"weight_decay"):
+        dry_run(f"{line} --optimizer.weight_decay=0.5")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 # The job scripts under bash, with stand-ins for SLURM's programs.
 
 
-def run_script(tmp_path: Path, name: str, command: list[str], **job: str) -> tuple[int, str, str]:
-    """Run a job script: (exit code, output, what was requeued)."""
-    programs = {
+def run_script(
+    tmp_path: Path,
+    name: str,
+    command: list[str],
+    cwd: Path | None = None,
+    programs: Mapping[str, str] | None = None,
+    **job: str,
+) -> tuple[int, str, str]:
+    """Run a job script in ``cwd``, `tmp_path` by default: (exit code, output, what was requeued)."""
+    stand_ins = {
         "srun": "while [[ $1 == --* ]]; do shift; done\nfor r in $(seq $((${SLURM_NTASKS:-1} - 1)) -1 0); do "
         'SLURM_PROCID=$r SLURM_LOCALID=$r "$@" || exit; done',
         "scontrol": f'[[ $1 == requeue ]] && echo "$2" >{tmp_path}/requeued',
     }
-    for program, code in programs.items():
+    for program, code in {**stand_ins, **(programs or {})}.items():
         (tmp_path / program).write_text(f"#!/bin/bash\n{code}\n")
         (tmp_path / program).chmod(0o755)
     always = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_CPUS_PER_TASK": "1"}
     environment = {**os.environ, **always, **{f"SLURM_{key}": value for key, value in job.items()}}
     environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment["TMPDIR"] = str(tmp_path)
     script = ["bash", str(ROOT / "slurm" / name), *command]
-    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, env=environment)
     requeued = tmp_path / "requeued"
+    requeued.unlink(missing_ok=True)
+    done = subprocess.run(script, cwd=cwd or tmp_path, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr, requeued.read_text() if requeued.exists() else ""
 
 
-def run_training(tmp_path: Path, code: str, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return run_script(tmp_path, "train.sbatch", command, JOB_NUM_NODES="1", NTASKS="2")
+def run_training(
+    tmp_path: Path, code: str, *arguments: str, options: Sequence[str] = (), **job: Any
+) -> tuple[int, str, str]:
+    """Run train.sbatch, with ``options`` of its own, and Python ``code`` in place of the training."""
+    command = [*options, sys.executable, "-c", code, *arguments]
+    return run_script(tmp_path, "train.sbatch", command, **{"JOB_NUM_NODES": "1", "NTASKS": "2", **job})
+
+
+@pytest.mark.parametrize("options", [(), ("--run=new/run",)], ids=str)
+@pytest.mark.parametrize(("code", "expected", "requeued"), [(0, 0, ""), (85, 0, "7\n"), (1, 1, "")])
+def test_a_saved_run_is_requeued_and_no_mark_is_left(tmp_path, code, expected, requeued, options):
+    (tmp_path / ".slurm-7.abc").mkdir()  # of an earlier start
+    (tmp_path / ".slurm-7.abc" / "saved").touch()
+    ended = run_training(tmp_path, f"raise SystemExit({code})", options=options)
+    assert ended[::2] == (expected, requeued), ended
+    assert not list(tmp_path.glob("new/run/.slurm-*"))
+    assert options or not list(tmp_path.glob(".slurm-*"))
+
+
+@pytest.mark.parametrize("options", [[], ["--run={}/run"]], ids=str)
+def test_the_submit_folder_may_be_read_only(tmp_path, options):
+    """As where home is mounted so on compute nodes. In /proc nobody makes a file, root included."""
+    options = [option.format(tmp_path) for option in options]
+    ended = run_training(tmp_path, "raise SystemExit(85)", options=options, cwd=Path("/proc"))
+    assert ended[::2] == (0, "7\n"), ended
+
+
+def fails(code: int) -> str:
+    """Code that ends with an exit code, or, above 128, by a signal."""
+    return f"import os; os.kill(os.getpid(), {code - 128})" if code > 128 else f"raise SystemExit({code})"
 
 
 @pytest.mark.parametrize(
-    ("code", "expected", "requeued"), [(0, 0, ""), (85, 0, "7\n"), (1, 1, ""), (137, 137, "")]
+    "code", [FAILED_EXIT_CODE, 128 + signal.SIGKILL, 128 + signal.SIGABRT, 128 + signal.SIGSEGV]
 )
-def test_only_a_saved_run_is_requeued(tmp_path, code, expected, requeued):
-    (tmp_path / ".saved-by-7").touch()  # of an earlier start
-    assert run_training(tmp_path, f"raise SystemExit({code})")[::2] == (expected, requeued)
-    assert not list(tmp_path.glob(".saved-by-*"))
+def test_a_failed_job_goes_on_as_often_as_it_may_without_a_new_checkpoint(tmp_path, code):
+    def start(number="7"):
+        options = ["--run=run", "--retries=2"]
+        return run_training(tmp_path, fails(code), options=options, JOB_ID=number)[::2]
+
+    again, end = (0, "7\n"), (code, "")
+    assert [start(), start(), start()] == [again, again, end]
+    assert [start(), start()] == [again, again]  # submitted again: it counts anew
+    (tmp_path / "run" / "step00000004").mkdir()
+    assert [start(), start()] == [again, again]
+    (tmp_path / "run" / ".step00000008.tmp-node-1").mkdir()  # a save that was cut off is no checkpoint
+    assert start() == end
+    assert [start(), start()] == [again, again]
+    assert start("8") == (0, "8\n")
+    assert run_training(tmp_path, "", options=["--run=run"])[::2] == (0, "")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".step00000008.tmp-node-1",
+        "step00000004",
+    ]
 
 
-def test_a_job_that_is_cancelled_while_it_saves_stays_so_and_leaves_no_mark(tmp_path):
+def test_no_retry_where_none_is_wanted_or_no_folder_can_count_it(tmp_path):
+    for options in ([], ["--retries=3"], ["--run=run", "--retries=0"]):
+        assert run_training(tmp_path, fails(FAILED_EXIT_CODE), options=options)[::2] == (FAILED_EXIT_CODE, "")
+
+
+@pytest.mark.parametrize("code", [BAD_INPUT_EXIT_CODE, 2, OUT_OF_MEMORY_EXIT_CODE, 126, 127, 130])
+def test_what_another_start_would_meet_again_is_no_reason_for_one(tmp_path, code):
+    assert run_training(tmp_path, fails(code), options=["--run=run"])[::2] == (code, "")
+
+
+def test_bad_input_of_one_process_ends_the_job_though_others_are_killed(tmp_path):
+    code = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL); raise SystemExit(1)"
+    srun = """
+        while [[ $1 == --* ]]; do shift; done
+        SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
+        SLURM_PROCID=1 SLURM_LOCALID=1 "$@"
+    """
+    ended = run_training(tmp_path, code, options=["--run=run"], programs={"srun": srun})
+    assert ended[::2] == (1, ""), ended
+
+
+@pytest.mark.parametrize(
+    "option", ["--run=", "--run", "--retries=", "--retries=-1", "--retries=x", "--nodes=2"]
+)
+def test_an_unknown_option_of_the_job_script_is_refused(tmp_path, option):
+    code, printed, requeued = run_training(tmp_path, "", options=[option])
+    assert (code, requeued) == (2, "") and printed.startswith(f"error: {option} is no option"), printed
+
+
+@pytest.mark.parametrize("code", [85, 70])
+def test_a_job_that_is_cancelled_stays_so_and_leaves_no_mark(tmp_path, code):
     parent = "parent = lambda of: int(open(f'/proc/{of}/stat').read().split()[3])"
     cancel = f"import os, signal; {parent}; os.kill(parent(parent(os.getppid())), signal.SIGTERM)"
-    assert run_training(tmp_path, f"{cancel}; raise SystemExit(85)")[::2] == (143, "")
-    assert not list(tmp_path.glob(".saved-by-*"))
+    ended = run_training(tmp_path, f"{cancel}; raise SystemExit({code})", options=["--run=run"])
+    assert ended[::2] == (143, ""), ended
+    assert not list(tmp_path.glob("run/.slurm-*"))
 
 
 def test_every_process_is_told_where_the_others_are(tmp_path):
@@ -248,12 +389,12 @@ def test_the_shell_of_a_process_outlives_sigterm_until_the_run_has_saved(tmp_pat
     """SLURM sends SIGTERM to all of a step, and kills what is left of it once its shells have ended."""
     template = (ROOT / "slurm" / "train.sbatch").read_text()
     process = re.search(r"^process='(.*?)^'$", template, re.DOTALL | re.MULTILINE).group(1)
-    run = "trap 'sleep 0.5; touch saved; exit 85' TERM; touch listens; while :; do sleep 0.05; done"
+    run = "trap 'sleep 0.5; touch written; exit 85' TERM; touch listens; while :; do sleep 0.05; done"
     environment = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "0"
     )
     shell = subprocess.Popen(
-        ["bash", "-c", process, "process", str(tmp_path / "mark"), "bash", "-c", run],
+        ["bash", "-c", process, "process", str(tmp_path), "bash", "-c", run],
         cwd=tmp_path,
         env={**os.environ, **environment},
         start_new_session=True,
@@ -261,7 +402,7 @@ def test_the_shell_of_a_process_outlives_sigterm_until_the_run_has_saved(tmp_pat
     local_slurm.wait_for("the run", (tmp_path / "listens").exists)
     os.killpg(shell.pid, signal.SIGTERM)
     assert shell.wait(10) == 0
-    assert (tmp_path / "saved").exists() and (tmp_path / "mark").exists()
+    assert (tmp_path / "written").exists() and (tmp_path / "saved").exists()
 
 
 # Under a real SLURM.
@@ -305,6 +446,48 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     assert f"start 2: {processes} processes" in text
     assert "resuming from" in text
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, steps + 1))
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_its_job_which_goes_on_until_no_retry_is_left(slurm, tmp_path):
+    """From a submit folder in which nobody makes a file, root included."""
+    processes = min(2, local_slurm.cores())
+    steps = 2000
+    tiny.train_config(tmp_path, save_interval=steps, console_log_interval=1)
+    options = ("--cpus", 1, "--processes-per-node", processes, "--time", "30", "--retries", 1)
+    command = ("train", tmp_path / "config.yaml", *options, "--", f"--max_duration={steps}")
+    (number,) = submitted(*command, cwd="/proc")
+    run = tmp_path / "run"
+
+    def lose_a_process() -> None:
+        metrics = run / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        local_slurm.wait_for("steps", lambda: metrics.is_file() and len(read_metrics(metrics)) > 20)
+        os.kill(local_slurm.process_of(number, processes - 1), signal.SIGKILL)
+
+    lose_a_process()
+    local_slurm.start_now(number)
+    lose_a_process()
+    job = local_slurm.wait_for_end(number)
+    text = (run / f"slurm-{number}.out").read_text()
+    assert (job["JobState"], job["Restarts"]) == ("FAILED", "1"), text
+    assert "failed with exit code 137; back into the queue, retry 1 of 1" in text
+    assert "no new checkpoint after 1 retries, so this is the end" in text
+    assert not list(run.glob(".slurm-*")) and not (run / ".failures").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_and_a_read_only_submit_folder_end_in_a_requeue(slurm, tmp_path):
+    tiny.train_config(tmp_path, save_interval=100000, console_log_interval=1)
+    options = ("--cpus", 1, "--time", "30")
+    command = ("train", tmp_path / "config.yaml", *options, "--", "--max_duration=1500")
+    (number,) = submitted(*command, cwd="/proc")
+    run = tmp_path / "run"
+    local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
+    subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    local_slurm.start_now(number)
+    job = local_slurm.wait_for_end(number, 180)
+    assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("COMPLETED", "1", "0:0")
 
 
 @pytest.mark.slow

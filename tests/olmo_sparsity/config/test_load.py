@@ -43,6 +43,7 @@ def only_olmo(config: Config) -> dict[str, Any]:
     values = config.asdict(exclude=ours)
     for item in {item.name for item in fields(ModelConfig)} - {item.name for item in fields(OLMoModelConfig)}:
         del values["model"][item]
+    del values["data"]["skip_steps"]
     if values["compile"] is not None:
         del values["compile"]["from_steps"]
     return values
@@ -76,6 +77,13 @@ class TestOlmoFiles:
         expected = TrainConfig.load(TINY, [clean_opt(o) for o in overrides], validate_paths=False).asdict()
         assert only_olmo(load_config(TINY, overrides)) == expected
         assert expected != TrainConfig.load(TINY, validate_paths=False).asdict()
+
+    @pytest.mark.parametrize("steps", ["6:7", "1:10,12:13", "1200:1210"])
+    def test_ranges_of_steps_are_no_numbers_of_base_60(self, tmp_path: Path, steps: str) -> None:
+        """As YAML 1.1 would read 6:7, on the command line and in the configuration that is saved."""
+        config = load_config(TINY, [f"--data.skip_steps={steps}"])
+        config.save(tmp_path / "resolved.yaml")
+        assert config.data.skip_steps == load_config(tmp_path / "resolved.yaml").data.skip_steps == steps
 
     def test_path_resolvers(self, write: Write, tmp_path: Path) -> None:
         for name in ("b.npy", "a.npy", "step10/config.yaml", "step9/config.yaml"):

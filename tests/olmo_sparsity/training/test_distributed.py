@@ -16,6 +16,7 @@ from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.zero import deepspeed_config
+from olmo_sparsity.util.errors import FAILED_EXIT_CODE
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny, tiny_task
 from tests.support.forked import Forked, free_port, ranks
@@ -122,6 +123,37 @@ def test_the_first_gradient_is_the_same_with_ddp_and_every_stage(folder, precisi
     apart = {stage: abs(norm / norms[None] - 1) for stage, norm in norms.items()}
     assert apart.pop(3) < 3e-6
     assert max(apart.values()) < 1e-6, norms
+
+
+@pytest.mark.parametrize("stage", slow_but([None, 0, 1, 2, 3], 2))
+def test_a_run_resumes_exactly_across_skipped_steps_with_other_processes(folder, stage):
+    """Also before the first step that is trained, when the optimizer has no state."""
+    options = "--data.skip_steps=1:3,9:12", "--max_duration=14"
+    expected = run(1, folder, f"skips-alone{stage}", *options)
+    run(2, folder, f"skips{stage}", *options, "--stop_at=2", stage=stage)
+    run(2, folder, f"skips{stage}", *options, "--stop_at=10", "--resume", stage=stage)
+    rows = run(1, folder, f"skips{stage}", *options, "--resume")
+    assert rows.keys() == expected.keys() == set(range(1, 15))
+    for step, row in rows.items():
+        if "skipped" in expected[step]:
+            assert row == expected[step]
+        else:
+            assert row["loss_nats"] == pytest.approx(expected[step]["loss_nats"], abs=1e-4)
+            assert row["learning_rate"] == expected[step]["learning_rate"]
+    assert [step for step, row in rows.items() if "skipped" in row] == [1, 2, 9, 10, 11]
+
+
+def test_a_damaged_checkpoint_ends_all_ranks_with_its_name(folder, tmp_path):
+    """Rank 0 compares the checksums for all."""
+    arguments = arguments_of(folder, f"--save_folder={tmp_path / 'run'}", "--stop_at=2")
+    first = Forked(2, arguments, tmp_path)
+    assert ended(first) and first.returncode == 0
+    path = tmp_path / "run" / "step00000002" / "optimizer.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    process = Forked(2, [*arguments, "--resume"], tmp_path)
+    assert ended(process)[1].count("optimizer.safetensors is damaged: its checksum is another") == 2
+    assert set(process.exit_codes.values()) == {1}
 
 
 def test_a_rank_that_is_shown_an_older_folder_goes_on_from_rank_0s(folder, alone, tmp_path):
@@ -234,7 +266,7 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tm
         time.sleep(0.05)
     process.terminate()
     _, errors = ended(process)
-    assert process.exit_codes[ranks[1 - lost]] == 1
+    assert process.exit_codes[ranks[1 - lost]] == FAILED_EXIT_CODE  # a job tries again
     assert "Traceback" in errors and "gloo" in errors  # the transport's own words
     [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")

@@ -1,6 +1,7 @@
 """What a run writes and shows: metrics.jsonl, Weights & Biases; model FLOPs as PyTorch counts them."""
 
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from olmo_sparsity.training import log as log_module
 from olmo_sparsity.training.log import (
     RUN_ID_NAME,
     Monitor,
+    WeightsAndBiases,
     flops_per_token,
     peak_flops,
     read_metrics,
@@ -68,27 +70,137 @@ def test_tokens_per_second_over_the_last_steps_without_pauses_and_mfu_of_all_dev
     assert [row["mfu"] for row in rows_of(config)] == pytest.approx([rate * per_rate for rate in rates])
 
 
-def test_a_resumed_run_goes_on_in_the_same_one_of_weights_and_biases(tmp_path, monkeypatch):
-    wandb, opened, logged = types.ModuleType("wandb"), [], []
+class FakeWandb(types.ModuleType):
+    """W&B as the run calls it; what fails, by its name, is ``broken``: raised, or, of seconds, waited for."""
 
-    def init(**options):
-        opened.append(options)
-        calls = {"log": lambda row, step: logged.append((step, row)), "finish": lambda exit_code: None}
-        return types.SimpleNamespace(step=wandb.step, **calls)
+    def __init__(self, **broken):
+        super().__init__("wandb")
+        self.broken, self.step = broken, 0
+        self.opened, self.logged, self.finished = [], [], []
 
-    wandb.init, wandb.step = init, 0
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    def init(self, **options):
+        self.opened.append(options)
+        is_offline = options.get("mode") == "offline"
+        self.fail("offline" if is_offline else "init")
+        return types.SimpleNamespace(
+            step=self.step,
+            log=lambda row, step: self.log(row, step, is_offline),
+            finish=lambda exit_code: (self.fail("finish"), self.finished.append(exit_code)),
+        )
+
+    def log(self, row, step, is_offline):
+        if step >= 3 and not is_offline:
+            self.fail("log")
+        self.logged.append((step, row))
+
+    def fail(self, name):
+        match self.broken.get(name):
+            case BaseException() as error:
+                raise error
+            case float() as seconds:
+                time.sleep(seconds)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Put a `FakeWandb` in the place of W&B."""
+
+    def install(**broken):
+        module = FakeWandb(**broken)
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        return module
+
+    return install
+
+
+def test_a_resumed_run_goes_on_in_the_same_one_of_weights_and_biases(tmp_path, wandb):
+    fake = wandb()
     config = tiny.train_config(tmp_path, wandb={"project": "p"})
     run(config, last=3)
-    wandb.step = 5  # it was killed after logging step 4, beyond its checkpoint at 3
+    fake.step = 5  # it was killed after logging step 4, beyond its checkpoint at 3
     run(config, first=3, evaluate_at=(6,))
-    assert [step for step, _ in logged] == [1, 2, 3, 5, 6, 6]
-    assert logged[-1][1]["heldout_loss_nats"] == 3.0
+    assert [step for step, _ in fake.logged] == [1, 2, 3, 5, 6, 6]
+    assert fake.logged[-1][1]["heldout_loss_nats"] == 3.0
     run(config, first=0)
-    first, second, afresh = (options["id"] for options in opened)
+    first, second, afresh = (options["id"] for options in fake.opened)
     assert first == second != afresh
-    assert all(options["project"] == "p" and options["resume"] == "allow" for options in opened)
+    assert all(options["project"] == "p" and options["resume"] == "allow" for options in fake.opened)
     assert (Path(config.save_folder) / RUN_ID_NAME).read_text().strip() == afresh
+    assert fake.finished == [0, 0, 0]
+
+
+@pytest.mark.parametrize("broken", ["init", "log"])
+@pytest.mark.parametrize(
+    "error", [OSError("Network is unreachable\nat line 3"), SystemExit(1), TypeError("protobuf")], ids=repr
+)
+def test_where_weights_and_biases_fails_the_rest_is_written_offline(tmp_path, wandb, caplog, broken, error):
+    fake = wandb(**{broken: error})
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    run(config)
+    assert [step for step, _ in fake.logged] == [1, 2, 3, 4, 5, 6]
+    online, offline = fake.opened
+    assert "mode" not in online and offline["mode"] == "offline" and offline["id"] == online["id"]
+    assert fake.finished == [0]
+    (record,) = caplog.records
+    assert type(error).__name__ in record.message and "wandb sync" in record.message
+    assert "\n" not in record.message
+    assert len(rows_of(config)) == 6
+
+
+def test_without_any_weights_and_biases_the_run_goes_on(tmp_path, wandb, caplog):
+    fake = wandb(init=ConnectionError("no"), offline=PermissionError("no"))
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    run(config)
+    assert len(rows_of(config)) == 6 and fake.logged == []
+    assert ["wandb sync" in record.message for record in caplog.records] == [True, False]
+
+
+def test_a_run_that_weights_and_biases_cannot_finish_ends_well(tmp_path, wandb, caplog):
+    fake = wandb(finish=ConnectionError("no"))
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    run(config)
+    assert len(fake.logged) == 6 and len(fake.opened) == 1
+    assert ["ConnectionError: no" in record.message for record in caplog.records] == [True]
+
+
+def test_weights_and_biases_that_is_not_installed_is_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    run(config)
+    assert len(rows_of(config)) == 6
+    assert [".[wandb]'; the run goes on" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("waited_for", ["init", "log", "finish"])
+def test_weights_and_biases_that_does_not_answer_delays_no_run(
+    tmp_path, wandb, caplog, monkeypatch, waited_for
+):
+    """An operator whose cluster drops packets waits for no time-out, and can upload all rows afterwards."""
+    monkeypatch.setattr(WeightsAndBiases, "START_SECONDS", 0.1)
+    monkeypatch.setattr(WeightsAndBiases, "END_SECONDS", 0.2)
+    fake = wandb(**{waited_for: 5.0})
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    start = time.monotonic()
+    run(config)
+    assert time.monotonic() - start < 3
+    assert len(rows_of(config)) == 6
+    assert ["wandb sync" in record.message for record in caplog.records] == [True]
+    if waited_for == "init":
+        assert [step for step, _ in fake.logged] == [1, 2, 3, 4, 5, 6]
+        assert [options.get("mode") for options in fake.opened] == [None, "offline"]
+
+
+def test_rows_wait_for_weights_and_biases_that_answers_late(tmp_path, wandb, caplog, monkeypatch):
+    monkeypatch.setattr(WeightsAndBiases, "START_SECONDS", 0.05)
+    fake = wandb(init=0.3)
+    config = tiny.train_config(tmp_path, wandb={"project": "p"})
+    with Monitor(config, first_step=0, last_step=2) as monitor:
+        monitor.log(1, {"loss_nats": 1.0})
+        assert fake.logged == []
+        time.sleep(0.6)
+        monitor.log(2, {"loss_nats": 1.0})
+    assert [step for step, _ in fake.logged] == [1, 2] and len(fake.opened) == 1
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

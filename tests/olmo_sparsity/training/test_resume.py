@@ -2,7 +2,10 @@
 
 import json
 import logging
+import re
+import resource
 import shutil
+import subprocess
 import threading
 from dataclasses import replace
 
@@ -11,6 +14,7 @@ import torch
 
 from olmo_sparsity.checkpoint import (
     checkpoints,
+    config_of,
     load_model,
     load_state,
     weights_sha256,
@@ -18,6 +22,7 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.files import folder_lock
@@ -25,6 +30,9 @@ from tests.support import tiny
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.yaml", "checksums.json")
 
 
 def files_of(run):
@@ -41,27 +49,105 @@ def half(tmp_path, *overrides):
 # --- damaged checkpoints ---
 
 
-DAMAGED = {
-    **{f"step00000004/{name}.safetensors": None for name in ("model", "optimizer")},
-    **{f"step00000004/{name}": None for name in ("state.json", "config.yaml")},
-    **{"provenance.json": b"{}", "metrics.jsonl": b"[]\n"},
+def flipped(content):
+    return bytes([*content[:-1], content[-1] ^ 1])
+
+
+DAMAGES = {
+    **{
+        f"{name}.safetensors, one bit flipped": (f"{name}.safetensors", flipped)
+        for name in ("model", "optimizer")
+    },
+    **{f"{name}, cut off": (name, lambda content: content[:-20]) for name in FILES},
+    **{f"{name}, empty": (name, lambda content: b"") for name in FILES},
+    **{f"{name}, missing": (name, None) for name in FILES},
+    "checksums.json, of nothing": ("checksums.json", lambda content: b"{}"),
+    "checksums.json, of other text": ("checksums.json", lambda content: b'{"model.safetensors": 3}'),
+    "config.yaml, of another model": (
+        "config.yaml",
+        lambda content: content.replace(b"n_layers: 2", b"n_layers: 3"),
+    ),
 }
-"""Files of a run, and what is in them; None: their end is cut off."""
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_named_and_the_run_goes_on_from_the_checkpoint_before_it(tmp_path, name):
-    config = half(tmp_path, "--save_interval=2")
-    path = tmp_path / "run" / name
-    path.write_bytes(path.read_bytes()[:-100] if DAMAGED[name] is None else DAMAGED[name])
+@pytest.fixture(scope="module")
+def run_of_two_checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    half(folder, "--save_interval=2")
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_command_in_the_message_goes_on_before_it(
+    damage, run_of_two_checkpoints, tmp_path
+):
+    """Word for word: whoever runs the job copies it from the log."""
+    name, change = DAMAGES[damage]
+    shutil.copytree(run_of_two_checkpoints, tmp_path, dirs_exist_ok=True)
+    config = tiny.train_config(tmp_path, "--save_interval=2", "--stop_at=5")
+    path = tmp_path / "run" / "step00000004" / name
+    content = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content))
     before = files_of(tmp_path / "run")
-    with refused(name):
+    with refused(f"step00000004/{name} is (damaged|missing)|step00000004/{name} cannot be read") as error:
         train(config, resume=True)
-    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed <= {"provenance.json"} - {name}  # which may say that it was tried
-    if name.startswith("step"):
-        shutil.rmtree(path.parent)
-        assert load_state(train(config, resume=True)).finished
+    assert files_of(tmp_path / "run") == before
+    command = re.search("go on from step00000002: (.*), and the same command again", str(error.value))
+    subprocess.run(command[1], shell=True, check=True)
+    assert load_state(train(config, resume=True)).step == 5
+
+
+def test_without_an_earlier_checkpoint_no_command_is_offered(tmp_path):
+    config = half(tmp_path)
+    path = tmp_path / "run" / "step00000004" / "optimizer.safetensors"
+    path.write_bytes(flipped(path.read_bytes()))
+    with refused("optimizer.safetensors is damaged.*; copy it again; there is no earlier checkpoint"):
+        train(config, resume=True)
+
+
+def test_what_an_older_checkpoint_has_no_checksum_of_is_said_once_and_loaded(tmp_path, caplog):
+    config = half(tmp_path)
+    checksums = tmp_path / "run" / "step00000004" / "checksums.json"
+    noted = json.loads(checksums.read_text())
+    checksums.write_text(json.dumps({"model.safetensors": noted["model.safetensors"]}))
+    train(config, resume=True)
+    assert caplog.text.count("optimizer.safetensors cannot be verified") == 1
+
+
+def test_the_empty_configuration_of_an_older_checkpoint_is_named(tmp_path):
+    config = half(tmp_path)
+    folder = tmp_path / "run" / "step00000004"
+    noted = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({"model.safetensors": noted["model.safetensors"]}))
+    (folder / "config.yaml").write_text("")
+    with refused(r"config.yaml is damaged \(it describes no model\); copy it again"):
+        train(config, resume=True)
+
+
+def test_damaged_weights_are_not_started_from(tmp_path):
+    first = train(tiny.train_config(tmp_path))
+    late = tiny.train_config(tmp_path, f"--initial_weights={first}", f"--save_folder={tmp_path / 'late'}")
+    path = first / "model.safetensors"
+    path.write_bytes(flipped(path.read_bytes()))
+    with refused("model.safetensors is damaged"):
+        train(late)
+    assert not checkpoints(tmp_path / "late")
+
+
+def test_a_disk_that_fills_up_in_a_save_leaves_the_checkpoints_before_it(tmp_path):
+    config = half(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with refused("step00000008 cannot be saved: the disk is full.*; step00000004 is whole.*--resume"):
+            train(config, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
+    assert load_state(train(config, resume=True)).finished
 
 
 def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
@@ -75,8 +161,8 @@ def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
 # --- what may change on resume ---
 
 VALUES = {
-    "scheduler.t_warmup": 5, "max_grad_norm": 0.5, "epoch": 1, "data.seed": 4, "seed": 9, "optimizer.eps": 1e-4,
-    "positions.chunks": 3, "model.residual_dropout": 0.1,
+    "scheduler.t_warmup": 5, "optimizer.weight_decay": 0.2, "epoch": 1, "data.seed": 4, "seed": 9,
+    "optimizer.eps": 1e-4, "positions.chunks": 3, "model.residual_dropout": 0.1,
 }  # fmt: skip
 
 
@@ -87,16 +173,179 @@ def test_what_decides_the_losses_may_not_change(tmp_path, name):
         train(tiny.train_config(tmp_path, f"--{name}={VALUES[name]}"), resume=True)
 
 
-def test_the_precision_is_compared_as_it_was_chosen(tmp_path, monkeypatch):
+REMEDIES = {
+    "optimizer.learning_rate": (3e-3, 5e-4),
+    "max_grad_norm": (1.0, 0.5),
+    "softmax_auxiliary_loss": (False, True),
+    "precision": ("fp32", "amp_bf16"),
+    "max_duration": (8, 12),
+    "data.skip_steps": (None, "6:7"),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_remedy_is_said_and_recorded(tmp_path, caplog, name):
     half(tmp_path)
-    with refused("precision was fp32 and is now amp_bf16; set it back"):
-        train(tiny.train_config(tmp_path, "--precision=amp_bf16"), resume=True)
+    before, now = REMEDIES[name]
+    with caplog.at_level(logging.INFO):
+        folder = train(tiny.train_config(tmp_path, f"--{name}={now}"), resume=True)
+    assert load_state(folder).finished
+    shown = {3e-3: "0.003", 5e-4: "0.0005"}
+    change = f"{name} {shown.get(before, before)} -> {shown.get(now, now)}"
+    assert caplog.messages.count(f"resumed at step 4 with {change}") == 1
+    started, resumed = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert "changed" not in started
+    assert resumed["resumed_at_step"] == 4
+    assert resumed["changed"] == {name: {"before": before, "now": now}}
+
+
+def test_a_learning_rate_is_said_as_people_write_it(tmp_path, caplog):
+    half(tmp_path, "--optimizer.learning_rate=5e-5")
+    with caplog.at_level(logging.INFO):
+        train(tiny.train_config(tmp_path, "--optimizer.learning_rate=2e-5"), resume=True)
+    assert "resumed at step 4 with optimizer.learning_rate 5e-5 -> 2e-5" in caplog.messages
+    rates = [row["learning_rate"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert rates[4:] == pytest.approx([1.5e-5, 1e-5, 0.5e-5, 0], rel=1e-12)  # linear, to 0 at step 8
+
+
+def test_another_precision_is_taken_where_it_is_asked_for_and_not_where_the_machine_chooses(
+    tmp_path, monkeypatch
+):
+    half(tmp_path)
     config = tiny.train_config(tmp_path, "--precision=null")
     monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda: True)
-    with refused("precision was fp32"):
+    with refused(
+        "precision was fp32, and this machine would choose amp_bf16; set --precision=fp32 to keep it"
+    ):
         train(config, resume=True)
     monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda: False)
     train(config, resume=True)
+
+
+# --- a run that diverges ---
+
+
+@pytest.fixture
+def diverging_at_6(monkeypatch):
+    """Fields of a step that was not finite: the sixth, whose batch is one that no learning rate helps with."""
+    real = loop.forward_backward
+
+    def not_finite(engine, batch, length_groups):
+        values = real(engine, batch, length_groups)
+        bad = next(open_training_data(engine.config).batches(5))
+        is_bad = torch.equal(batch.input_ids, bad.input_ids)
+        return {**values, "loss_nats": values["loss_nats"] * (torch.nan if is_bad else 1)}
+
+    monkeypatch.setattr(loop, "forward_backward", not_finite)
+    return monkeypatch
+
+
+def test_the_advice_of_a_run_that_diverged_can_be_followed(tmp_path, diverging_at_6):
+    """Each of its options, word for word; whether it helps is the batch's affair: here only leaving it out does."""
+    config = tiny.train_config(tmp_path)
+    with refused("loss_nats is nan at step 6; .* go on with --resume and ") as error:
+        train(config)
+    advice = re.findall(r"--[\w.]+(?:=[\w:]+)?", str(error.value))
+    assert advice == [
+        *(
+            "--resume",
+            "--optimizer.learning_rate",
+            "--max_grad_norm",
+            "--precision=fp32",
+            "--data.skip_steps=6:7",
+        )
+    ]
+    for option in ("--optimizer.learning_rate=1e-3", "--max_grad_norm=0.5", "--precision=fp32"):
+        with refused("loss_nats is nan at step 6"):  # and no refusal to resume
+            train(tiny.train_config(tmp_path, option), resume=True)
+    assert load_state(train(tiny.train_config(tmp_path, advice[-1]), resume=True)).finished
+
+
+def test_the_advice_repeats_the_steps_that_were_skipped_before(tmp_path, diverging_at_6):
+    """A resume refuses to train steps that were left out."""
+    with refused("loss_nats is nan at step 6; .*--data.skip_steps=2:3,6:7$") as error:
+        train(tiny.train_config(tmp_path, "--data.skip_steps=2:3"))
+    option = str(error.value).split()[-1]
+    assert load_state(train(tiny.train_config(tmp_path, option), resume=True)).finished
+
+
+def test_a_skipped_step_computes_nothing_and_data_and_schedule_go_on(tmp_path, caplog):
+    """The seventh step's loss is that of the weights after the fifth on the seventh batch, at the seventh rate."""
+    plain = tiny.train_config(tmp_path, "--console_log_interval=1", "--save_interval=1")
+    train(plain)
+    expected = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    model, _ = load_model(tmp_path / "run" / "step00000005")
+    batches = open_training_data(plain).batches(6)
+    batch = next(batches)
+    with torch.no_grad():
+        logits = model(batch.input_ids, position_ids=batch.position_ids).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.input_ids[:, 1:].flatten())
+
+    config = tiny.train_config(
+        tmp_path, "--console_log_interval=1", "--data.skip_steps=6:7", f"--save_folder={tmp_path / 'skips'}"
+    )
+    with caplog.at_level(logging.INFO):
+        train(config)
+    rows = read_metrics(tmp_path / "skips" / "metrics.jsonl")
+    assert rows[5] == {"step": 6, "tokens": expected[5]["tokens"], "skipped": True}
+    assert [row["loss_nats"] for row in rows[:5]] == [row["loss_nats"] for row in expected[:5]]
+    assert rows[6]["loss_nats"] == pytest.approx(loss.item(), abs=1e-5)
+    assert [row["learning_rate"] for row in rows[6:]] == [row["learning_rate"] for row in expected[6:]]
+    assert "data.skip_steps: steps 6 to 6 are counted and not trained" in caplog.messages
+    assert config_of(tmp_path / "skips" / "step00000008").data.skip_steps == "6:7"
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 5, 6])
+def test_a_run_resumes_exactly_before_in_and_behind_skipped_steps(tmp_path, stop_at):
+    """Also where no step was trained yet, so that the optimizer has no state."""
+    options = "--data.skip_steps=1:3,5:7"
+    whole = train(tiny.train_config(tmp_path, options, f"--save_folder={tmp_path / 'whole'}"))
+    config = tiny.train_config(tmp_path, options)
+    train(replace(config, stop_at=stop_at))
+    cut = train(config, resume=True)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_steps_that_are_trained_already_are_skipped_from_an_earlier_checkpoint(tmp_path):
+    """By the command in the message, word for word."""
+    half(tmp_path, "--save_interval=2")
+    config = tiny.train_config(tmp_path, "--save_interval=2", "--data.skip_steps=4:6")
+    with refused("data.skip_steps: step 4 is trained already.*; skip steps from 5 on, or") as error:
+        train(config, resume=True)
+    command = re.search("go on from before it: (.*), and the same command again", str(error.value))
+    subprocess.run(command[1], shell=True, check=True)
+    assert load_state(train(config, resume=True)).finished
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "skipped" in row] == [4, 5]
+
+
+def test_without_a_checkpoint_before_the_steps_the_run_starts_over(tmp_path):
+    half(tmp_path)
+    with refused("step 4 is trained already.*, or start over with --save_overwrite in place of --resume$"):
+        train(tiny.train_config(tmp_path, "--data.skip_steps=4:6"), resume=True)
+    assert load_state(
+        train(tiny.train_config(tmp_path, "--data.skip_steps=4:6", "--save_overwrite"))
+    ).finished
+
+
+def test_steps_that_were_skipped_stay_so(tmp_path):
+    """In the saved configuration; others may follow behind them."""
+    config = tiny.train_config(tmp_path, "--data.skip_steps=2:4")
+    train(replace(config, stop_at=4))
+    for options in ((), ("--data.skip_steps=2:3",), ("--data.skip_steps=6:8",)):
+        with refused("data.skip_steps was 2:4, and step . was left out; give --data.skip_steps=2:4 again"):
+            train(tiny.train_config(tmp_path, *options), resume=True)
+    further = tiny.train_config(tmp_path, "--data.skip_steps=2:4,6:8")
+    assert load_state(train(further, resume=True)).finished
+
+
+@pytest.mark.parametrize(
+    "steps", ["4", "4:", "4:4", "5:3", "0:2", "-1:2", "1:2,", "a:b", "1:2:3", "1:1e3", ""]
+)
+def test_no_steps(tmp_path, steps):
+    with refused("data.skip_steps: .* is no list of ranges of steps; give 1200:1210"):
+        tiny.train_config(tmp_path, data={"skip_steps": steps})
 
 
 def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
@@ -121,15 +370,6 @@ def test_other_raw_token_files_are_refused(tmp_path):
     raw.write_bytes(content)
     with refused("the text it is trained on, .* was"):
         train(config, resume=True)
-
-
-def test_a_longer_duration_is_said_and_followed(tmp_path, caplog):
-    config = tiny.train_config(tmp_path)
-    assert load_state(train(config)).finished
-    with caplog.at_level(logging.WARNING):
-        folder = train(replace(config, max_duration=12), resume=True)
-    assert load_state(folder).step == 12
-    assert "max_duration was 8 and is now 12" in caplog.text
 
 
 # --- a second process, and damaged files beside the checkpoints ---
@@ -172,6 +412,50 @@ def test_rows_beyond_the_checkpoint_which_a_kill_left_are_dropped(tmp_path):
     rows = read_metrics(metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert all(row["loss_nats"] < 99 for row in rows)
+
+
+@pytest.mark.parametrize("end", [b'{"step": 5, "tok', b"\x00" * 30, b'{"step": 4}'])
+def test_the_last_line_that_was_cut_off_is_removed(tmp_path, caplog, end):
+    """Of a machine that went down while it wrote; no loss depends on it."""
+    config = tiny.train_config(tmp_path, "--console_log_interval=1")
+    train(replace(config, stop_at=4))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[: whole.rindex(b'{"step": 4')] + end)
+    train(config, resume=True)
+    rows = read_metrics(metrics)
+    is_row = end.endswith(b"}")
+    assert [row["step"] for row in rows] == ([1, 2, 3, 4, 5, 6, 7, 8] if is_row else [1, 2, 3, 5, 6, 7, 8])
+    assert caplog.text.count("metrics.jsonl: the last line was cut off, and is removed") == (not is_row)
+
+
+DAMAGED_RECORDS = [
+    *(("metrics.jsonl", content) for content in (b"[]\n", b'{"step": "4"}\n', b"\xff\n{}\n")),
+    *(("provenance.json", content) for content in (b"{}", b"", b"[", b"\xff", b"null")),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED_RECORDS)
+def test_a_damaged_record_is_set_aside_and_the_run_goes_on(tmp_path, caplog, name, content):
+    config = tiny.train_config(tmp_path)
+    train(replace(config, stop_at=4))
+    path = tmp_path / "run" / name
+    path.write_bytes(content)
+    assert load_state(train(config, resume=True)).finished
+    assert path.with_name(f"{name}.damaged").read_bytes() == content
+    assert caplog.text.count(f"{name}.damaged") == 1
+    if name == "provenance.json":
+        assert [start["resumed_at_step"] for start in json.loads(path.read_text())] == [4]
+    else:
+        assert [row["step"] for row in read_metrics(path)] == [5, 6, 7, 8]
+
+
+def test_a_missing_record_is_begun_again(tmp_path, caplog):
+    config = half(tmp_path)
+    for name in ("metrics.jsonl", "provenance.json"):
+        (tmp_path / "run" / name).unlink()
+    assert load_state(train(config, resume=True)).finished
+    assert "metrics.jsonl is missing, though 4 steps are done; a new one is begun" in caplog.text
 
 
 # --- weights of another run ---

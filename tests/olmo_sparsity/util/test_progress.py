@@ -26,7 +26,7 @@ def test_a_line_comes_while_the_first_unit_is_not_done(
         clock[0] += 10
         advance(0.1)
         line = capsys.readouterr().err
-    assert line.startswith("targets measured: 0.20/10.0 targets") and line.endswith(" 16:20 left\n")
+    assert line.startswith("targets measured: 0/10 targets, ") and line.endswith(" 16:20 left\n")
 
 
 def test_the_time_left_of_uneven_work_is_by_all_of_it(

@@ -1,0 +1,53 @@
+"""What arguments of `measure` and of `influence_map` must be, whoever calls them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.util.errors import UserError
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """The value as Python's int. Raises `UserError`, which names the argument, for anything else."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) < 2**63:
+        raise UserError(f"{name} takes whole numbers from {least} on, not {value!r}")
+    return int(value)
+
+
+def whole_numbers(name: str, value: Any, *, least: int = 1) -> list[int]:
+    """One or more numbers as a list. Raises `UserError`, which names the argument, for anything else."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    return [whole_number(name, number, least=least) for number in (value if is_list else [value])]
+
+
+def finite_number(name: str, value: Any) -> float:
+    """The value as Python's float. Raises `UserError`, which names the argument, for anything else."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise UserError(f"{name} takes a finite number, not {value!r}")
+    return float(value)
+
+
+def names(name: str, value: Any) -> list[str]:
+    """One or more strings as a list. Raises `UserError`, which names the argument, for anything else."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    given = list(value) if is_list else [value]
+    for item in given:
+        if not isinstance(item, str):
+            raise UserError(f"{name} takes names, not {item!r}")
+    return given
+
+
+def folder(name: str, value: Any) -> Path:
+    """The path of a folder, which need not exist. Raises `UserError` where none can be made."""
+    if not isinstance(value, str | Path):
+        raise UserError(f"{name} takes the path of a folder, not {value!r}")
+    path = Path(value)
+    for parent in (path, *path.parents):
+        if parent.exists() and not parent.is_dir():
+            raise UserError(f"{name}={str(value)!r}: {parent} is a file; give another folder")
+    return path
