@@ -81,11 +81,13 @@ class Result:
     texts: pd.DataFrame | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     """Command, commit, versions, machine and time."""
-    trainings: list[Result] = field(default_factory=list)
-    """The results that `join` joined; of one alone, itself."""
+    runs: tuple[Result, ...] = ()
+    """The results that `join` joined; empty of one alone."""
 
-    def __post_init__(self) -> None:
-        self.trainings = self.trainings or [self]
+    @property
+    def trainings(self) -> tuple[Result, ...]:
+        """The results that were joined, or this one alone."""
+        return self.runs or (self,)
 
     @property
     def ks(self) -> list[int]:
@@ -203,7 +205,7 @@ class Result:
         """
         from analysis.chosen import chosen_tokens
 
-        if len(self.trainings) > 1:
+        if self.runs:
             raise UserError(
                 f"{len(self.trainings)} trainings are joined, and chose tokens of their own; take one of them, such as "
                 "result.trainings[0].chosen()"
@@ -285,7 +287,7 @@ class Result:
             return pd.concat(filled, ignore_index=True, join="inner")
 
         return replace(
-            first, targets=joined("targets"), choices=joined("choices"), scores=None, trainings=list(results)
+            first, targets=joined("targets"), choices=joined("choices"), scores=None, runs=tuple(results)
         )
 
     def save(self, folder: str | Path) -> None:
@@ -328,7 +330,7 @@ def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     study = {str(cell): result for cell, result in study.items()}
     for result in study.values():
-        if len(result.trainings) > 1:
+        if result.runs:
             raise ValueError("save the results that were joined, each as a cell: join them after reading")
     frames = {}
     for name in FRAMES:

@@ -62,12 +62,11 @@ def at_level(result: Result, level: Mapping[str, Any] | None = None) -> Result:
         there = levels(result)
         level = AS_TEXT if AS_TEXT in there else there[0]
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
-    joined = len(result.trainings) > 1
-    trainings = [at_level(training, level) for training in result.trainings] if joined else []
+    runs = tuple(at_level(run, level) for run in result.runs)
     choices = result.choices[chosen]
     if len(choices):
         choices = choices.dropna(axis="columns", how="all")
-    return replace(result, choices=choices, trainings=trainings)
+    return replace(result, choices=choices, runs=runs)
 
 
 class Measured:

@@ -136,7 +136,7 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
             name = "kinds, with net recovery"
         if len(frame):
             tables.append(_table(frame, name, across))
-    for training in result.trainings if len(result.trainings) > 1 else ():
+    for training in result.runs:
         title = f"recovery, training seed {training.settings['training_seed']} by itself"
         if reason := why_no_recovery(training):
             tables.append(f"{title}: {reason}")

@@ -63,7 +63,7 @@ def main():
         results.append(measure(model, [given.texts], batches=[batch], **settings))
         seconds.append(time.monotonic() - before)
         frames = {name: stacked([getattr(result, name) for result in results]) for name in FRAMES[:2]}
-        joined = replace(results[0], texts=None, trainings=[], **frames)
+        joined = replace(results[0], texts=None, **frames)
         joined.save(given.out)
         speed = {
             "batches": len(results),

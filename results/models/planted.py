@@ -98,7 +98,7 @@ def collect(runs):
     study, places = {}, {}
     for count in PARTS:
         cell = f"parts-{count}"
-        study[cell] = replace(load(Path(runs) / cell), texts=None, trainings=[])
+        study[cell] = replace(load(Path(runs) / cell), texts=None)
         places[cell] = json.loads((Path(runs) / f"{cell}.json").read_text(encoding="utf8"))
     save_study(RECORDS, study)
     (RECORDS / "places.json").write_text(json.dumps(places) + "\n", encoding="utf8")

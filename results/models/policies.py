@@ -60,7 +60,7 @@ def collect(runs):
         choices = frames["choices"]
         lists = {name: choices[name].map(lambda row: row[:FIRST]) for name in ("selected", "influence")}
         frames["choices"] = choices.assign(**lists)
-        study[folder.name] = replace(results[0], texts=None, trainings=[], **frames)
+        study[folder.name] = replace(results[0], texts=None, **frames)
     save_study(RECORDS, study)
 
 

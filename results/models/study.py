@@ -55,7 +55,7 @@ def collect(runs):
         seconds = sum(part.provenance["seconds"] for part in joined)
         commits = dict.fromkeys(commit for part in joined for commit in part.provenance["commit"].split(" "))
         provenance = {**joined[0].provenance, "seconds": seconds, "commit": " ".join(commits)}
-        study[folder.name] = replace(joined[0], provenance=provenance, texts=None, trainings=[], **frames)
+        study[folder.name] = replace(joined[0], provenance=provenance, texts=None, **frames)
     save_study(HERE, study)
 
 
@@ -68,7 +68,6 @@ def shares_by_tau(result):
             settings={**result.settings, "tau_nats": tau},
             targets=result.targets.assign(over_tau=result.gain_nats > tau),
             choices=result.choices.iloc[:0],
-            trainings=[],
         )
         of_taus.append(numbers.shares(at_tau).assign(tau_nats=tau))
     shares = pd.concat(of_taus)

@@ -114,7 +114,7 @@ def main(what, model, texts, run, out):
         if what == "sinks":  # with what RUN has
             about["seconds"] += part.provenance["seconds"]
             about["commit"] = f"{part.provenance['commit']} {made['commit']}"
-        replace(part, texts=None, trainings=[], provenance=about).save(to)
+        replace(part, texts=None, provenance=about).save(to)
         print(f"{folder.name}: {seconds:.0f} s", flush=True)
 
 

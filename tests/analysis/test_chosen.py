@@ -64,7 +64,7 @@ def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
     ):
         result.xray("hello")
     with pytest.raises(UserError, match="holds no texts; measure again"):
-        replace(result, texts=None, trainings=[]).xray()
+        replace(result, texts=None).xray()
 
 
 @pytest.fixture(scope="module")

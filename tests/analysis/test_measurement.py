@@ -46,9 +46,16 @@ def test_a_study_keeps_its_cells_apart_with_the_columns_that_each_has(tmp_path):
         load(tmp_path)
 
 
+def test_what_is_replaced_is_shown():
+    """Jupyter, the X-ray and the chosen tokens once went on with the result before."""
+    result = made_result()
+    half = replace(result, targets=result.targets[:100])
+    assert half.trainings[0] is half and result.trainings[0] is result
+
+
 def test_arrays_follow_the_targets_over_tau_whatever_the_order_of_the_rows():
     result = made_result()
-    shuffled = replace(result, choices=result.choices.sample(frac=1, random_state=1), trainings=[])
+    shuffled = replace(result, choices=result.choices.sample(frac=1, random_state=1))
     for row, target in enumerate(result.over):
         [of_target] = result.choices.query(
             f"target_id == {target} and selector == 'greedy' and far_context == 'placebo'"
@@ -64,7 +71,7 @@ def test_a_target_without_a_far_context_has_no_loss_there():
     choices = result.choices[
         ~((result.choices.target_id == missing) & (result.choices.far_context == "same-group"))
     ]
-    loss = replace(result, choices=choices, trainings=[]).loss_nats("greedy", "same-group")
+    loss = replace(result, choices=choices).loss_nats("greedy", "same-group")
     assert np.isnan(loss[0]).all() and np.isfinite(loss[1:]).all()
 
 
@@ -75,7 +82,7 @@ def test_joined_trainings_stand_one_behind_the_other():
     assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in trainings]))
     losses = np.concatenate([each.loss_nats("greedy") for each in trainings])
     assert np.array_equal(joined.loss_nats("greedy"), losses)
-    assert joined.trainings == trainings and Result.join(trainings[:1]) is trainings[0]
+    assert joined.runs == tuple(trainings) and Result.join(trainings[:1]) is trainings[0]
 
 
 @pytest.mark.parametrize(

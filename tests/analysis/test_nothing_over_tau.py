@@ -165,7 +165,7 @@ def test_nothing_is_over_a_higher_tau_either(tmp_path, request):
 def test_losses_of_other_targets_are_not_used(tmp_path):
     result = small(tau_nats=TAU, out=tmp_path)
     targets = result.targets.assign(position=result.targets["position"] + 1)
-    replace(result, targets=targets, trainings=[]).save(tmp_path)
+    replace(result, targets=targets).save(tmp_path)
     with refused("has other targets than are sampled now; give another folder"):
         small(tau_nats=1.5, out=tmp_path)
 
@@ -194,13 +194,11 @@ def test_one_of_several_has_nothing_over_tau(tmp_path):
     quiet = made_result(training=1, texts=6)
     gain = np.minimum(quiet.gain_nats, 0.9)
     targets = quiet.targets.assign(loss_short_nats=quiet.targets["loss_long_nats"] + gain, over_tau=False)
-    quiet = replace(quiet, targets=targets, choices=quiet.choices[:0], trainings=[])
+    quiet = replace(quiet, targets=targets, choices=quiet.choices[:0])
     for trainings in ([some, quiet], [quiet, some]):
         joined = Result.join(trainings)
         recovery = numbers.recovery(joined)
         assert recovery["value"].tolist() == pytest.approx(numbers.recovery(some)["value"].tolist())
         assert "training seed 1 by itself: no target is over tau: none of 400" in summary(joined)
-    neither = Result.join(
-        [quiet, replace(quiet, settings=quiet.settings | {"model_sha256": "f"}, trainings=[])]
-    )
+    neither = Result.join([quiet, replace(quiet, settings=quiet.settings | {"model_sha256": "f"})])
     assert "none of 800 targets" in str(neither)

@@ -101,7 +101,7 @@ def test_wide_intervals_of_the_losses_are_cut_at_the_panel():
     targets.loc[over.index, "loss_short_nats"] += long - over["loss_long_nats"]
     choices = result.choices.copy()
     choices["loss_nats"] += (long - over["loss_long_nats"])[choices["target_id"]].to_numpy()
-    figure = figure2({"": replace(result, targets=targets, choices=choices, trainings=[])})
+    figure = figure2({"": replace(result, targets=targets, choices=choices)})
     panel = figure.axes[0]
     figure.canvas.draw()
     _, values = line(panel, "leave-one-out")
@@ -123,7 +123,7 @@ def test_ways_of_giving_back_stand_side_by_side(result):
     """A panel for each, of its own rows; Figure 2 shows the first that was measured where none is plain text."""
     cache = result.choices.assign(level="cache", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
-    both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True), trainings=[])
+    both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True))
     assert levels_figure(result, **FEW) is None
     figure = levels_figure(both, **FEW)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["as cache, 4 sinks", "as text"]
@@ -132,6 +132,6 @@ def test_ways_of_giving_back_stand_side_by_side(result):
         _, y = line(axes, "leave-one-out")
         of_level = recovery[recovery["level"] == level]
         np.testing.assert_array_equal(y, values_of(of_level, "leave-one-out", "true"))
-    only = replace(result, choices=cache, trainings=[])
+    only = replace(result, choices=cache)
     _, net = line(figure2({"": only}, **FEW).axes[1], "random")
     np.testing.assert_array_equal(net, values_of(numbers.recovery(only, **FEW), "random", "net"))

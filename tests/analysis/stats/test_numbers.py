@@ -151,7 +151,7 @@ def test_a_negative_placebo_adds_nothing_in_any_resample(result: Result) -> None
     choices.loc[rows, "loss_nats"] = pd.Series(
         list((short + harm)[:, None].repeat(4, 1)), choices.index[rows]
     )
-    recovery = numbers.recovery(replace(result, choices=choices, trainings=[]), resamples=1000)
+    recovery = numbers.recovery(replace(result, choices=choices), resamples=1000)
     saved = short - result.loss_nats("greedy")[:, 2]
     nets = []
     for drawn, _ in resampled_rows(result, 1000):
@@ -186,8 +186,8 @@ def of_levels(with_further: Result) -> dict[str, Result]:
     both = pd.concat([result.choices, cache], ignore_index=True)
     return {
         "text": result,
-        "cache": replace(result, choices=cache, trainings=[]),
-        "both": replace(result, choices=both, trainings=[]),
+        "cache": replace(result, choices=cache),
+        "both": replace(result, choices=both),
     }
 
 
@@ -224,7 +224,7 @@ def test_bins_follow_tau(tau: float, lower: list[float]) -> None:
 def test_near_copies_are_counted_and_left_out(result: Result) -> None:
     assert numbers.near_copies(result).empty  # where nobody looked
     copies = np.random.default_rng(5).random(400) < 0.3
-    marked = replace(result, targets=result.targets.assign(near_copy=copies), trainings=[])
+    marked = replace(result, targets=result.targets.assign(near_copy=copies))
     frame = numbers.near_copies(marked, resamples=100)
     assert value(frame, name="share") == pytest.approx(copies.mean())
     assert value(frame, name="share_over_tau") == pytest.approx(copies[result.over].mean())
@@ -258,7 +258,7 @@ def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other() -> None:
 def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: Result) -> None:
     half = result.targets["target_id"].iloc[result.over[: len(result.over) // 2]]
     choices = result.choices[result.choices["target_id"].isin(half)].reset_index(drop=True)
-    unfinished = replace(result, choices=choices, trainings=[])
+    unfinished = replace(result, choices=choices)
     size = numbers.counts(unfinished)
     assert (size["targets_over_tau"], size["targets_measured"]) == (len(result.over), len(half))
     frame = numbers.shares(unfinished, resamples=100)
@@ -306,7 +306,7 @@ def test_recovery_without_gain_is_refused() -> None:
     with pytest.raises(
         UserError, match=f"over tau sum to {-0.25 * len(losing.over):.3g} nats under the eval"
     ):
-        numbers.kinds(replace(losing, targets=targets, trainings=[]))
+        numbers.kinds(replace(losing, targets=targets))
 
 
 def test_the_selector_and_k_that_are_shown() -> None:
@@ -462,7 +462,7 @@ def with_placebos() -> Result:
     shift = choices["far_context"].map({"shuffled": 0.2, "same-group": 0.1}).fillna(0.0)
     shift += choices["selector"].map({"leave-one-out": 0.1, "leave-one-out-tv": 0.05}).fillna(0.0)
     losses = [values - move for values, move in zip(choices["loss_nats"], shift, strict=True)]
-    return replace(result, choices=choices.assign(loss_nats=losses), trainings=[])
+    return replace(result, choices=choices.assign(loss_nats=losses))
 
 
 def plain_parts(result: Result, rows: Sequence[int], blind: str, column: int) -> dict[tuple[str, str], float]:
@@ -511,7 +511,7 @@ def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(with_plac
 def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
     choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "placebo"))]
     settings = with_placebos.settings | {"far_contexts": ["true", "placebo"]}
-    bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True), trainings=[])
+    bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True))
     assert numbers.placebos(bare).empty
     for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, numbers.faithfulness):
         pd.testing.assert_frame_equal(frame_of(bare, resamples=50), frame_of(with_placebos, resamples=50))
@@ -523,7 +523,7 @@ def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) 
     ].ne("true")
     losses = [each + 3.0 * move for each, move in zip(with_placebos.choices["loss_nats"], moved, strict=True)]
     choices = with_placebos.choices.assign(loss_nats=losses)
-    frame = numbers.placebos(replace(with_placebos, choices=choices, trainings=[]), resamples=100)
+    frame = numbers.placebos(replace(with_placebos, choices=choices), resamples=100)
     where = {"blind": "leave-one-out-kl", "k": 4}
     largest = only(frame, name="common_context", far_context=LARGEST, **where)
     assert (largest["value"], largest["low"], largest["high"]) == (0, 0, 0)
@@ -556,7 +556,7 @@ def with_further(result: Result) -> Result:
     targets["loss_short_from_0_nats"] = targets["loss_short_nats"] + rng.normal(0.1, 0.2, len(targets))
     targets["loss_of_32_nats"] = targets["loss_long_nats"] + rng.normal(0.1, 0.3, len(targets))
     targets["loss_of_96_nats"] = targets["loss_long_nats"] + rng.normal(0.0, 0.1, len(targets))
-    return replace(result, targets=targets, choices=choices, trainings=[])
+    return replace(result, targets=targets, choices=choices)
 
 
 @pytest.mark.parametrize("selector", CURVES)
@@ -606,7 +606,7 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
         lds=[spearmanr(x, y).statistic if varies else nan for varies, x, y in ranked],
         r2=[pearsonr(x, y).statistic ** 2 if varies else nan for varies, x, y in ranked],
     )
-    result = replace(with_further, choices=smaller, trainings=[])
+    result = replace(with_further, choices=smaller)
     pd.testing.assert_frame_equal(
         numbers.faithfulness(result, resamples=50), numbers.faithfulness(with_further, resamples=50)
     )

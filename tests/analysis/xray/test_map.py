@@ -92,7 +92,7 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
     blocks = result.targets.groupby(result.targets["target_id"] // 4)
     pieces = [[f" w{i}" for i in range(128 + 4 + 12)]] * len(blocks)
     texts = pd.DataFrame({"block": np.arange(len(blocks)), "text": blocks["text"].first(), "pieces": pieces})
-    result = replace(result, texts=texts, trainings=[])
+    result = replace(result, texts=texts)
     most = int(blocks["over_tau"].sum().idxmax())
     found = xray(result, selector="greedy")
     of_block = blocks.get_group(most)
@@ -102,9 +102,9 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
     selected, influence = result.selected("greedy")[row], result.influence("greedy")[row]
     assert found.strongest(128 + first % 4, 8) == [*zip(selected.tolist(), influence.tolist(), strict=True)]
     assert found.to_html().count("</html>") == 1
-    joined = Result.join([result, replace(made_result(texts=5, training=1), texts=texts, trainings=[])])
+    joined = Result.join([result, replace(made_result(texts=5, training=1), texts=texts)])
     assert xray(joined, selector="greedy").strongest(int(found.over[0]), 8) == found.strongest(
         int(found.over[0]), 8
     )
     with pytest.raises(ValueError, match="texts"):
-        xray(replace(result, texts=None, trainings=[]))
+        xray(replace(result, texts=None))
