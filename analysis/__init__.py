@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.engine import measure
-    from analysis.measurement import Result, load, load_study, save_study
+    from analysis.api import Result, load, load_study
+    from analysis.measurement import save_study
+    from analysis.measuring import measure
     from analysis.xray import InfluenceMap, influence_map
     from olmo_sparsity.util.text_files import TextFiles
 
@@ -30,8 +31,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "measure": "analysis.engine",
-    **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.measurement"),
+    "measure": "analysis.measuring",
+    **dict.fromkeys(("Result", "load", "load_study"), "analysis.api"),
+    "save_study": "analysis.measurement",
     **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),
     "TextFiles": "olmo_sparsity.util.text_files",
 }

@@ -107,7 +107,7 @@ def influence() -> None:
     """Measure, and say what was found."""
     given = influence_parser().parse_args()
     show_log("analysis")
-    from analysis.engine import measure
+    from analysis.measuring import measure
 
     read = texts_of(given, given.model)
     apart = ("model", *TEXT_OPTIONS)
@@ -193,7 +193,7 @@ def _joined_by_label(
     folders: list[str], cells: tuple[str, ...] | None, labels: tuple[str, ...] | None
 ) -> dict[str, Any]:
     """The results by label, those of one label joined; without labels all of them, under the name ""."""
-    from analysis.measurement import Result, load_study
+    from analysis.api import Result, load_study
 
     results = [item for folder in folders for item in load_study(folder).items()]
     there = [cell for cell, _ in results if cell]
@@ -315,7 +315,7 @@ def verify() -> None:
     add_model_options(parser)
     given = parser.parse_args()
     show_log("analysis")
-    from analysis.measurement import load
+    from analysis.api import load
     from analysis.verify import verify as compare
 
     result = load(given.result)

@@ -18,12 +18,10 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from html import escape
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -40,23 +38,14 @@ FRAMES = ("targets", "choices", "scores", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 """The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
 
-_FRAMES_OF_NUMBERS = (
-    *("recovery", "losses", "shares", "persistence", "differences", "gain_bins", "near_copies", "kinds"),
-    *("distances", "tokens_needed", "placebos", "faithfulness", "contexts", "counts", "special_tokens"),
-)
-_LATER = {
-    **dict.fromkeys(_FRAMES_OF_NUMBERS, "analysis.stats.numbers"),
-    **dict.fromkeys(("findings", "summary"), "analysis.stats.summary"),
-    "xray": "analysis.xray",
-}
-"""Methods of a Result that are functions elsewhere, imported when they are called: a Result is read without them."""
-
 _MODEL_SETTINGS = ("model", "model_sha256", "training_seed")
 
 
-@dataclass
-class Result:
-    """One measurement of one model on one set of targets, or of several trainings of it (`Result.join`).
+@dataclass(repr=False)
+class Measurement:
+    """One measurement of one model on one set of targets, or of several trainings of it (`join`): the data alone.
+
+    `analysis.api.Result` is this with its numbers and pictures.
 
     Frames, by column; a column in brackets is there where it was measured:
 
@@ -81,11 +70,11 @@ class Result:
     texts: pd.DataFrame | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     """Command, commit, versions, machine and time."""
-    runs: tuple[Result, ...] = ()
+    runs: tuple[Self, ...] = ()
     """The results that `join` joined; empty of one alone."""
 
     @property
-    def trainings(self) -> tuple[Result, ...]:
+    def trainings(self) -> tuple[Self, ...]:
         """The results that were joined, or this one alone."""
         return self.runs or (self,)
 
@@ -257,7 +246,7 @@ class Result:
         return self.choices[keys].merge(over, how="left")["place"].to_numpy(dtype=np.int64)
 
     @classmethod
-    def join(cls, results: Sequence[Result]) -> Result:
+    def join(cls, results: Sequence[Self]) -> Self:
         """Several trainings of one model on the same targets as one, with a column ``training`` (docs/method.md, 2.4).
 
         Raises `UserError` where they have different settings or targets, the same weights, or are cross-fitted.
@@ -290,41 +279,62 @@ class Result:
             first, targets=joined("targets"), choices=joined("choices"), scores=None, runs=tuple(results)
         )
 
+    @classmethod
+    def of(cls, other: Measurement) -> Self:
+        """Another one's data, in this class."""
+        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
+
     def save(self, folder: str | Path) -> None:
         """Write the result into a folder, each file whole or not at all; `load` reads it."""
         save_study(folder, {"": self})
 
-    def figure2(self, path: str | Path | None = None) -> Any:
-        """Figure 2 of this result alone; see `analysis.figures.figure2`."""
-        return import_module("analysis.figures.figure2").figure2({"": self}, path)
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The one that was saved in a folder. Raises `UserError` where there is none, or several (see `load_study`)."""
+        study = cls.load_study(folder)
+        if len(study) != 1:
+            raise UserError(f"{folder} holds {len(study)} results; read them with analysis.load_study")
+        return next(iter(study.values()))
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LATER:
-            raise AttributeError(f"a Result has no attribute {name!r}")
-        function = getattr(import_module(_LATER[name]), name)
-        return lambda *values, **options: function(self, *values, **options)
+    @classmethod
+    def load_study(cls, folder: str | Path) -> dict[str, Self]:
+        """The results that were saved in a folder, by the name of their cell; one alone has the name "".
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_LATER})
+        Raises `UserError` for a folder without a result, of another version, or damaged.
+        """
+        folder = Path(folder)
+        head = read_json(
+            folder / RESULT_NAME, "give a folder that `olmo-sparsity influence --out` or Result.save wrote"
+        )
+        if (head.get("kind"), head.get("version")) != (KIND, VERSION):
+            raise UserError(
+                f"{folder} holds a {head.get('kind')} of version {head.get('version')}, this code reads {KIND} "
+                f"{VERSION}; measure again"
+            )
+        paths = {name: folder / f"{name}.parquet" for name in FRAMES}
+        frames = {
+            name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
+        }
+        by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
+        if any("losses_not_over_tau" in saved["settings"] for saved in head["cells"].values()):
+            log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)
+        study = {}
+        for cell, saved in head["cells"].items():
+            of_cell = dict(frames)
+            for name, rows in by_cell.items():
+                part = frames[name].iloc[rows.get(cell, [])].drop(columns="cell").reset_index(drop=True)
+                of_cell[name] = part.dropna(axis="columns", how="all") if len(part) else part
+                if name not in FRAMES[:2] and part.empty:
+                    del of_cell[name]
+            settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
+            study[cell] = cls(settings, provenance=saved["provenance"], **of_cell)
+        return study
 
     def __repr__(self) -> str:
-        return str(self.findings())
-
-    def _repr_html_(self) -> str:
-        """In Jupyter: the findings, and the block with the most targets over tau, to be read."""
-        shown = f"<pre>{escape(repr(self))}</pre>"
-        return shown + self.xray()._repr_html_() if self.has_xray else shown
+        return f"Measurement({len(self.targets):,} targets, {len(self.over):,} over tau)"
 
 
-def load(folder: str | Path) -> Result:
-    """The result that was saved in a folder. Raises `UserError` where there is none, or several (see `load_study`)."""
-    study = load_study(folder)
-    if len(study) != 1:
-        raise UserError(f"{folder} holds {len(study)} results; read them with analysis.load_study")
-    return next(iter(study.values()))
-
-
-def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
+def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
     """Write several results, by the name of their cell, as one: `load_study` reads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -350,38 +360,6 @@ def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
         for name in FRAMES:
             if name not in frames:
                 (folder / f"{name}.parquet").unlink(missing_ok=True)
-
-
-def load_study(folder: str | Path) -> dict[str, Result]:
-    """The results that were saved in a folder, by the name of their cell; one alone has the name "".
-
-    Raises `UserError` for a folder without a result, of another version, or damaged.
-    """
-    folder = Path(folder)
-    head = read_json(
-        folder / RESULT_NAME, "give a folder that `olmo-sparsity influence --out` or Result.save wrote"
-    )
-    if (head.get("kind"), head.get("version")) != (KIND, VERSION):
-        raise UserError(
-            f"{folder} holds a {head.get('kind')} of version {head.get('version')}, this code reads {KIND} {VERSION}; "
-            "measure again"
-        )
-    paths = {name: folder / f"{name}.parquet" for name in FRAMES}
-    frames = {name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()}
-    by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
-    if any("losses_not_over_tau" in saved["settings"] for saved in head["cells"].values()):
-        log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)
-    study = {}
-    for cell, saved in head["cells"].items():
-        of_cell = dict(frames)
-        for name, rows in by_cell.items():
-            part = frames[name].iloc[rows.get(cell, [])].drop(columns="cell").reset_index(drop=True)
-            of_cell[name] = part.dropna(axis="columns", how="all") if len(part) else part
-            if name not in FRAMES[:2] and part.empty:
-                del of_cell[name]
-        settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
-        study[cell] = Result(settings, provenance=saved["provenance"], **of_cell)
-    return study
 
 
 def rounded(losses: np.ndarray) -> np.ndarray:

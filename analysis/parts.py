@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.arguments import whole_numbers
-from analysis.measurement import FRAMES, RESULT_NAME, Result, load, setting_differences
+from analysis.measurement import FRAMES, RESULT_NAME, Measurement, setting_differences
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json
@@ -50,7 +50,7 @@ class Run:
     out: Path | None
     progress: bool
 
-    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
+    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Measurement:
         """Measure the batches that are not finished, and return all that are."""
         count = max(self.places["target_id"]) // self.size + 1
         mine = _batches_of(shard, count) if batches is None else _checked_batches(batches, count)
@@ -58,7 +58,7 @@ class Run:
             return self._joined([part for _, part in self._measured(mine, None)])
         known = None
         if (self.out / RESULT_NAME).is_file():
-            whole = load(self.out)
+            whole = Measurement.load(self.out)
             if not self._differs_in_tau_alone(whole):
                 self._check(whole.settings)
                 log.info("%s is complete already", self.out)
@@ -79,13 +79,15 @@ class Run:
             for batch, part in self._measured(todo, known):
                 part.save(parts / f"batch-{batch:06d}")
             finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
-            result = self._joined([load(path.parent) for path in finished])
+            result = self._joined([Measurement.load(path.parent) for path in finished])
             if result.settings["complete"] and shard is None:
                 result.save(self.out)
                 remove(parts)
             return result
 
-    def _measured(self, batches: Sequence[int], known: pd.DataFrame | None) -> Iterator[tuple[int, Result]]:
+    def _measured(
+        self, batches: Sequence[int], known: pd.DataFrame | None
+    ) -> Iterator[tuple[int, Measurement]]:
         """Measure batches, and give each when it is finished; ``known``: all targets where they have losses."""
         made = provenance()
         made["created"] = made.pop("started")
@@ -99,7 +101,7 @@ class Run:
                 before = None if known is None else known[of_batch]
                 frames = self.measure_batch(self.places[of_batch], work, before)
                 seconds = time.monotonic() - began
-                yield batch, Result(self.settings, provenance={**made, "seconds": seconds}, **frames)
+                yield batch, Measurement(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
     def _check(self, there: Mapping[str, Any], parts: Path | None = None) -> None:
         """Raise `UserError` where ``out``, or unfinished ``parts`` in it, were begun with other settings."""
@@ -112,7 +114,7 @@ class Run:
             f"remove {parts} to begin anew"
         )
 
-    def _differs_in_tau_alone(self, there: Result) -> bool:
+    def _differs_in_tau_alone(self, there: Measurement) -> bool:
         """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
         ignored = (*MAY_DIFFER, "tau_nats")
         return (
@@ -122,7 +124,7 @@ class Run:
             and not setting_differences(there.settings, self.settings, ignore=ignored)
         )
 
-    def _known(self, there: Result) -> pd.DataFrame:
+    def _known(self, there: Measurement) -> pd.DataFrame:
         """The targets of a result, row by row those of ``places``. Raises `UserError` where they are others."""
         of_place = ["target_id", "text", "position"]
         if not np.array_equal(there.targets[of_place], self.places[of_place]):
@@ -130,12 +132,12 @@ class Run:
         log.info("no target is over tau in %s: its losses are used again", self.out)
         return there.targets
 
-    def _joined(self, parts: Sequence[Result]) -> Result:
+    def _joined(self, parts: Sequence[Measurement]) -> Measurement:
         """The parts as one result."""
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
         complete = len(frames["targets"]) == len(self.places)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
-        return Result({**self.settings, "complete": complete}, provenance=provenance, **frames)
+        return Measurement({**self.settings, "complete": complete}, provenance=provenance, **frames)
 
 
 def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:

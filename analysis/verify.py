@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.engine import measure, targets_per_batch
-from analysis.measurement import SELECTION, Result, setting_differences
+from analysis.engine import targets_per_batch
+from analysis.measurement import SELECTION, Measurement, setting_differences
+from analysis.measuring import measure
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
@@ -60,7 +61,7 @@ class Comparison:
 
 
 def verify(
-    result: Result, model: Any, texts: Any, *, targets: int = 100, seed: int = 0, **options: Any
+    result: Measurement, model: Any, texts: Any, *, targets: int = 100, seed: int = 0, **options: Any
 ) -> Comparison:
     """Measure random batches of a result again until they hold so many ``targets`` over tau; ``options`` of `measure`.
 
@@ -91,7 +92,7 @@ def verify(
     return compare(result, again)
 
 
-def compare(result: Result, again: Result) -> Comparison:
+def compare(result: Measurement, again: Measurement) -> Comparison:
     """How far ``again``, which has some of the targets of ``result``, is from it."""
     before = result.targets.set_index("target_id").reindex(again.targets["target_id"])
     after = again.targets.set_index("target_id")

@@ -98,9 +98,9 @@ def loaded_by(modules, names):
     ("modules", "absent"),
     [
         (("analysis",), HEAVY | {"pandas", "numpy"}),
-        (("analysis.engine",), ENGINES | {"matplotlib", "boto3", "google.cloud"}),
+        (("analysis.measuring",), ENGINES | {"matplotlib", "boto3", "google.cloud"}),
         (
-            ("analysis.measurement", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),
+            ("analysis.api", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),
             {"torch"},
         ),
         (sorted({function.split(":")[0] for function, _ in COMMANDS.values()}), HEAVY - {"matplotlib"}),

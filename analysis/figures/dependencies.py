@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from analysis.figures import style
 from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
-from analysis.measurement import Result
+from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
 from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
@@ -44,7 +44,7 @@ _PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
 def all_figures(
-    results: Mapping[str, Result],
+    results: Mapping[str, Measurement],
     *,
     length: pd.DataFrame | None = None,
     selectors: Sequence[str] | None = None,
@@ -81,14 +81,14 @@ def all_figures(
 
 @matplotlib.rc_context(style.STYLE)
 def kinds_figure(
-    result: Result, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Measurement, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
 ) -> Figure:
     """A row for each kind of dependency: how frequent it is, what it gains, and what k tokens recover.
 
     Recoveries are of the default selector and the controls. A kind with too few documents or groups for honest
     intervals is called rough.
     """
-    frame = numbers.kinds(at_level(result), k, **bootstrap)
+    frame = numbers.kinds(at_level(result), k=k, **bootstrap)
     kinds = frame.drop_duplicates("kind").to_dict("records")
     frame["place"] = (frame["kind"] != frame["kind"].shift()).cumsum() - 1
     frame["of"] = frame["name"].map({"share": _ALL, "gain_nats": _ALL, "share_over_tau": _OVER_TAU})
@@ -143,13 +143,13 @@ def _selector_panels(
 
 @matplotlib.rc_context(style.STYLE)
 def distances_figure(
-    result: Result, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Measurement, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
 ) -> Figure:
     """A panel for each selector: share of its first k tokens by distance from the target, over the uniform share.
 
     The line at 1 is what tokens drawn uniformly from the far context would have; above it the axis is logarithmic.
     """
-    frame = numbers.distances(at_level(result), k, **bootstrap)
+    frame = numbers.distances(at_level(result), k=k, **bootstrap)
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].div(frame["uniform"], axis=0)
     frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
     edges = sorted({*frame["from_tokens"], *frame["to_tokens"]})
@@ -170,7 +170,7 @@ def distances_figure(
 
 
 @matplotlib.rc_context(style.STYLE)
-def tokens_needed_figure(result: Result, *, width: float = style.PAGE, **bootstrap: int) -> Figure:
+def tokens_needed_figure(result: Measurement, *, width: float = style.PAGE, **bootstrap: int) -> Figure:
     """A panel for each selector: share of the targets for which so many tokens give 90 % of the gain.
 
     Targets for which no measured k was enough are censored; their share stands above the curves.
@@ -195,7 +195,7 @@ def tokens_needed_figure(result: Result, *, width: float = style.PAGE, **bootstr
 
 @matplotlib.rc_context(style.STYLE)
 def placebos_figure(
-    result: Result, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Measurement, *, k: int | None = None, width: float = style.PAGE, **bootstrap: int
 ) -> Figure | None:
     """(a) recovery of every selector in every far context at one k, (b) the parts of it (docs/method.md, 2.3), of the
     first signed selector whose target-blind form was measured. None where only one placebo was measured."""

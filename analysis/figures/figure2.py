@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox, TransformedBbox
 
 from analysis.figures import style
 from analysis.figures.length import plot_length
-from analysis.measurement import Result
+from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.measured import (
@@ -53,7 +53,7 @@ Curves = dict[str, tuple[str, str]]
 
 @matplotlib.rc_context(style.STYLE)
 def figure2(
-    results: Mapping[str, Result],
+    results: Mapping[str, Measurement],
     path: str | Path | None = None,
     *,
     length: pd.DataFrame | None = None,
@@ -95,7 +95,7 @@ def figure2(
 
 
 def _without_recovery(
-    results: Mapping[str, Result], length: pd.DataFrame | None, width: float, **bootstrap: int
+    results: Mapping[str, Measurement], length: pd.DataFrame | None, width: float, **bootstrap: int
 ) -> Figure:
     """The mean losses of all targets, and with ``length`` the loss by position."""
     for result in results.values():
@@ -114,7 +114,7 @@ def _without_recovery(
 
 
 def _plot_losses_of_all(
-    axes: Axes, results: Mapping[str, Result], looks: Mapping[str, style.Look], **bootstrap: int
+    axes: Axes, results: Mapping[str, Measurement], looks: Mapping[str, style.Look], **bootstrap: int
 ) -> None:
     """Mean L_short and L_long of all targets, whether they are over tau or not."""
     contexts = {
@@ -133,7 +133,7 @@ def _plot_losses_of_all(
 
 
 def _with_recovery(
-    results: Mapping[str, Result],
+    results: Mapping[str, Measurement],
     several: bool,
     length: pd.DataFrame | None,
     selectors: Sequence[str] | None,
@@ -181,7 +181,7 @@ def _with_recovery(
 
 
 def selectors_figure(
-    result: Result, *, selectors: Sequence[str] | None = None, **options: Any
+    result: Measurement, *, selectors: Sequence[str] | None = None, **options: Any
 ) -> Figure | None:
     """`figure2` of the selectors that it leaves out, beside the default one; None without any."""
     names = numbers.Measured(result).names
@@ -192,7 +192,11 @@ def selectors_figure(
 
 @matplotlib.rc_context(style.STYLE)
 def levels_figure(
-    result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Measurement,
+    *,
+    selectors: Sequence[str] | None = None,
+    width: float = style.PAGE,
+    **bootstrap: int,
 ) -> Figure | None:
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
@@ -224,7 +228,7 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
 
 
 def _curves(
-    results: Mapping[str, Result], wanted: Sequence[str] | None, several: bool
+    results: Mapping[str, Measurement], wanted: Sequence[str] | None, several: bool
 ) -> tuple[Curves, Curves, dict[str, style.Look]]:
     """The curves of panels (a) and (b), those of (c), and the looks of all.
 
@@ -251,7 +255,7 @@ def _curves(
 
 
 def _plot_short_and_long(
-    axes: Axes, results: Mapping[str, Result], colours: Mapping[str, str], **bootstrap: int
+    axes: Axes, results: Mapping[str, Measurement], colours: Mapping[str, str], **bootstrap: int
 ) -> None:
     """Dotted lines at L_short and L_long in panel (a), in the colour of each Result.
 
@@ -311,13 +315,13 @@ def _plot_gain_bins(
     style.recovery_lines(axes)
 
 
-def describe(results: Mapping[str, Result]) -> str:
+def describe(results: Mapping[str, Measurement]) -> str:
     """What was measured, for headings: context lengths, targets, documents, tau, and what intervals are by."""
     of_each = {name: _describe(result) for name, result in results.items()}
     return "; ".join(f"{name}: {text}" if name else text for name, text in of_each.items())
 
 
-def _describe(result: Result) -> str:
+def _describe(result: Measurement) -> str:
     """N, M and what is not as usual: B, and the prefix (docs/method.md, 2.1); then how much was measured."""
     settings, counts = result.settings, numbers.counts(result)
     block, prefix = settings.get("targets_per_block", 1), settings.get("prefix")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.measurement import Result
+from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.errors import UserError
 
@@ -40,7 +40,7 @@ Row = dict[str, Any]
 """Of a frame of numbers, by column."""
 
 
-def levels(result: Result) -> list[dict[str, Any]]:
+def levels(result: Measurement) -> list[dict[str, Any]]:
     """Level, unit and sinks of the choices, each once, in the order in which they were measured."""
     return result.choices[list(LEVEL)].drop_duplicates().to_dict("records")
 
@@ -51,7 +51,7 @@ def level_in_words(level: str, unit: str, sinks: int) -> str:
     return ", ".join(filter(None, [level, units.get(unit, unit), f"{sinks} sinks" if sinks else ""]))
 
 
-def at_level(result: Result, level: Mapping[str, Any] | None = None) -> Result:
+def at_level(result: Measurement, level: Mapping[str, Any] | None = None) -> Measurement:
     """The result with the choices of one level alone, and of their columns those that were measured at it.
 
     ``level``: by default `AS_TEXT` where the result has it, else its first; then raises `UserError` where recovery is
@@ -83,12 +83,12 @@ class Measured:
     """
 
     @classmethod
-    def of_levels(cls, result: Result, k: int | None = None, **bootstrap: int) -> list[Measured]:
+    def of_levels(cls, result: Measurement, k: int | None = None, **bootstrap: int) -> list[Measured]:
         """One for every level."""
         refuse_without_gain(result)
         return [cls(at_level(result, level), k, **bootstrap) for level in levels(result)]
 
-    def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
+    def __init__(self, result: Measurement, k: int | None = None, **bootstrap: int):
         self.result, self.options = at_level(result), bootstrap
         [self.level] = levels(self.result)
         self.ks, self.k = result.ks, choose_k(result.ks, k)
@@ -195,12 +195,12 @@ class Measured:
                     yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
 
-def over_tau_column(result: Result) -> np.ndarray:
+def over_tau_column(result: Measurement) -> np.ndarray:
     """1 for every target over tau, finished or not, else 0, (n,)."""
     return result.targets["over_tau"].to_numpy(np.float64)
 
 
-def selecting_gain_nats(result: Result) -> np.ndarray:
+def selecting_gain_nats(result: Measurement) -> np.ndarray:
     """L_short - L_long of the model that selects, (n,)."""
     return np.asarray(result.targets.get("selecting_gain_nats", result.gain_nats))
 
@@ -222,13 +222,13 @@ def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
     return wanted
 
 
-def refuse_without_gain(result: Result) -> None:
+def refuse_without_gain(result: Measurement) -> None:
     """Raise `UserError` where no recovery is defined: no target over tau, or gains that sum to nothing."""
     if reason := why_no_recovery(result):
         raise UserError(reason)
 
 
-def why_no_recovery(result: Result) -> str:
+def why_no_recovery(result: Measurement) -> str:
     """Why no recovery is defined, and the remedy, in one line; empty where it is defined."""
     over = result.over
     if len(over) == 0:
@@ -243,14 +243,14 @@ def why_no_recovery(result: Result) -> str:
     return ""
 
 
-def none_over_tau(result: Result) -> str:
+def none_over_tau(result: Measurement) -> str:
     """Of a Result without a target over tau: that none gains so much, and how much the largest gain is."""
     so_far = "" if result.settings["complete"] else " measured so far"
     tau, largest = nats(result.settings["tau_nats"]), largest_gain(result)
     return f"none of {len(result.targets):,} targets{so_far} gains more than {tau} from the long context{largest}"
 
 
-def largest_gain(result: Result) -> str:
+def largest_gain(result: Measurement) -> str:
     """``; the largest gain is 0.8 nats``, of the model that decides which targets are over tau; empty without any."""
     if len(result.targets) == 0:
         return ""

@@ -19,17 +19,19 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import wraps
 from itertools import pairwise, product
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
 from analysis.kinds import KINDS
-from analysis.measurement import Result
+from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.measured import (
     BEST,
@@ -39,11 +41,13 @@ from analysis.stats.measured import (
     TRUE,
     Measured,
     Row,
+    choose_k,
     default_selector,
     over_tau_column,
     selecting_gain_nats,
 )
 from analysis.stats.show import INTERVAL
+from olmo_sparsity.util.errors import UserError
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
@@ -64,29 +68,95 @@ OF_KIND = ("n_targets", "n_targets_over_tau", "n_documents_over_tau", "n_groups_
 
 
 Frame = Callable[..., pd.DataFrame]
+Rows = Callable[[Measured], Iterable[Row]]
 
 
-def frame_of(*names: str) -> Callable[[Callable[[Measured], Iterable[Row]]], Frame]:
-    """Make a function that yields the rows of one level one that gives the frame of a Result, with all its levels.
+@dataclass(frozen=True)
+class Numbers:
+    """One kind of numbers of a result, as it is registered."""
 
-    Columns are those of the level, ``names`` and those of the interval; the docstring says so.
+    frame: Frame
+    """Makes the frame of a `Measurement`."""
+    columns: tuple[str, ...]
+    of_choices: bool = True
+    """Whether it needs targets over tau, with what was chosen for them."""
+    one_k: bool = False
+    """Whether it is of one k only."""
+    in_nats: bool = False
+    """Whether its values are losses; else they are shares, but for those whose ``name`` ends with "_nats"."""
+    printed: str = "all"
+    """Of which selectors the printed summary shows it: "all", or the "default" one."""
+
+
+NUMBERS: dict[str, Numbers] = {}
+"""Every kind of numbers by its name, in the order in which they are printed. The methods of `analysis.Result`, the
+printed summary and ``numbers.csv`` are made of it."""
+
+
+def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows], Frame]:
+    """Register a function that yields the rows of one level as one that gives the frame of a result, with all levels.
+
+    Columns are those of the level, ``names`` and those of the interval; the docstring says so. ``options``: further
+    fields of `Numbers`.
     """
-    columns = [*LEVEL, *names, *INTERVAL]
+    columns = (*LEVEL, *names, *INTERVAL)
 
-    def decorate(rows_of: Callable[[Measured], Iterable[Row]]) -> Frame:
+    def decorate(rows_of: Rows) -> Frame:
         @wraps(rows_of)
-        def numbers(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
-            of_levels = Measured.of_levels(result, k, **bootstrap)
+        def frame(
+            result: Measurement,
+            *,
+            selector: str | Sequence[str] | None = None,
+            far_context: str | Sequence[str] | None = None,
+            k: int | Sequence[int] | None = None,
+            resamples: int = 2000,
+            seed: int = 0,
+        ) -> pd.DataFrame:
+            if one_k and not isinstance(k, Integral | None):
+                raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
+            at_k = choose_k(result.ks, k) if one_k else None  # type: ignore[arg-type]
+            of_levels = Measured.of_levels(result, at_k, resamples=resamples, seed=seed)
             rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
-            return pd.DataFrame(rows, columns=columns)
+            whole = pd.DataFrame(rows, columns=list(columns))
+            return rows_with(whole, selector=selector, far_context=far_context, k=None if one_k else k)
 
-        numbers.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
-        return numbers
+        frame.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
+        NUMBERS[rows_of.__name__] = Numbers(frame, columns, one_k=one_k, **options)
+        return frame
 
     return decorate
 
 
-def counts(result: Result) -> dict[str, int]:
+def frame_of_targets(*names: str) -> Callable[[Frame], Frame]:
+    """Register a function that gives a frame of all targets, whether or not one of them is over tau."""
+
+    def decorate(frame: Frame) -> Frame:
+        columns = (*names, *INTERVAL)
+        frame.__doc__ = f"{frame.__doc__}\n\nColumns: {', '.join(columns)}."
+        NUMBERS[frame.__name__] = Numbers(frame, columns, of_choices=False)
+        return frame
+
+    return decorate
+
+
+def rows_with(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows of a frame that have no other value than those ``wanted`` of a column; None wants all.
+
+    Raises `UserError`, which lists the values that there are, for a value that there is not.
+    """
+    for column, values in wanted.items():
+        if values is None:
+            continue
+        values = [values] if isinstance(values, str | Integral) else list(values)
+        there = frame[column].dropna().unique().tolist() if column in frame else []
+        if len(frame) and (unknown := [value for value in values if value not in there]):
+            choices = ", ".join(map(str, there)) or "nothing: these numbers have none"
+            raise UserError(f"{column} = {unknown[0]!r} was not measured; choose among {choices}")
+        frame = frame[frame[column].isna() | frame[column].isin(values)] if there else frame
+    return frame.reset_index(drop=True)
+
+
+def counts(result: Measurement) -> dict[str, int]:
     """How much was measured: targets (of all trainings together), targets_over_tau, targets_measured (finished),
     documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; trainings.
 
@@ -100,21 +170,11 @@ def counts(result: Result) -> dict[str, int]:
     return sizes | {"trainings": len(result.trainings)}
 
 
-@frame_of(*OF_CHOICE)
-def recovery(measured: Measured) -> Iterator[Row]:
-    """Recovery of every selector; far_context "true", "placebo" and "net"."""
-    yield from measured.recovery_rows(measured.names, measured.ks)
+# --- of all targets ---
 
 
-@frame_of(*OF_CHOICE)
-def losses(measured: Measured) -> Iterator[Row]:
-    """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
-    for selector, context in product(measured.names, measured.far_contexts):
-        draws = measured.draws(measured.losses[selector, context])
-        yield from measured.rows(draws, selector=selector, far_context=context)
-
-
-def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of_targets("name")
+def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
     """name, value, low, high; no target need be over tau. Names:
 
     loss_short_nats, loss_long_nats, gain_nats, absolute_gain_nats     means of all targets
@@ -139,10 +199,11 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
         ("loss_short_over_tau_nats", short * finished, finished),
         ("loss_long_over_tau_nats", long * finished, finished),
     ]
-    return _of_targets(result, ratios, **bootstrap)
+    return _of_targets(result, ratios, resamples, seed)
 
 
-def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of_targets("name")
+def persistence(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
     """What is left of the gain that targets were chosen for, where results are cross-fitted; no rows otherwise.
 
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
@@ -154,10 +215,58 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
         ("gain_nats", over * gain, over),
         ("share_still_over_tau", over * (gain > result.settings["tau_nats"]), over),
     ]
-    return _of_targets(result, ratios if result.crossfit else [], **bootstrap)
+    return _of_targets(result, ratios if result.crossfit else [], resamples, seed)
 
 
-@frame_of("first", "second", "far_context", "k")
+@frame_of_targets("name", "length")
+def contexts(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """What needs no selector, where it was measured: name, length (NaN of what has none), value, low, high.
+
+    Names: gap_cost_nats, gap_cost_over_tau_nats (mean L_short at its original ids minus at ids from 0, of all targets
+    and of those over tau), share_enough (of all targets: loss with the last ``length`` tokens within `ENOUGH_NATS` of
+    L_long).
+    """
+    targets, over = result.targets, over_tau_column(result)
+    one, ratios = np.ones(len(targets)), []
+    if "loss_short_from_0_nats" in targets:
+        cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
+        ratios = [("gap_cost_nats", cost, one), ("gap_cost_over_tau_nats", cost * over, over)]
+    without, lengths = len(ratios), [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
+    for length in lengths:
+        enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
+        ratios.append(("share_enough", enough.to_numpy(), one))
+    frame = _of_targets(result, ratios, resamples, seed)
+    frame.insert(1, "length", [*[np.nan] * without, *lengths])
+    return frame
+
+
+def _of_targets(
+    result: Measurement, ratios: Iterable[tuple[str, np.ndarray, np.ndarray]], resamples: int, seed: int
+) -> pd.DataFrame:
+    """name, value, low and high of sums over all targets divided by others, (n,) both."""
+    of_all = ClusterBootstrap.of(result.targets, resamples=resamples, seed=seed)
+    rows = [{"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios]
+    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+
+
+# --- of what k far tokens give back ---
+
+
+@frame_of(*OF_CHOICE)
+def recovery(measured: Measured) -> Iterator[Row]:
+    """Recovery of every selector; far_context "true", "placebo" and "net"."""
+    yield from measured.recovery_rows(measured.names, measured.ks)
+
+
+@frame_of(*OF_CHOICE, in_nats=True)
+def losses(measured: Measured) -> Iterator[Row]:
+    """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
+    for selector, context in product(measured.names, measured.far_contexts):
+        draws = measured.draws(measured.losses[selector, context])
+        yield from measured.rows(draws, selector=selector, far_context=context)
+
+
+@frame_of("first", "second", "far_context", "k", one_k=True)
 def differences(measured: Measured) -> Iterator[Row]:
     """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
     first = default_selector(measured.names)
@@ -169,7 +278,26 @@ def differences(measured: Measured) -> Iterator[Row]:
             yield {**where, "second": second, "far_context": context, **difference}
 
 
-@frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
+@frame_of("name", *OF_CHOICE, "n_targets", printed="default")
+def tokens_needed(measured: Measured) -> Iterator[Row]:
+    """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
+
+    Names: reached; never (not from the largest k; true far context only). Only targets that gain anything count: under
+    cross-fitting a target may lose by the long context of the model that evaluates, and has then nothing to recover.
+    """
+    gains, ks = measured.gain_nats > 0, measured.ks
+    for selector, context in product(measured.names, measured.far_contexts):
+        saved = measured.short_nats[:, None] - measured.losses[selector, context]
+        enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
+        reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
+        keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
+        for k, reached_at_k in zip(ks, reached.T, strict=True):
+            yield {"name": "reached", "k": k, **keys, **measured.ratio(reached_at_k, gains)}
+        if context == TRUE:
+            yield {"name": "never", "k": ks[-1], **keys, **measured.ratio(gains & ~reached[:, -1], gains)}
+
+
+@frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE, one_k=True, printed="default")
 def gain_bins(measured: Measured) -> Iterator[Row]:
     """Recovery by gain of the target, from_nats … to_nats (inclusive; inf).
 
@@ -189,28 +317,10 @@ def gain_edges(tau_nats: float) -> list[float]:
     return [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
 
 
-@frame_of("name", *OF_CHOICE, "n_targets")
-def near_copies(measured: Measured) -> Iterator[Row]:
-    """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
-
-    Names: share (of all targets), share_over_tau, recovery.
-    """
-    targets, over = measured.result.targets, over_tau_column(measured.result)
-    if "near_copy" not in targets:
-        return
-    copies = targets["near_copy"].to_numpy(np.float64)
-    yield {"name": "share", "n_targets": int(copies.sum())} | measured.ratio_of_all(copies)
-    of_tail = measured.ratio_of_all(copies * over, over)
-    yield {"name": "share_over_tau", "n_targets": int((copies * over).sum())} | of_tail
-    others = 1 - copies[measured.over]
-    keys = {"name": "recovery", "n_targets": int(others.sum())}
-    yield from measured.recovery_rows(measured.selectors, [measured.k], others, **keys)
-
-
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
 
 
-@frame_of("kind", *OF_KIND, "name", *OF_CHOICE)
+@frame_of("kind", *OF_KIND, "name", *OF_CHOICE, one_k=True, printed="default")
 def kinds(measured: Measured) -> Iterator[Row]:
     """Numbers of every kind of dependency that was sampled; n_groups_over_tau is NaN without groups.
 
@@ -246,7 +356,7 @@ def distance_edges(n_long: int, n_short: int) -> list[int]:
     return np.unique(np.rint(edges).astype(int)).tolist()
 
 
-@frame_of(*OF_CHOICE, "from_tokens", "to_tokens", "uniform")
+@frame_of(*OF_CHOICE, "from_tokens", "to_tokens", "uniform", one_k=True, printed="default")
 def distances(measured: Measured) -> Iterator[Row]:
     """How far back the first k chosen tokens stand, as a share of them per bin; position id c is N - c tokens back.
 
@@ -263,7 +373,25 @@ def distances(measured: Measured) -> Iterator[Row]:
             yield keys | measured.ratio(inside, k)
 
 
-@frame_of(*OF_CHOICE)
+@frame_of("name", *OF_CHOICE, "n_targets", one_k=True, printed="default")
+def near_copies(measured: Measured) -> Iterator[Row]:
+    """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
+
+    Names: share (of all targets), share_over_tau, recovery.
+    """
+    targets, over = measured.result.targets, over_tau_column(measured.result)
+    if "near_copy" not in targets:
+        return
+    copies = targets["near_copy"].to_numpy(np.float64)
+    yield {"name": "share", "n_targets": int(copies.sum())} | measured.ratio_of_all(copies)
+    of_tail = measured.ratio_of_all(copies * over, over)
+    yield {"name": "share_over_tau", "n_targets": int((copies * over).sum())} | of_tail
+    others = 1 - copies[measured.over]
+    keys = {"name": "recovery", "n_targets": int(others.sum())}
+    yield from measured.recovery_rows(measured.selectors, [measured.k], others, **keys)
+
+
+@frame_of(*OF_CHOICE, one_k=True, printed="default")
 def special_tokens(measured: Measured) -> Iterator[Row]:
     """Share of the first k chosen tokens that are special; no rows where the texts have no special tokens."""
     if "selected_special" not in measured.result.choices:
@@ -272,25 +400,6 @@ def special_tokens(measured: Measured) -> Iterator[Row]:
         is_special = measured.of_choices("selected_special", selector, context)[:, : measured.k]
         keys = {"selector": selector, "far_context": context, "k": measured.k}
         yield keys | measured.ratio(np.nan_to_num(is_special).sum(axis=1), measured.k)
-
-
-@frame_of("name", *OF_CHOICE, "n_targets")
-def tokens_needed(measured: Measured) -> Iterator[Row]:
-    """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
-
-    Names: reached; never (not from the largest k; true far context only). Only targets that gain anything count: under
-    cross-fitting a target may lose by the long context of the model that evaluates, and has then nothing to recover.
-    """
-    gains, ks = measured.gain_nats > 0, measured.ks
-    for selector, context in product(measured.names, measured.far_contexts):
-        saved = measured.short_nats[:, None] - measured.losses[selector, context]
-        enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
-        reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
-        keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
-        for k, reached_at_k in zip(ks, reached.T, strict=True):
-            yield {"name": "reached", "k": k, **keys, **measured.ratio(reached_at_k, gains)}
-        if context == TRUE:
-            yield {"name": "never", "k": ks[-1], **keys, **measured.ratio(gains & ~reached[:, -1], gains)}
 
 
 # --- the parts of a recovery (docs/method.md, 2.3) ---
@@ -335,7 +444,7 @@ def placebos(measured: Measured) -> Iterator[Row]:
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
 
 
-@frame_of("name", *OF_CHOICE)
+@frame_of("name", *OF_CHOICE, in_nats=True)
 def faithfulness(measured: Measured) -> Iterator[Row]:
     """Means over the targets over tau for which a measure is defined; of what was measured.
 
@@ -393,33 +502,3 @@ def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[
 def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Share of the k tokens of one choice that are in the other, (m,); both (m, k). By chance it is k / F."""
     return (first[:, :, None] == second[:, None, :]).any(axis=2).mean(axis=1)
-
-
-def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
-    """What needs no selector, where it was measured: name, length (NaN of what has none), value, low, high.
-
-    Names: gap_cost_nats, gap_cost_over_tau_nats (mean L_short at its original ids minus at ids from 0, of all targets
-    and of those over tau), share_enough (of all targets: loss with the last ``length`` tokens within `ENOUGH_NATS` of
-    L_long).
-    """
-    targets, over = result.targets, over_tau_column(result)
-    one, ratios = np.ones(len(targets)), []
-    if "loss_short_from_0_nats" in targets:
-        cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        ratios = [("gap_cost_nats", cost, one), ("gap_cost_over_tau_nats", cost * over, over)]
-    without, lengths = len(ratios), [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
-    for length in lengths:
-        enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
-        ratios.append(("share_enough", enough.to_numpy(), one))
-    frame = _of_targets(result, ratios, **bootstrap)
-    frame.insert(1, "length", [*[np.nan] * without, *lengths])
-    return frame
-
-
-def _of_targets(
-    result: Result, ratios: Iterable[tuple[str, np.ndarray, np.ndarray]], **bootstrap: int
-) -> pd.DataFrame:
-    """name, value, low and high of sums over all targets divided by others, (n,) both."""
-    of_all = ClusterBootstrap.of(result.targets, **bootstrap)
-    rows = [{"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios]
-    return pd.DataFrame(rows, columns=["name", *INTERVAL])

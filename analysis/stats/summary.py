@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import Result
+from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.measured import (
@@ -23,16 +23,11 @@ from analysis.stats.measured import (
     none_over_tau,
     why_no_recovery,
 )
+from analysis.stats.numbers import NUMBERS
 from analysis.stats.show import interval_text, show
 
-OF_TARGETS = ("shares", "persistence", "contexts")
-OF_DEFAULT = ("tokens_needed", "gain_bins", "kinds", "distances", "near_copies", "special_tokens")
-FRAMES = (*OF_TARGETS, "recovery", "losses", "differences", *OF_DEFAULT, "placebos", "faithfulness")
-"""The frames of `analysis.stats.numbers`: those that need no choices, those of which one selector is shown, and all."""
-IN_NATS = ("losses", "faithfulness")
 
-
-def findings(result: Result) -> str:
+def findings(result: Measurement) -> str:
     """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
     settings, size = result.settings, numbers.counts(result)
     block, trainings = settings.get("targets_per_block", 1), size["trainings"]
@@ -91,7 +86,7 @@ def findings(result: Result) -> str:
     return "\n".join([*said, following])
 
 
-def _measured_in(result: Result) -> list[str]:
+def _measured_in(result: Measurement) -> list[str]:
     """The time that measuring took, and on what; nothing where that is unknown."""
     if not (seconds := result.provenance.get("seconds")):
         return []
@@ -99,7 +94,7 @@ def _measured_in(result: Result) -> list[str]:
     return [f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}"]
 
 
-def _chosen_special(result: Result) -> str:
+def _chosen_special(result: Measurement) -> str:
     """How many of the chosen tokens are special, of the default selector at the usual k."""
     shares = numbers.special_tokens(result)
     if shares.empty:
@@ -110,32 +105,32 @@ def _chosen_special(result: Result) -> str:
     return f"; of {chosen} {interval_text(row, percent=True)} % are special"
 
 
-def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
+def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
     """The findings, then a table for each frame of numbers, at every level; recoveries and shares in per cent.
 
     ``k``: of what is shown at one k. Where no recovery is defined the frames are those that need none.
     """
     k = choose_k(result.ks, k)
     if why_no_recovery(result):
-        frames = {name: _frame(name, result, k, bootstrap) for name in OF_TARGETS}
-        tables = [_table(frame, name, "far_context") for name, frame in frames.items() if len(frame)]
+        frames = {name: _frame(name, result, k, bootstrap) for name in _defined(result)}
+        tables = [_table(frame, name, name, "far_context") for name, frame in frames.items() if len(frame)]
         return "\n\n".join([findings(result), *tables])
     default = default_selector(result.choices["selector"])
     hidden = [*LEVEL] if levels(result) == [AS_TEXT] else []
     tables = [findings(result)]
-    for name in FRAMES:
+    for name in _defined(result):
         frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")
-        across = "far_context"
-        if name in OF_DEFAULT:
+        across, title = "far_context", name
+        if NUMBERS[name].printed == "default":
             frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
         if name in ("faithfulness", "placebos"):
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
         if name == "kinds":
             frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]
             frame, across = frame.drop(columns=list(numbers.OF_CHOICE)), "name"
-            name = "kinds, with net recovery"
+            title = "kinds, with net recovery"
         if len(frame):
-            tables.append(_table(frame, name, across))
+            tables.append(_table(frame, name, title, across))
     for training in result.runs:
         title = f"recovery, training seed {training.settings['training_seed']} by itself"
         if reason := why_no_recovery(training):
@@ -143,27 +138,32 @@ def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
             continue
         frame = numbers.recovery(training, **bootstrap).drop(columns=hidden)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
-        tables.append(_table(frame, title, "far_context"))
+        tables.append(_table(frame, "recovery", title, "far_context"))
     return "\n\n".join(tables)
 
 
-def _table(frame: pd.DataFrame, name: str, across: str) -> str:
-    in_nats, unit = name in IN_NATS, "%"
+def _table(frame: pd.DataFrame, name: str, title: str, across: str) -> str:
+    in_nats, unit = NUMBERS[name].in_nats, "%"
     if in_nats:
         unit = "nats"
     elif "name" in frame and frame["name"].str.endswith("_nats").any():
         unit = "%, or nats where a name ends so"
-    title = f"{name} [{unit}]" + (", best: the lowest loss of all selectors" if name == "recovery" else "")
+    title += f" [{unit}]" + (", best: the lowest loss of all selectors" if title == "recovery" else "")
     return show(frame, across=across if across in frame else None, percent=not in_nats, title=title)
 
 
-def _frame(name: str, result: Result, k: int | None, bootstrap: Mapping[str, int]) -> pd.DataFrame:
-    at_k = {} if name in OF_TARGETS else {"k": k}
-    frame: pd.DataFrame = getattr(numbers, name)(result, **at_k, **bootstrap)
-    return frame
+def _defined(result: Measurement) -> list[str]:
+    """Names of the numbers that a result has: those of all targets alone where no recovery is defined."""
+    has_recovery = not why_no_recovery(result)
+    return [name for name, of_name in NUMBERS.items() if has_recovery or not of_name.of_choices]
 
 
-def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+def _frame(name: str, result: Measurement, k: int | None, bootstrap: Mapping[str, int]) -> pd.DataFrame:
+    at_k = {"k": k} if NUMBERS[name].one_k else {}
+    return NUMBERS[name].frame(result, **at_k, **bootstrap)
+
+
+def every_number(results: Mapping[str, Measurement], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """All frames of `analysis.stats.numbers` of some results, by label, as one tidy frame.
 
     Its columns ``result`` and ``frame`` say which. A column that a frame does not have is empty. Of a result without
@@ -172,7 +172,7 @@ def every_number(results: Mapping[str, Result], k: int | None = None, **bootstra
     frames = [
         _frame(name, result, k, bootstrap).assign(result=label, frame=name)
         for label, result in results.items()
-        for name in (OF_TARGETS if why_no_recovery(result) else FRAMES)
+        for name in _defined(result)
     ]
     whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     return whole[["result", "frame", *whole.columns.drop(["result", "frame"])]]

@@ -12,12 +12,12 @@ from analysis.xray.map import InfluenceMap, influence_map
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
-    from analysis.measurement import Result
+    from analysis.measurement import Measurement
 
 __all__ = ["InfluenceMap", "influence_map", "xray"]
 
 
-def xray(result: Result, text_number: int | None = None, *, selector: str | None = None) -> InfluenceMap:
+def xray(result: Measurement, text_number: int | None = None, *, selector: str | None = None) -> InfluenceMap:
     """The block of a Result with the most targets over tau, of one text or of all, to be read: nothing is measured.
 
     What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where

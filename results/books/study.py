@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import Result, load_study
+from analysis.api import Result, load_study
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import NET, PLACEBO, TRUE, Measured, over_tau_column
 from analysis.stats.numbers import persistence, recovery, shares

@@ -80,7 +80,7 @@ def main(resamples):
                 },
             }
         )
-        frame = numbers.kinds(result, K, **options)
+        frame = numbers.kinds(result, k=K, **options)
         frame = frame[frame["name"].isin(["share", "share_over_tau"])]
         of_kinds.append(frame.assign(corpus=corpus, text=[text_of(row) for row in frame.to_dict("records")]))
     for rows in (far, near):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.measurement import Result
+from analysis.api import Result
 from olmo_sparsity.util.errors import UserError
 from tests.support.plain import plain_loss
 from tests.support.small_measurement import KS, F, N, model, small, small_tokens, window

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from analysis.engine import measure
+from analysis.measuring import measure
 from analysis.model.loading import open_model
 from analysis.open import open_texts
 from analysis.texts import TextReader

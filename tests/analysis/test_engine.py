@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import engine, given_back, parts
-from analysis.engine import PLACEBOS, measure
-from analysis.measurement import load
+from analysis import engine, given_back, measuring, parts
+from analysis.api import load
+from analysis.engine import PLACEBOS
+from analysis.measuring import measure
 from analysis.model.losses import Scorer
 from analysis.work import Work
 from olmo_sparsity.checkpoint import load_model
@@ -192,7 +193,7 @@ def test_the_time_left_is_right_within_a_factor_of_two(monkeypatch, changes):
     def advance(targets):
         shown.append((read[0], targets))
 
-    monkeypatch.setattr(engine, "Scorer", Counting)
+    monkeypatch.setattr(measuring, "Scorer", Counting)
     monkeypatch.setattr(parts, "show_progress", lambda *_, **how: nullcontext(advance))
     result = small(tokens_per_batch=256, **changes)
     time, targets = np.array(shown).T

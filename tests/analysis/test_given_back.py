@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from analysis import given_back
+from analysis.api import load
 from analysis.given_back import GivenBack, far_key_values, word_numbers
-from analysis.measurement import load
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection, SelectorInput, find_selector

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.measurement import Result, load, load_study, save_study
+from analysis.api import Result, load, load_study
+from analysis.measurement import save_study
 from analysis.parquet import write_frame
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import made_result

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import engine
+from analysis import engine, measuring
+from analysis.api import Result, load, load_study
 from analysis.figures.dependencies import all_figures
-from analysis.measurement import Result, load, load_study, save_study
+from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.measured import nats
 from analysis.stats.summary import every_number, summary
@@ -105,7 +106,7 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     written = pd.read_csv(tmp_path / "numbers.csv")
     assert set(written["frame"]) == {"shares", "contexts"}
     assert written["value"][0] == pytest.approx(load(folder).shares()["value"][0])
-    monkeypatch.setattr(engine, "measure", lambda *_, **options: load(folder))
+    monkeypatch.setattr(measuring, "measure", lambda *_, **options: load(folder))
     (tmp_path / "a.txt").write_text("some text")
     code, printed = call_main("influence", "a model", "--text", tmp_path / "a.txt", "--out", tmp_path)
     assert not code and printed.startswith(str(load(folder)))

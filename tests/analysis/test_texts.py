@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from analysis.engine import measure
-from analysis.measurement import load
+from analysis.api import load
+from analysis.measuring import measure
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.open import open_texts

@@ -31,7 +31,7 @@ IMPORTS = [
     "olmo_sparsity.data.prepare",
     "olmo_sparsity.training.loop",
     "olmo_sparsity.training.zero",
-    "analysis.engine",
+    "analysis.measuring",
 ]
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
 """Audit events of a change of a file, beside opening one to write."""

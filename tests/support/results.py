@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.measurement import SELECTION, Result
+from analysis.api import Result
+from analysis.measurement import SELECTION
 
 CURVES = {
     "leave-one-out": ((0.20, 0.60, 0.80, 0.90), (0.05, 0.10, 0.20, 0.30)),

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from analysis.engine import measure
-from analysis.measurement import Result
+from analysis.api import Result
+from analysis.measuring import measure
 from olmo_sparsity.util.rng import Stream
 from tests.support.families import random_model
 from tests.support.plain import plain_loss

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from analysis.engine import measure
+from analysis.measuring import measure
 from analysis.model.loading import open_model
 from analysis.model.tokenizer import OtherTokenizer, TextTokenizer, read_tokenizer
 from analysis.xray import influence_map

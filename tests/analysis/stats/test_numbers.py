@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
+from analysis.api import Result
 from analysis.kinds import KINDS
-from analysis.measurement import SELECTION, Result
+from analysis.measurement import SELECTION
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector
@@ -312,7 +313,7 @@ def test_recovery_without_gain_is_refused() -> None:
 def test_the_selector_and_k_that_are_shown() -> None:
     assert [choose_k(ks) for ks in ([1, 2, 4, 8], [1, 8], [3, 5], [16])] == [4, 1, 3, 16]
     with pytest.raises(UserError, match="k = 3 was not measured; choose one of 1, 2, 4, 8"):
-        numbers.kinds(made_result(), 3)
+        numbers.kinds(made_result(), k=3)
     assert default_selector(["random", "leave-one-out", "leave-one-out-kl"]) == "leave-one-out-kl"
     assert default_selector(["random", "greedy", "gradient"]) == "greedy"
     assert default_selector(["random", "nearest"]) == "random"
@@ -353,7 +354,7 @@ def by_hand(long_nats: Sequence[float] = (1,) * 8) -> Result:
 
 
 def test_kinds_by_hand() -> None:
-    frame = numbers.kinds(by_hand(), 3)
+    frame = numbers.kinds(by_hand(), k=3)
     assert [*frame["kind"].unique()] == ["repeat", "name", "number", "punctuation"]  # in the order of KINDS
     of_kinds = frame[frame["name"] == "share"].set_index("kind")
     sizes = of_kinds[["n_targets", "n_targets_over_tau", "n_documents_over_tau"]]
@@ -376,13 +377,13 @@ def test_kinds_by_hand() -> None:
 
 def test_distances_by_hand() -> None:
     """Position ids 0 … 5 are 8 … 3 tokens back."""
-    frame = numbers.distances(by_hand(), 1)
+    frame = numbers.distances(by_hand(), k=1)
     true = frame[frame["far_context"] == "true"]
     assert true["from_tokens"].tolist() == [3, 4, 5, 6, 7, 8] and true["to_tokens"].tolist()[-1] == 9
     assert true["value"].tolist() == [2 / 5, 0, 0, 1 / 5, 0, 2 / 5]  # ids 0, 5, 0, 2, 5
     assert true["uniform"].tolist() == pytest.approx([1 / 6] * 6)
     assert frame["value"][frame["far_context"] == "placebo"].tolist() == [0, 0, 0, 0, 1, 0]
-    third = numbers.distances(by_hand(), 3).groupby("far_context")["value"].apply(list)
+    third = numbers.distances(by_hand(), k=3).groupby("far_context")["value"].apply(list)
     assert third["true"] == pytest.approx([x / 15 for x in (3, 2, 2, 2, 3, 3)])
     assert third["placebo"] == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
 

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
+from analysis.api import Result
 from analysis.kinds import KINDS
-from analysis.measurement import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show
@@ -81,7 +81,7 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
         assert interval_text(row, percent=True) in text
     every = every_number({"mine": result}, k=2, resamples=200)
     every = every[(every["frame"] == "kinds") & (every["result"] == "mine")].reset_index(drop=True)
-    of_kinds = numbers.kinds(result, 2, resamples=200)
+    of_kinds = numbers.kinds(result, k=2, resamples=200)
     pd.testing.assert_frame_equal(every[[*of_kinds]], of_kinds, check_dtype=False)
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.measurement import Result
+from analysis.api import Result
 from analysis.model.losses import Scorer
 from analysis.xray import InfluenceMap, xray
 from analysis.xray.map import Window, measure_map, windows
