@@ -149,6 +149,8 @@ def measure(
             "subsets": SUBSETS if faithfulness else None,
             "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
             "special_tokens": source.special_tokens() or None,
+            "documents": len(source.lengths) if source.divided else None,
+            "read_with": source.read_with or None,
             **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)

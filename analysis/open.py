@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ import pandas as pd
 
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.text_fields import group_of_url
+from olmo_sparsity.util.text_fields import URL_FIELD, group_of_url
 from olmo_sparsity.util.text_files import TextFiles, is_corpus
 from olmo_sparsity.util.text_rows import kind_of
 
 log = logging.getLogger(__name__)
 
 _LONGEST_PATH = 4096
-_GROUP_FIELDS = ("group", "url")
+_GROUP_FIELDS = ("group", URL_FIELD)
+_FIELDS = ("text", "messages", *_GROUP_FIELDS)
 
 
 def open_texts(texts: Any, reader: TextReader, *, split: str = "heldout") -> Texts:
@@ -29,10 +30,11 @@ def open_texts(texts: Any, reader: TextReader, *, split: str = "heldout") -> Tex
 
     Args:
         texts: strings; ``{group: strings}``; a table with a column ``text`` and maybe ``group`` or ``url``, whose site
-            or work is the group (a DataFrame, a `datasets.Dataset`, a list of dicts); paths of files, or of a folder
-            with files of one kind; `TextFiles`, which says how files are read; the folder of a prepared corpus; or
-            `Texts`. A string in one line that names a file is its path. For a text there may be ``messages``, a list
-            of dicts.
+            or work is the group (a DataFrame, a `datasets.Dataset`, a list of dicts, a dict of columns, one row); in
+            ``{group: table}`` the key is the group of all its rows; paths of files, or of a folder with files of one
+            kind; `TextFiles`, which says how files are read; the folder of a prepared corpus; or `Texts`. A string in
+            one line that names a file is its path. For a text there may be ``messages``, a list of dicts. None, NaN
+            and "" name no group. What has no order, a set or what ``Path.glob`` gives, is sorted.
         reader: how the model reads them.
         split: of a prepared corpus.
 
@@ -40,19 +42,20 @@ def open_texts(texts: Any, reader: TextReader, *, split: str = "heldout") -> Tex
     """
     if isinstance(texts, Texts):
         return texts
-    if files := _as_files(texts):
+    if files := files_named(texts):
         opened = _open_files(files, reader, split)
     else:
         rows = list(_rows(texts))
         opened = Texts(reader, rows, "a text" if len(rows) == 1 else f"{len(rows):,} texts")
+    if opened.divided:
+        count = f"{len(opened.lengths):,}"
+        log.info("tokens that end or begin a document divide the texts into %s documents", count)
     if met := opened.special_tokens():
-        into = f"; they divide {opened.divided:,} texts into documents" if opened.divided else ""
-        met_text = f"{met:,} special tokens stand in the texts: they are read, and are no targets"
-        log.info("%s%s", met_text, into)
+        log.info("%s special tokens stand in the texts: they are read, and are no targets", f"{met:,}")
     return opened
 
 
-def _as_files(texts: Any) -> TextFiles | None:
+def files_named(texts: Any) -> TextFiles | None:
     """The files that a path or a list of nothing but paths names; None for anything else."""
     if isinstance(texts, TextFiles):
         return texts
@@ -74,7 +77,11 @@ def _open_files(files: TextFiles, reader: TextReader, split: str) -> Texts:
     """The texts of files, or the prepared corpus where its folder is all that is named."""
     first, *others = files.paths
     if others or not is_corpus(first):
-        return Texts(reader, files.read(), str(files))
+        opened = Texts(reader, files.read(), str(files))
+        _, *options = dataclasses.fields(files)
+        named = {option.name: getattr(files, option.name) for option in options}
+        opened.read_with = {name: value for name, value in named.items() if value != getattr(TextFiles, name)}
+        return opened
     if files != TextFiles([first]):
         raise UserError(
             f"{first} is a prepared corpus, which has neither fields nor an encoding; leave out --text-field, "
@@ -90,25 +97,49 @@ Row = tuple[Any, Any]
 
 def _rows(texts: Any) -> Iterator[Row]:
     """Group and text of everything that a caller may hand over and that is not files alone."""
-    if isinstance(texts, Mapping) and not _is_table(texts):
-        for group, of_group in texts.items():
-            items = [of_group] if isinstance(of_group, str | os.PathLike) else _items(of_group)
-            for _, text in _rows_of_items(items, f"group {group!r}, text"):
-                yield group, text
-    else:
-        rows = _table(texts) if _is_table(texts) else _items(texts)
+    if not isinstance(texts, Mapping) or _column_names(texts) is not None:
+        yield from _rows_of_items(_items(texts, "texts"), "text")
+    elif (rows := _rows_of_fields(texts)) is not None:
         yield from _rows_of_items(rows, "text")
+    else:
+        for group, of_group in texts.items():
+            name = None if _names_nothing(group) else group
+            is_item = isinstance(of_group, str | os.PathLike | Mapping) and _column_names(of_group) is None
+            items = [of_group] if is_item else _items(of_group, f"group {group!r}")
+            for _, text in _rows_of_items(items, f"group {group!r}, text"):
+                yield name, text
 
 
-def _is_table(texts: Any) -> bool:
-    """Whether it has named columns: a DataFrame, a `datasets.Dataset`, a table of Arrow, or columns in a dict."""
-    if _column_names(texts) is not None:
-        return True
-    if not isinstance(texts, Mapping):
-        return False
-    # {"text": […], "url": […]}, as Dataset.to_dict() gives it, and no groups of texts, one of them called text
-    of_lists = all(isinstance(column, list) for column in texts.values())
-    return "text" in texts and len(texts) > 1 and of_lists and len(set(map(len, texts.values()))) == 1
+def _rows_of_fields(texts: Mapping[Any, Any]) -> list[Any] | None:
+    """The rows of a dict whose keys are fields: one row, or columns; None where they are groups of texts."""
+    names = [name for name in _FIELDS if name in texts]
+    has_text = "text" in names or "messages" in names
+    has_group = any(name in names for name in _GROUP_FIELDS)
+    if isinstance(texts.get("text"), str):
+        return [texts] if has_group else None
+    lengths = {len(column) if _is_column(column) else None for column in texts.values()}
+    if has_text and len(texts) > 1 and len(lengths) == 1 and None not in lengths:
+        if not has_group:
+            others = ", ".join(str(name) for name in texts if name not in names)
+            log.warning(
+                "the dict is read as a table, of which %s is taken and not %s; where they are groups, rename %s",
+                *(names[0], others, names[0]),
+            )
+        return _table(texts)
+    if has_text and has_group and _is_column(texts[names[0]]):
+        raise UserError(
+            f"the {type(texts).__name__} has {' and '.join(names)}, but not a list of one length for each column; mend "
+            "it, or give groups of texts other names"
+        )
+    return None
+
+
+def _is_column(value: Any) -> bool:
+    return (
+        isinstance(value, Sized)
+        and not isinstance(value, str | bytes | Mapping)
+        and _column_names(value) is None
+    )
 
 
 def _column_names(texts: Any) -> list[str] | None:
@@ -130,7 +161,9 @@ def _table(texts: Any) -> list[dict[str, Any]]:
             f"the {type(texts).__name__} has no column text, only {', '.join(names)[:200]}; rename the column, or give "
             "its strings as a list"
         )
-    wanted = [name for name in ("text", "messages", *_GROUP_FIELDS) if name in names]
+    wanted = [name for name in _FIELDS if name in names]
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise UserError(f"the {type(texts).__name__} has the column {twice[0]} twice; rename or drop one")
     columns = [_values(texts[name]) for name in wanted]
     return [dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -140,14 +173,25 @@ def _values(column: Any) -> list[Any]:
     return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
 
 
-def _items(texts: Any) -> list[Any]:
-    """What is in a list, an array, a Series or a generator of texts."""
-    if isinstance(texts, bytes) or hasattr(texts, "read") or not isinstance(texts, Iterable):
+def _items(texts: Any, what: str) -> list[Any]:
+    """The rows of a table, or what is in a list, an array, a Series or a generator of texts."""
+    if _column_names(texts) is not None:
+        return _table(texts)
+    if isinstance(texts, pd.Series) and "text" in texts.index:  # a row of a DataFrame
+        return [texts.to_dict()]
+    try:
+        items = None if isinstance(texts, bytes) or hasattr(texts, "read") else iter(texts)
+    except TypeError:
+        items = None
+    if items is None:
         raise UserError(
-            f"texts cannot be a {type(texts).__name__}; give a list of strings, the path of a file, or a DataFrame "
+            f"{what} cannot be a {type(texts).__name__}; give a list of strings, the path of a file, or a DataFrame "
             "with a column text"
         )
-    return list(texts)
+    listed = list(items)
+    is_glob = isinstance(texts, Iterator) and all(isinstance(item, os.PathLike) for item in listed)
+    # in another process they may come in another order, which a list has on purpose
+    return sorted(listed, key=str) if isinstance(texts, set | frozenset) or is_glob else listed
 
 
 def _rows_of_items(items: Sequence[Any], what: str) -> Iterator[Row]:
@@ -179,19 +223,17 @@ def _checked(text: Any, where: str) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
-    return (
-        value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value is pd.NaT
-    )
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
+def _names_nothing(group: Any) -> bool:
+    return _is_missing(group) or (isinstance(group, str) and not group)
 
 
 def _group_of(row: Mapping[str, Any]) -> Any:
     """The group of a row, or the site or work of its url; None for neither."""
-    group, url = row.get("group"), row.get("url")
-    if not _is_missing(group):
-        return group
-    if _is_missing(url) or not url:
-        return None
-    return group_of_url(str(url))
+    group, url = (None if _names_nothing(row.get(name)) else row[name] for name in _GROUP_FIELDS)
+    return group_of_url(str(url)) if group is None and url is not None else group
 
 
 def _path_of(text: str | os.PathLike[str]) -> Path | None:
@@ -205,6 +247,11 @@ def _path_of(text: str | os.PathLike[str]) -> Path | None:
         path = Path(text).expanduser()
         if path.exists():
             return path
+    except PermissionError as error:
+        raise UserError(
+            f"{str(text)!r} cannot be read ({error.strerror}); mend the path or its rights, or, where it is a text, "
+            "end it with a line break"
+        ) from error
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL byte, no such user
         pass
     if not isinstance(text, str) or kind_of(text):

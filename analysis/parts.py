@@ -30,7 +30,7 @@ from olmo_sparsity.util.provenance import provenance
 log = logging.getLogger(__name__)
 
 PARTS = "parts"
-MAY_DIFFER = ("model", "texts", "training_seed", "complete")
+MAY_DIFFER = ("model", "texts", "read_with", "training_seed", "complete")
 """Settings that may differ where a measurement goes on: checksums stand for what they name."""
 
 

@@ -33,9 +33,9 @@ def sample_targets(
 
     Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
     not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
-    another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
-    away in that (`_placebos_of_itself`). Drawn targets that may be none (`Texts.may_be_target`) are dropped, and blocks
-    without others with them: there are fewer than ``count`` then. A pure function of the arguments.
+    another uniformly drawn text, of another group where there are groups. Where only one text has so many, it is from
+    far away in that (`_placebos_of_itself`). Drawn targets that may be none (`Texts.may_be_target`) are dropped, and
+    blocks without others with them: there are fewer than ``count`` then. A pure function of the arguments.
 
     Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
     in `analysis.measurement.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of it;
@@ -54,7 +54,7 @@ def sample_targets(
     # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
     offsets = np.random.default_rng([Stream.BLOCK_OFFSETS, seed]).integers(0, offered % size, endpoint=True)
     first = n_long + size * number + offsets[text]
-    if len(texts.lengths) > 1:
+    if np.count_nonzero(texts.lengths >= n_far) > 1:
         apart = groups
         if texts.divided and groups is not None and len(set(groups)) == 1:
             log.warning("all documents are of one text: placebos are of other documents in it")
@@ -62,7 +62,7 @@ def sample_targets(
         placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, apart)
     else:
         placebo_text = text
-        placebo_start = _placebos_of_itself(first, int(texts.lengths[0]), n_long, n_far, size, seed)
+        placebo_start = _placebos_of_itself(first, int(texts.lengths.max()), n_long, n_far, size, seed)
     columns = {"text": text, "position": first, "placebo_text": placebo_text, "placebo_start": placebo_start}
     if groups is not None:
         columns |= {"group": groups[text], "placebo_group": groups[placebo_text]}
@@ -136,14 +136,16 @@ def _placebos_of_others(
 def _placebos_of_itself(
     first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
 ) -> np.ndarray:
-    """Start of each placebo in the only text, (n,): at least N tokens before the long context of its block, or behind
-    the block [ours].
+    """Start of each placebo in the only text of F tokens or more, (n,): at least N tokens before the long context of
+    its block, or behind the block [ours].
 
     It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
     has no room for it.
     """
     log.warning(
-        "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
+        "only one text has %s tokens or more: placebos are from it, at least N tokens away; give others for better "
+        "ones",
+        f"{n_far:,}",
     )
     starts = []
     for position in first.tolist():
@@ -152,8 +154,8 @@ def _placebos_of_itself(
         starts.append(_start_outside(*near, length, n_far, generator))
     if min(starts) < 0:
         raise UserError(
-            f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
-            f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+            f"the text has {length:,} tokens, too few for placebos from it; give a second text of {n_far:,}, or one "
+            f"of at least {3 * n_long + 2 * n_far + targets_per_block:,} tokens"
         )
     return np.array(starts)
 

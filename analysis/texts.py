@@ -37,13 +37,15 @@ class TextReader:
     """Those that end or begin a document."""
     prefix: tuple[int, ...] = ()
     """Ids that stand before every context: a text that begins with them is read without."""
+    decode: Callable[[list[int]], str] | None = None
+    """The text of token ids; None: no document is known to be white space only."""
 
 
 class Texts:
     """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`.
 
     A string that spells out tokens which end or begin a document becomes several texts, of one group: that of the
-    string or, where it has none, one of its own. Messages stay one text.
+    string or, where it has none, one of its own. What is only white space between them is none. Messages stay one text.
 
     Args:
         reader: how the model reads them.
@@ -62,6 +64,8 @@ class Texts:
     """Ids of special tokens, which are no targets."""
     divided: int = 0
     """How many strings became several texts."""
+    read_with: dict[str, str] | None = None
+    """Of files: the fields and the encoding that were named, as `TextFiles` takes them."""
     in_message: dict[int, np.ndarray]
     """Of each conversation, by number: which tokens lie in a message and may be targets, (T,) bool."""
 
@@ -125,10 +129,16 @@ class Texts:
 
 
 def _documents(tokens: np.ndarray, reader: TextReader) -> list[np.ndarray]:
-    """The documents of a text, without the tokens that end or begin them and without the prefix: at least one."""
+    """The documents of a text, without the tokens that end or begin them and without the prefix: at least one.
+
+    In a text of more than one they are those that are not only white space, such as a line break behind the last.
+    """
     is_boundary = np.isin(tokens, list(reader.boundaries))
     parts = [_inside(part, reader) for part in np.split(tokens, np.flatnonzero(is_boundary))]
-    return [part for part in parts if len(part)] or [tokens[:0]]
+    parts = [part for part in parts if len(part)]
+    if is_boundary.any() and reader.decode is not None:
+        parts = [part for part in parts if reader.decode(part.tolist()).strip()]
+    return parts or [tokens[:0]]
 
 
 def _inside(tokens: np.ndarray, reader: TextReader) -> np.ndarray:

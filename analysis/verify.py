@@ -5,7 +5,7 @@ Everything is made anew: which targets are sampled, their losses, what every sel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,17 @@ import numpy as np
 from analysis.engine import targets_per_batch
 from analysis.measurement import SELECTION, Measurement, setting_differences
 from analysis.measuring import measure
+from analysis.open import files_named
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
+from olmo_sparsity.util.text_files import TextFiles
 
 TOLERANCE_NATS = 1e-3
 """Of a loss in fp32: rounding on another processor is a hundredth of it. [ours]"""
 LEAST_SAME = 0.95
 """Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
 NOT_COMPARED = (
-    *("scores", "model", "texts", "texts_sha256", "training_seed"),
+    *("scores", "model", "texts", "texts_sha256", "read_with", "training_seed"),
     *("complete", "faithfulness", "subsets", "keep_rate"),
 )
 """Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
@@ -65,7 +67,8 @@ def verify(
 ) -> Comparison:
     """Measure random batches of a result again until they hold so many ``targets`` over tau; ``options`` of `measure`.
 
-    Where none is over tau, until they hold so many of all.
+    Where none is over tau, until they hold so many of all. Files are read with the fields and the encoding of the
+    result, unless `TextFiles` names others.
     Raises `UserError` where weights, text or settings are not those of the result: where another model chose, too.
     """
     settings = result.settings
@@ -76,7 +79,7 @@ def verify(
     held = np.cumsum([(batch == number).sum() for number in order])
     again = measure(
         model,
-        texts,
+        _read_as_before(texts, settings.get("read_with") or {}),
         targets=settings["targets_requested"],
         placebos=settings["far_contexts"][1:],
         dtype=settings["dtype"].removesuffix("-weights"),
@@ -92,6 +95,12 @@ def verify(
     return compare(result, again)
 
 
+def _read_as_before(texts: Any, read_with: dict[str, str]) -> Any:
+    """The texts, of files with the fields and the encoding of the result where none are named."""
+    files = files_named(texts) if read_with else None
+    return texts if files is None or files != TextFiles(files.paths) else replace(files, **read_with)
+
+
 def compare(result: Measurement, again: Measurement) -> Comparison:
     """How far ``again``, which has some of the targets of ``result``, is from it."""
     before = result.targets.set_index("target_id").reindex(again.targets["target_id"])
@@ -100,6 +109,12 @@ def compare(result: Measurement, again: Measurement) -> Comparison:
         raise UserError(
             "the result holds other targets than are sampled from this text; give the text of the result, docstrings "
             "with the package versions of constraints.txt"
+        )
+    placebo = ["placebo_text", "placebo_start"]
+    if not (before[placebo] == after[placebo]).all(axis=None):
+        raise UserError(
+            "the result has other placebos than are sampled from this text: it was grouped otherwise; name its groups "
+            "as then, such as with --group-field"
         )
     largest = {
         name: float((before[f"{name}_nats"] - after[f"{name}_nats"]).abs().max())

@@ -157,6 +157,7 @@ class LoadedModel:
             special=tokenizer.special,
             boundaries=tokenizer.boundaries,
             prefix=self.prefix,
+            decode=tokenizer.decode,
         )
 
     def encode(self, text: str) -> np.ndarray:
@@ -343,9 +344,13 @@ def _prefix_ids(prefix: Any, loaded: LoadedModel) -> tuple[int, ...]:
             ids = loaded.tokenizer.added_before
     elif prefix in ("bos", "eos"):
         token = getattr(loaded.model.model.config, f"{prefix}_token_id", None)
-        if token is None:
+        of_model = token if isinstance(token, list) else [] if token is None else [token]
+        of_tokenizer = loaded.tokenizer.named(prefix) if loaded.tokenizer is not None else set()
+        # a configuration may have another id than the texts are read with, often as its library's default
+        named = of_model if of_tokenizer <= {*of_model} else sorted(of_tokenizer)
+        if not named:
             raise UserError(f"--prefix {prefix}: {loaded.name} names no such token; give its id")
-        ids = (token[0] if isinstance(token, list) else token,)
+        ids = (named[0],)
     elif all(part.isdecimal() for part in prefix.split(",")):
         ids = tuple(map(int, prefix.split(",")))
     elif prefix != "none":

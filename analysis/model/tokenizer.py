@@ -28,6 +28,8 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 _REMEMBERED = 1 << 17
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Special tokens that a configuration of transformers names."""
+_UNKNOWN = "\ua66e"
+"""A letter of one manuscript: a vocabulary of words or characters does not have it."""
 
 
 def read_tokenizer(tokenizer: Any) -> TextTokenizer:
@@ -127,21 +129,38 @@ class TextTokenizer:
     def special(self) -> frozenset[int]:
         """Ids of the tokens that it calls special."""
         added = self.tokenizer.get_added_tokens_decoder().items()
-        names = [_content(self._config.get(f"{name}_token")) for name in _NAMED]
-        names += map(_content, self._config.get("additional_special_tokens") or ())
-        ids = [self.tokenizer.token_to_id(name) for name in names if name]
+        further = self._config.get("additional_special_tokens")
+        named = [self._config.get(f"{name}_token") for name in _NAMED]
+        named += further if isinstance(further, list) else []
+        ids = [self._id_of(_content(token)) for token in named]
         ids += [token_id for token_id, token in added if token.special]
-        ids += getattr(self._given, "all_special_ids", ())
+        ids += getattr(self._given, "all_special_ids", None) or ()
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Ids of the special tokens that end or begin a document: those with the usual names, and its EOS token where
-        it has no chat template, in which that may end a turn instead [ours]."""
-        names = [*END_OF_TEXT, *BEGIN_OF_TEXT]
+        """Ids of the special tokens that end or begin a document [ours].
+
+        They are those with the usual names, and its EOS token where it has no chat template, in which that may end a
+        turn instead. One that stands for unknown words, too, ends none.
+        """
+        ids = self._ids_with_usual_names()
         if not self._has_template():
-            names.append(_content(self._config.get("eos_token") or getattr(self._given, "eos_token", None)))
-        return frozenset(map(self._id_of, filter(None, names))) & self.special
+            ids |= self.named("eos")
+        try:
+            unknown = frozenset(self.encode(_UNKNOWN).tolist())
+        except Exception:  # the library's, of a vocabulary without a token for unknown words
+            unknown = frozenset()
+        return (self.special & ids) - unknown
+
+    def named(self, name: str) -> set[int]:
+        """Ids of what it calls its token ``name``, such as bos: none, one or more."""
+        token = self._config.get(f"{name}_token") or getattr(self._given, f"{name}_token", None)
+        token_id = self._id_of(_content(token))
+        return set() if token_id is None else {token_id}
+
+    def _ids_with_usual_names(self) -> set[Any]:
+        return {self._id_of(name) for name in (*END_OF_TEXT, *BEGIN_OF_TEXT)}
 
     def _has_template(self) -> bool:
         if not isinstance(self._given, str | Path):
@@ -149,25 +168,32 @@ class TextTokenizer:
         is_beside = Path(self._given).with_name("chat_template.jinja").is_file()
         return is_beside or "chat_template" in self._config
 
-    def _id_of(self, token: str) -> int:
-        """Id of a token by its text; -1 where there is none."""
-        token_id = self.tokenizer.token_to_id(token)
-        return -1 if token_id is None else token_id
+    def _id_of(self, token: str | None) -> int | None:
+        """Id of a token by its text; None where there is none."""
+        return None if token is None else self.tokenizer.token_to_id(token)
 
     @cached_property
     def added_before(self) -> tuple[int, ...]:
         """Special tokens that it puts before every text, by its post-processor or its configuration."""
         before = _before(self.encode("a").tolist(), self.tokenizer.encode("a").ids)
-        bos = _content(self._config.get("bos_token"))
-        if before or not (self._config.get("add_bos_token") and bos):
+        if before or not self._config.get("add_bos_token"):
             return before
-        token = self.tokenizer.token_to_id(bos)
+        token = self._id_of(_content(self._config.get("bos_token")))
         return () if token is None else (token,)
 
 
-def _content(token: Any) -> Any:
+def _content(token: Any) -> str | None:
     """The text of a token that a configuration names, as a string, a dict or an object with it; None for none."""
-    return token.get("content") if isinstance(token, Mapping) else getattr(token, "content", token)
+    text = token.get("content") if isinstance(token, Mapping) else getattr(token, "content", token)
+    return text if isinstance(text, str) else None
+
+
+def _around(ids: list[int], of_nothing: list[int]) -> tuple[int, int] | None:
+    """How many of the ids of an empty text stand before and behind those of a text; None where they do not."""
+    before = len(os.path.commonprefix([ids, of_nothing]))  # noqa: RUF071 (of ids, as it is meant here)
+    after = len(of_nothing) - before
+    is_around = of_nothing and ids[len(ids) - after :] == of_nothing[before:]
+    return (before, after) if is_around else None
 
 
 def _before(plain: list[int], whole: list[int]) -> tuple[int, ...]:
@@ -182,8 +208,8 @@ class OtherTokenizer(TextTokenizer):
 
     Those are ``encode(text)`` or a call of the object, which give the ids (or a mapping with ``input_ids``), and
     ``decode(ids)``. Options of transformers and tiktoken are passed where they are taken, and attributes such as
-    ``all_special_ids`` are read where they are there. A tokenizer that cannot leave out the special tokens around a
-    text has them cut off.
+    ``all_special_ids`` are read where they are there. A tokenizer that cannot leave out the tokens around a text has
+    them cut off: what it makes of an empty one, or else the special ones.
     """
 
     sha256: str
@@ -191,10 +217,12 @@ class OtherTokenizer(TextTokenizer):
 
     def __init__(self, tokenizer: Any):
         encode = getattr(tokenizer, "encode", tokenizer)
-        if not callable(encode) or not callable(getattr(tokenizer, "decode", None)):
+        is_class = isinstance(tokenizer, type)
+        if is_class or not callable(encode) or not callable(getattr(tokenizer, "decode", None)):
+            what = f"the class {tokenizer.__name__}" if is_class else f"a {type(tokenizer).__name__}"
             raise UserError(
-                f"a {type(tokenizer).__name__} is no tokenizer: it must have encode(text), which gives token ids, and "
-                "decode(ids); give the path of a tokenizer.json, or an object with both"
+                f"{what} is no tokenizer: it must have encode(text), which gives token ids, and decode(ids); give the "
+                "path of a tokenizer.json, or an object with both"
             )
         self._given, self.tokenizer = tokenizer, tokenizer
         self._encode_whole = _with_options(encode, add_special_tokens=True, allowed_special="all")
@@ -202,8 +230,15 @@ class OtherTokenizer(TextTokenizer):
         self._decode = _with_options(
             tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        self._around = 0, 0
-        self._around = self._special_around(self._ids(self._encode, "a"))
+        some = self._ids(self._encode, "a")
+        of_nothing = self._ids(self._encode, "").tolist()
+        self._around = _around(some.tolist(), of_nothing) or self._special_around(some)
+        text = self.decode(some.tolist())
+        if not isinstance(text, str):
+            raise UserError(
+                f"the tokenizer ({type(tokenizer).__name__}) makes {str(text)[:60]} of token ids, a "
+                f"{type(text).__name__}; its decode(ids) must give a string"
+            )
         identity = [
             type(tokenizer).__name__,
             tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None,
@@ -224,8 +259,8 @@ class OtherTokenizer(TextTokenizer):
     def _ids(self, encode: Callable[[str], Any], text: str) -> np.ndarray:
         """What ``encode`` gives for a text, (T,) int64."""
         encoded = encode(text)
-        encoded = encoded["input_ids"] if isinstance(encoded, Mapping) else getattr(encoded, "ids", encoded)
-        ids = np.asarray(encoded)
+        is_mapping = isinstance(encoded, Mapping)
+        ids = np.asarray(encoded.get("input_ids") if is_mapping else getattr(encoded, "ids", encoded))
         ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
         if ids.size == 0:
             return np.empty(0, dtype=np.int64)
@@ -243,7 +278,8 @@ class OtherTokenizer(TextTokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `TextTokenizer`."""
-        return str(self._decode(list(ids)))
+        text: str = self._decode(list(ids))
+        return text
 
     @cached_property
     def with_template(self) -> Any:
@@ -255,17 +291,16 @@ class OtherTokenizer(TextTokenizer):
         """See `TextTokenizer`; none where it does not say."""
         if hasattr(self.tokenizer, "special_tokens_set"):  # tiktoken
             return frozenset(map(self.tokenizer.encode_single_token, self.tokenizer.special_tokens_set))
-        return frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+        return frozenset(getattr(self.tokenizer, "all_special_ids", None) or ())
 
-    @cached_property
-    def boundaries(self) -> frozenset[int]:
+    def named(self, name: str) -> set[int]:
         """See `TextTokenizer`."""
+        ids = getattr(self.tokenizer, f"{name}_token_id", None)
+        return set() if ids is None else set(np.atleast_1d(ids).tolist())
+
+    def _ids_with_usual_names(self) -> set[Any]:
         usual = {*END_OF_TEXT, *BEGIN_OF_TEXT}
-        ids = {token_id for token_id in self.special if self.decode([token_id]).strip() in usual}
-        end = getattr(self.tokenizer, "eos_token_id", None)
-        if end is not None and not self._has_template():
-            ids.add(end)
-        return frozenset(ids) & self.special
+        return {token_id for token_id in self.special if self.decode([token_id]).strip() in usual}
 
     @cached_property
     def added_before(self) -> tuple[int, ...]:

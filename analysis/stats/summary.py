@@ -45,6 +45,7 @@ def findings(result: Measurement) -> str:
         loss = {row["name"]: interval_text(row) for row in of_targets}
         said += [
             f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
+            *_of_documents(result),
             f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
             "short one",
             *_measured_in(result),
@@ -66,7 +67,7 @@ def findings(result: Measurement) -> str:
     if size["targets_measured"] < size["targets_over_tau"]:
         said.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
-        return "\n".join([*said, reason])
+        return "\n".join([*said, *_of_documents(result), reason])
     recovery, k = numbers.recovery(result), choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
     for level, of_level in recovery.groupby([*LEVEL], sort=False):
@@ -75,9 +76,7 @@ def findings(result: Measurement) -> str:
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
         said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
-    if special := settings.get("special_tokens"):
-        said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
-    said += _measured_in(result)
+    said += _of_documents(result) + _measured_in(result)
     said.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
     if result.has_xray:
@@ -94,8 +93,20 @@ def _measured_in(result: Measurement) -> list[str]:
     return [f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}"]
 
 
+def _of_documents(result: Measurement) -> list[str]:
+    """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
+    said, settings = [], result.settings
+    if documents := settings.get("documents"):
+        said.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
+    if special := settings.get("special_tokens"):
+        said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
+    return said
+
+
 def _chosen_special(result: Measurement) -> str:
-    """How many of the chosen tokens are special, of the default selector at the usual k."""
+    """How many of the chosen tokens are special, of the default selector at the usual k; empty without choices."""
+    if why_no_recovery(result):
+        return ""
     shares = numbers.special_tokens(result)
     if shares.empty:
         return ""

@@ -185,13 +185,17 @@ def influence_map(
         raise UserError(f"text takes one string or the path of a file, not a {type(text).__name__}")
     loaded = open_model(model, **options)
     source = open_texts(text if isinstance(text, TextFiles) else [text], loaded.reader)
+    least = n_short + 2  # with fewer there is nothing to measure
     if len(source.lengths) > 1:
-        log.warning("the text holds %s documents, of which the first is read", f"{len(source.lengths):,}")
-    tokens = source.tokens(0)
+        documents = f"{len(source.lengths):,}"
+        log.warning(
+            "the text holds %s documents, of which the first of %s tokens or more is read", documents, least
+        )
+    tokens = source.tokens(int(np.argmax(source.lengths >= least)))
     text_tokens = len(tokens)
     n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
     if not whole:
-        tokens = tokens[: max(n_long, n_short + 2)]  # with fewer there is nothing to measure
+        tokens = tokens[: max(n_long, least)]
     n_long = context_length(len(tokens), n_long, n_short)
     if len(tokens) < text_tokens:
         log.warning(

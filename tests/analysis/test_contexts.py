@@ -213,7 +213,7 @@ def test_a_text_by_itself_has_placebos_from_far_away_in_it(block):
         away = [s for s in range(length - n_far + 1) if not {*near} & {*range(s, s + n_far)}]
         drawn = np.random.default_rng([Stream.PASSAGE_PLACEBOS, 0, first]).choice(away)
         assert start == drawn
-    with refused("too few for placebos from it; give a second text, or one of at least"):
+    with refused("too few for placebos from it; give a second text of 14, or one of at least 8"):
         sample(open_texts([spelled(range(60))], READER), 40)
 
 

@@ -22,17 +22,21 @@ from analysis.xray import influence_map
 from tests.support.families import random_model
 from tests.support.refusals import refused
 
-END, BEGIN, OTHER = 90, 91, 92
+END, BEGIN, OTHER, SPACE = 90, 91, 92, 93
 
 
 def encode(text):
     return np.array([int(word) for word in text.split()], dtype=np.int64)
 
 
+def decode(ids):
+    return " ".join("\n" if token == SPACE else str(token) for token in ids)
+
+
 def documents(*strings, prefix=(), groups=None):
     """Token ids and group of every text that some strings become."""
     boundaries = frozenset({END, BEGIN})
-    reader = TextReader(encode, special=boundaries | {OTHER}, boundaries=boundaries, prefix=prefix)
+    reader = TextReader(encode, None, boundaries | {OTHER}, boundaries, prefix, decode)
     texts = Texts(reader, list(zip(groups or [None] * len(strings), strings, strict=True)), "texts")
     names = [None] * len(texts.lengths) if texts.groups is None else texts.groups.tolist()
     return [(texts.tokens(number).tolist(), name) for number, name in enumerate(names)]
@@ -48,6 +52,16 @@ def test_tokens_that_end_or_begin_a_document_divide_a_text():
     ]
     assert documents("1 90 2", "3", groups=["book", "site"]) == [([1], "book"), ([2], "book"), ([3], "site")]
     assert documents("90 91", "1") == [([], None), ([1], None)]
+
+
+def test_white_space_between_documents_is_none():
+    assert documents("1 2 90 93", "93 90 3") == [([1, 2], None), ([3], None)]
+    assert documents("93 91 1 93 90 93 93 91 2", prefix=(91,)) == [
+        ([1, 93], "texts 0 to 1"),
+        ([2], "texts 0 to 1"),
+    ]
+    assert documents("93", "1") == [([93], None), ([1], None)]  # what is no part of a text stays
+    assert documents("93 90 93", "1") == [([], None), ([1], None)]
 
 
 def test_a_prefix_that_is_written_out_is_not_doubled():
@@ -114,9 +128,7 @@ def test_a_written_out_document_is_measured_as_the_document_itself(tokenizer):
     together = measure(model, dict(zip("ab", packed, strict=True)), **OPTIONS, prefix="bos")
     pd.testing.assert_frame_equal(alone.targets, together.targets)
     pd.testing.assert_frame_equal(alone.choices, together.choices)
-    assert together.settings["prefix"] == [
-        41 if model[0].config.bos_token_id == 41 else model[0].config.bos_token_id
-    ]
+    assert together.settings["prefix"] == [41] != [model[0].config.bos_token_id]
 
 
 def test_one_packed_text_has_placebos_from_its_own_documents(tokenizer, caplog):
@@ -128,6 +140,49 @@ def test_one_packed_text_has_placebos_from_its_own_documents(tokenizer, caplog):
     assert "placebos are of other documents in it" in caplog.text
     with refused("second text"):
         measure(model, {"one": [words_with_turns(60, 7, 0)] * 2}, **OPTIONS)
+
+
+def test_short_documents_beside_one_leave_it_the_placebos_of_a_text_by_itself(tokenizer, caplog):
+    model = random_model(vocab_size=43, initializer_range=0.3), tokenizer
+    text = words_with_turns(150, 7, 0)
+    alone = measure(model, [text], **OPTIONS)
+    assert "only one text has 16 tokens or more: placebos are from it" in caplog.text
+    beside = measure(model, [f"{text} </s> w1 w2", "w3"], **OPTIONS)
+    columns = ["text", "position", "placebo_text", "placebo_start", "loss_long_nats"]
+    pd.testing.assert_frame_equal(beside.targets[columns], alone.targets[columns])
+
+
+@pytest.mark.parametrize("tau_nats", [0.5, 99.0])
+def test_it_is_said_that_texts_are_divided(tokenizer, caplog, tau_nats):
+    model = random_model(vocab_size=43, initializer_range=0.3), tokenizer
+    texts = [words_with_turns(60, 99, seed) for seed in range(3)]
+    line = "tokens that end or begin a document divide the texts into 3 documents"
+    options = {**OPTIONS, "tau_nats": tau_nats}
+    with caplog.at_level("INFO"):
+        result = measure(model, [" </s> ".join(texts[:2]), texts[2]], **options)
+    assert line in caplog.text and line in str(result) and "special tokens" not in str(result)
+    assert (result.settings["documents"], result.settings["special_tokens"]) == (3, None)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        result = measure(model, [f"{text} <turn> </s>" for text in texts], **options)
+    assert "3 special tokens in the texts are no targets" in str(result)
+    assert "divide the texts" not in caplog.text + str(result) and result.settings["documents"] is None
+
+
+def test_a_token_for_unknown_words_ends_no_document(caplog):
+    """As in GPT-2's configuration, with a vocabulary that does not have every word."""
+    words = Tokenizer(
+        models.WordLevel({f"w{number}": number for number in range(40)} | {"<end>": 40}, "<end>")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<end>")
+    reader = open_model(
+        (random_model(vocab_size=43), PreTrainedTokenizerFast(tokenizer_object=words, **names))
+    ).reader
+    with caplog.at_level("INFO"):
+        texts = open_texts(["w1 strange w2 <end> w3", "w4"], reader)
+    assert [len(texts.tokens(number)) for number in range(2)] == [5, 1] and texts.groups is None
+    assert "2 special tokens stand in the texts" in caplog.text
 
 
 def test_losses_of_a_uniform_guess_are_warned_of(tokenizer, caplog):
@@ -178,8 +233,8 @@ def test_an_xray_reads_one_document_and_special_tokens_need_nothing(tokenizer, c
     text = words_with_turns(24, 5, 0)
     options = {"n_long": 24, "n_short": 3, "prefix": "41", "progress": False, "tau_nats": -9.0}
     alone = influence_map(model, text, **options)
-    packed = influence_map(model, f"<s> {text} </s> {text}", **options)
-    assert "holds 2 documents, of which the first is read" in caplog.text
+    packed = influence_map(model, f"w1 w2 </s> <s> {text} </s> {text}", **options)
+    assert "holds 3 documents, of which the first of 5 tokens or more is read" in caplog.text
     pd.testing.assert_frame_equal(packed.tokens, alone.tokens)
     is_turn = (alone.tokens["token"] == 42).to_numpy()
     assert np.isnan(alone.gain_nats[is_turn]).all() and not np.isnan(alone.gain_nats[~is_turn][1:]).any()

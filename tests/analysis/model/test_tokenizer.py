@@ -38,6 +38,22 @@ class WithSpecial(Characters):
         return torch.tensor([126, *super().encode(text), 127])
 
 
+class AlwaysAround(Characters):
+    """It always puts 1 before a text and 2 behind it, and says so of none."""
+
+    all_special_ids = None
+
+    def encode(self, text):
+        return [1, *super().encode(text), 2]
+
+
+class WithEnds(Characters):
+    """Two of its tokens end a document."""
+
+    all_special_ids = [126, 127]
+    eos_token_id = [126, 127]
+
+
 class Called:
     """It is called, as one of transformers is."""
 
@@ -75,6 +91,8 @@ PLAIN = [ord(character) % 128 for character in TEXT]
     [
         (Characters(), PLAIN, (), set(), set()),
         (WithSpecial(), PLAIN, (126,), {126, 127}, {127}),
+        (AlwaysAround(), PLAIN, (1,), set(), set()),
+        (WithEnds(), PLAIN, (), {126, 127}, {126, 127}),
         (Called(), PLAIN, (1,), set(), set()),
         (LikeTiktoken(), PLAIN, (), {0}, {0}),
         (ByT5Tokenizer(), [byte + 3 for byte in TEXT.encode()], (), None, {1}),
@@ -97,6 +115,7 @@ def test_tokenizers_without_a_file_are_told_apart():
     tokenizers = [
         Characters(),
         WithSpecial(),
+        AlwaysAround(),
         Called(),
         LikeTiktoken(),
         ByT5Tokenizer(),
@@ -125,12 +144,24 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         def encode(self, text):
             return [-1, 2]
 
-    for tokenizer in (Words(), Negative()):
+    class Ids(Characters):
+        def encode(self, text):
+            return {"ids": super().encode(text)}
+
+    class Bytes(Characters):
+        def decode(self, ids):
+            return bytes(ids)
+
+    for tokenizer in (Words(), Negative(), Ids()):
         with refused("must give a list of token ids"):
             read_tokenizer(tokenizer)
+    with refused(r"\(Bytes\) makes b'a' of token ids, a bytes; its decode\(ids\) must give a string"):
+        read_tokenizer(Bytes())
     for tokenizer in (3, None, object(), str):
         with refused("is no tokenizer"):
             read_tokenizer(tokenizer)
+    with refused("the class Characters is no tokenizer: .* an object with both"):
+        read_tokenizer(Characters)
     with refused("is no tokenizer.json and no folder"):
         read_tokenizer("none/tokenizer.json")
     (tmp_path / "tokenizer.json").write_text('{"version": ')
@@ -179,3 +210,33 @@ def test_special_tokens_are_those_of_the_configuration_too(tmp_path):
     assert (read.special, read.boundaries) == ({1, 2}, {1})
     fast = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
     assert read_tokenizer(fast).boundaries == {1}
+    for named in ({"additional_special_tokens": [5, None, "<x>"]}, {"additional_special_tokens": "<end>"}):
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"eos_token": 5, "bos_token": ["a"], **named})
+        )
+        read = TextTokenizer(tmp_path / "tokenizer.json")
+        assert (read.special, read.boundaries) == ({2} if "<x>" in str(named) else set(), set())
+
+
+@pytest.mark.parametrize(
+    ("name", "of_tokenizer", "of_model", "prefix"),
+    [
+        ("bos", "<x>", 0, [2]),
+        ("bos", None, 0, [0]),
+        ("bos", "<x>", None, [2]),
+        ("eos", "<x>", 0, [2]),
+        ("eos", "<x>", [1, 2], [1]),
+    ],
+)
+def test_bos_is_the_tokenizer_s_where_the_model_names_another(name, of_tokenizer, of_model, prefix):
+    words = Tokenizer(models.WordLevel({"a": 0, "<end>": 1, "<x>": 2}, unk_token="a"))
+    model = random_model(vocab_size=43)
+    setattr(model.config, f"{name}_token_id", of_model)
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, **{f"{name}_token": of_tokenizer})
+    assert list(open_model((model, fast), prefix=name).prefix) == prefix
+
+
+def test_a_vocabulary_without_a_token_for_unknown_words_is_read():
+    words = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}))
+    words.add_special_tokens(["</s>"])
+    assert read_tokenizer(words).boundaries == {1}
