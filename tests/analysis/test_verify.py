@@ -6,7 +6,7 @@ import pytest
 
 from analysis import TextFiles
 from analysis.measuring import measure
-from analysis.result import load
+from analysis.api import load
 from analysis.verify import verify
 from tests.support.refusals import refused
 from tests.support.small_measurement import SMALL, TEXTS, model
