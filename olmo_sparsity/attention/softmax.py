@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import Attention, AttentionMask, Shape, register
+from olmo_sparsity.attention.attention import Attention, AttentionMask, Shape, register
 
 
 def masked_scores(scores: Tensor, mask: AttentionMask) -> Tensor:

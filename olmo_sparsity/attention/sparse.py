@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import Attention, AttentionMask, Shape, register
+from olmo_sparsity.attention.attention import Attention, AttentionMask, Shape, register
 from olmo_sparsity.attention.softmax import masked_scores, masked_softmax
 
 _STEPS = 16

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from analysis import TextFiles
-from analysis.measuring import measure
 from analysis.api import load
+from analysis.measuring import measure
 from analysis.verify import verify
 from tests.support.refusals import refused
 from tests.support.small_measurement import SMALL, TEXTS, model
