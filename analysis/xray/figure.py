@@ -17,7 +17,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from analysis.figures import style
 from analysis.pieces import code_point
 from analysis.stats.measured import nats
-from analysis.xray.map import InfluenceMap
+from analysis.xray.influences import Influences
 
 MOST_CELLS = 360
 """Cells in a row; with more tokens, a cell stands for several."""
@@ -37,7 +37,7 @@ _ANGLES = (35, 0, 70, 20, 52, 90, 110, -35, 145, -70, 180, -110, -145)
 
 
 @matplotlib.rc_context(style.STYLE)
-def map_figure(xray: InfluenceMap) -> Figure:
+def map_figure(xray: Influences) -> Figure:
     """Influence of every token (across) on every later one (down), and beside it their gains."""
     matrix, step = _pooled(xray.matrix(), MOST_CELLS)
     top = max(1.0, float(np.nanmax(np.abs(matrix), initial=0.0)))
@@ -80,7 +80,7 @@ def _pooled(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     return np.take_along_axis(cells, largest, axis=2)[..., 0], step
 
 
-def _name_strongest(figure: Figure, axes: Axes, xray: InfluenceMap, count: int) -> None:
+def _name_strongest(figure: Figure, axes: Axes, xray: Influences, count: int) -> None:
     """Number the ``count`` largest influences and name them, in the corner where nothing is measured."""
     strongest = xray.needed_most(count)
     lines = ["needed → predicted"]

@@ -13,129 +13,50 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.arguments import finite_number, whole_number
 from analysis.contexts import Contexts
-from analysis.parquet import read_frame, write_frame
-from analysis.pieces import readable
-from analysis.stats.measured import nats
+from analysis.xray.influences import Influences
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.progress import duration
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.text_files import TextFiles
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger(__name__)
 
 MOST_CONTEXT = 1024
 """N where none is given and the model reads more."""
-MAP_NAME, ABOUT_NAME = "xray.parquet", "xray.json"
 
 
 @dataclass(eq=False, repr=False)
-class InfluenceMap:
-    """Losses and influences of every token of a text. In Jupyter it shows itself."""
+class InfluenceMap(Influences):
+    """Losses and influences of every token of a text, as a figure and as a page. In Jupyter it shows itself."""
 
-    tokens: pd.DataFrame
-    """A row per token: token (its id), piece (its text), loss_long_nats (NaN of the first, which nothing predicts, and
-    of special tokens, which are no targets),
-    loss_short_nats (L_long where the context has no more than M tokens), first_far (place of the first far token),
-    influence (leave-one-out influence of each far token from there on, in nats; may be empty)."""
-    about: dict[str, Any]
-    """What was measured: model, model_sha256, text, text_tokens (how many the text has; the map may be of the first
-    ones alone), n_long, n_short, prefix (token ids), tau_nats, dtype, commit."""
+    def plot(self) -> Figure:
+        """The heat map."""
+        from analysis.xray.figure import map_figure  # not above: a map is measured without matplotlib
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @cached_property
-    def gain_nats(self) -> np.ndarray:
-        """(T,) L_short - L_long."""
-        return (self.tokens["loss_short_nats"] - self.tokens["loss_long_nats"]).to_numpy()
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """What people read of every token, see `analysis.pieces.readable`, (T,)."""
-        return readable(self.tokens["piece"].tolist())
-
-    @property
-    def extent(self) -> str:
-        """How much was read: "282 tokens", or "1,024 tokens (the first of 3,210)"."""
-        text_tokens = self.about.get("text_tokens", len(self))
-        first = f" (the first of {text_tokens:,})" if text_tokens > len(self) else ""
-        return f"{len(self):,} tokens{first}"
-
-    @property
-    def over(self) -> np.ndarray:
-        """Places of the tokens that gain more than tau, ascending."""
-        return np.flatnonzero(self.gain_nats > self.about["tau_nats"])
-
-    def matrix(self) -> np.ndarray:
-        """Influence of token i on token t at [t, i], (T, T) float32; NaN where i is no far token of t."""
-        matrix = np.full((len(self), len(self)), np.nan, dtype=np.float32)
-        rows = zip(matrix, self.tokens["first_far"], self.tokens["influence"], strict=True)
-        for of_token, first, influence in rows:
-            of_token[first : first + len(influence)] = influence
-        return matrix
-
-    def strongest(self, t: int, count: int) -> list[tuple[int, float]]:
-        """Place and influence of the ``count`` far tokens of largest magnitude for token t, the strongest first."""
-        row, first = self.tokens["influence"][t], int(self.tokens["first_far"][t])
-        order = np.argsort(-np.abs(np.nan_to_num(row)), kind="stable")[:count]
-        return [(first + int(i), float(row[i])) for i in order if not np.isnan(row[i])]
-
-    def needed_most(self, count: int) -> list[tuple[float, int, int]]:
-        """The ``count`` largest influences above 0, one for each token t at most: (nats, place i, t), descending."""
-        rows = zip(self.tokens["first_far"], self.tokens["influence"], strict=True)
-        largest = [
-            (float(np.nanmax(row)), int(first + np.nanargmax(row)), t)
-            for t, (first, row) in enumerate(rows)
-            if not np.isnan(row).all()
-        ]
-        return sorted((needed for needed in largest if needed[0] > 0), reverse=True)[:count]
-
-    def save(self, folder: str | Path) -> None:
-        """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_frame(Path(folder) / MAP_NAME, self.tokens)
-        write_json(Path(folder) / ABOUT_NAME, self.about)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> InfluenceMap:
-        """What `save` wrote. Raises `UserError` where it is missing or damaged."""
-        about = read_json(Path(folder) / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
-        return cls(read_frame(Path(folder) / MAP_NAME), about)
-
-    def plot(self) -> Any:
-        """The heat map, a matplotlib figure."""
-        return import_module("analysis.xray.figure").map_figure(self)
+        return map_figure(self)
 
     def to_html(self, path: str | Path | None = None, *, command: str | None = None) -> str:
         """The page; written to ``path`` where one is given. ``command``: the command line that it is made by."""
-        return str(import_module("analysis.xray.page").page(self, path, command=command))
+        from analysis.xray.page import page
+
+        return page(self, path, command=command)
 
     def _repr_html_(self) -> str:
-        return str(import_module("analysis.xray.page").in_notebook(self.to_html()))
+        from analysis.xray.page import in_notebook
 
-    def __repr__(self) -> str:
-        """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
-        about = self.about
-        needs = [
-            f"; {self.labels[t]!r} at {t} needs {self.labels[i]!r} at {i} most, by {most:.2f} nats"
-            for most, i, t in self.needed_most(1)
-        ]
-        return (
-            f"InfluenceMap: {len(self.over):,} of {self.extent} gain more than {nats(about['tau_nats'])} "
-            f"(N = {about['n_long']}, M = {about['n_short']}){''.join(needs)}"
-        )
+        return in_notebook(self.to_html())
 
 
 def influence_map(

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from analysis.stats.measured import nats
 from analysis.xray.figure import map_figure
-from analysis.xray.map import InfluenceMap
+from analysis.xray.influences import Influences
 from olmo_sparsity.util.files import write_text
 
 MOST_NEEDED = 16
@@ -34,7 +34,7 @@ _DISPLAY_HEIGHT = 720
 """Of the page in Jupyter, in pixels."""
 
 
-def page(xray: InfluenceMap, path: str | Path | None = None, *, command: str | None = None) -> str:
+def page(xray: Influences, path: str | Path | None = None, *, command: str | None = None) -> str:
     """The page of a map, as HTML; written to ``path`` where one is given."""
     loader = jinja2.PackageLoader("analysis", "xray")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
@@ -73,7 +73,7 @@ def in_notebook(html: str) -> str:
     )
 
 
-def page_data(xray: InfluenceMap) -> dict[str, Any]:
+def page_data(xray: Influences) -> dict[str, Any]:
     """All that page.js reads; an influence is ``[place of the token that is needed, nats]``, a loss may be null.
 
     ``labels``: by place, of the tokens that are shown as something else than their piece.
