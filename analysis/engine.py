@@ -41,6 +41,7 @@ from analysis.selectors import Selection, SelectorInput, check_selector, find_se
 from analysis.texts import Texts
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import user_path
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ def measure(
             check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
+        size, folder = targets_per_batch(targets_per_block), None if out is None else user_path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
 
 
