@@ -27,7 +27,7 @@ from analysis.pieces import readable
 from analysis.result import read_frame, write_frame
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.files import read_json, user_path, write_json
 from olmo_sparsity.util.progress import duration
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import current_commit
@@ -104,15 +104,15 @@ class InfluenceMap:
 
     def save(self, folder: str | Path) -> None:
         """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_frame(Path(folder) / MAP_NAME, self.tokens)
-        write_json(Path(folder) / ABOUT_NAME, self.about)
+        write_frame(user_path(folder) / MAP_NAME, self.tokens)
+        write_json(user_path(folder) / ABOUT_NAME, self.about)
 
     @classmethod
     def load(cls, folder: str | Path) -> InfluenceMap:
         """What `save` wrote. Raises `UserError` where it is missing or damaged."""
-        about = read_json(Path(folder) / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
-        return cls(read_frame(Path(folder) / MAP_NAME), about)
+        folder = user_path(folder)
+        about = read_json(folder / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
+        return cls(read_frame(folder / MAP_NAME), about)
 
     def plot(self) -> Any:
         """The heat map, a matplotlib figure."""
