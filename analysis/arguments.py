@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import user_path
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:
@@ -46,7 +47,7 @@ def folder(name: str, value: Any) -> Path:
     """The path of a folder, which need not exist. Raises `UserError` where none can be made."""
     if not isinstance(value, str | Path):
         raise UserError(f"{name} takes the path of a folder, not {value!r}")
-    path = Path(value)
+    path = user_path(value)
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise UserError(f"{name}={str(value)!r}: {parent} is a file; give another folder")

@@ -23,6 +23,7 @@ from olmo_sparsity.util.arguments import (
     Parser,
     finite_number,
     out_folder,
+    path,
     texts,
     whole_number,
     whole_number_or_zero,
@@ -138,14 +139,20 @@ def figure2() -> None:
     """Print all numbers of a result and draw its figures."""
     parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULT", help="folder that influence wrote, or that of a study")
+    add(
+        "results",
+        nargs="+",
+        type=path,
+        metavar="RESULT",
+        help="folder that influence wrote, or that of a study",
+    )
     cells = "names of the results to take from a study, comma-separated; a study needs some (default: none)"
     add("--cells", type=texts, metavar="NAMES", help=cells)
     labels = "a name for each result, comma-separated; those of one name are joined (default: all are joined)"
     add("--labels", type=texts, metavar="NAMES", help=labels)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: the first RESULT)")
     by_position = "folder that the command length wrote, to draw loss by position too (default: none)"
-    add("--length", type=Path, metavar="DIR", help=by_position)
+    add("--length", type=path, metavar="DIR", help=by_position)
     selectors = (
         "selectors that figure2 shows, comma-separated (default: target-blind and signed ones, and controls)"
     )
@@ -163,11 +170,12 @@ def figure2() -> None:
     add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
     given = parser.parse_args()
     from analysis.figures.dependencies import all_figures
-    from analysis.figures.style import save_figure
+    from analysis.figures.style import check_width, save_figure
     from analysis.stats.summary import every_number, summary
 
     if given.resamples < 1000:
         raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")
+    check_width(given.width)
     results = _joined_by_label(given.results, given.cells, given.labels)
     bootstrap = {"resamples": given.resamples, "seed": given.seed}
     looks = {name: getattr(given, name) for name in ("selectors", "k", "width", "heading")}
@@ -178,7 +186,7 @@ def figure2() -> None:
         looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
         print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
-    folder = given.out or Path(given.results[0])
+    folder = given.out or given.results[0]
     written = [
         path
         for name, figure in all_figures(results, **looks, **bootstrap).items()
@@ -190,7 +198,7 @@ def figure2() -> None:
 
 
 def _joined_by_label(
-    folders: list[str], cells: tuple[str, ...] | None, labels: tuple[str, ...] | None
+    folders: list[Path], cells: tuple[str, ...] | None, labels: tuple[str, ...] | None
 ) -> dict[str, Any]:
     """The results by label, those of one label joined; without labels all of them, under the name ""."""
     from analysis.api import Result, load_study
@@ -238,7 +246,7 @@ def xray() -> None:
     add("model", metavar="MODEL", help=MODEL)
     add(
         "--text",
-        type=Path,
+        type=path,
         required=True,
         metavar="FILE",
         help="file to read, of any kind that influence reads",
@@ -305,7 +313,7 @@ def verify() -> None:
     """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
     parser = Parser(prog="olmo-sparsity verify", description=VERIFY)
     add = parser.add_argument
-    add("result", type=Path, metavar="RESULT", help="folder that influence wrote")
+    add("result", type=path, metavar="RESULT", help="folder that influence wrote")
     add("--model", help="path or id of the model to measure with (default: the one that RESULT names)")
     targets = "how many targets over tau to measure again, at least (default: 100)"
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)

@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.parquet import read_frame, write_frame
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, read_json, write_json
+from olmo_sparsity.util.files import atomic_path, read_json, user_path, write_json
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class Measurement:
 
         Raises `UserError` for a folder without a result, of another version, or damaged.
         """
-        folder = Path(folder)
+        folder = user_path(folder)
         head = read_json(
             folder / RESULT_NAME, "give a folder that `olmo-sparsity influence --out` or Result.save wrote"
         )
@@ -336,7 +336,7 @@ class Measurement:
 
 def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
     """Write several results, by the name of their cell, as one: `load_study` reads them."""
-    folder = Path(folder)
+    folder = user_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     study = {str(cell): result for cell, result in study.items()}
     for result in study.values():

@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import user_path
 from olmo_sparsity.util.text_fields import URL_FIELD, group_of_url
 from olmo_sparsity.util.text_files import TextFiles, is_corpus
 from olmo_sparsity.util.text_rows import kind_of
@@ -244,7 +245,7 @@ def _path_of(text: str | os.PathLike[str]) -> Path | None:
     if isinstance(text, str) and ("\n" in text or len(text) > _LONGEST_PATH or not text.strip()):
         return None
     try:
-        path = Path(text).expanduser()
+        path = user_path(text)
         if path.exists():
             return path
     except PermissionError as error:
@@ -252,7 +253,7 @@ def _path_of(text: str | os.PathLike[str]) -> Path | None:
             f"{str(text)!r} cannot be read ({error.strerror}); mend the path or its rights, or, where it is a text, "
             "end it with a line break"
         ) from error
-    except (OSError, ValueError, RuntimeError):  # too long a name, a NUL byte, no such user
+    except (OSError, ValueError):  # too long a name, a NUL byte
         pass
     if not isinstance(text, str) or kind_of(text):
         raise UserError(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.util.arguments import whole_number
+from olmo_sparsity.util.arguments import path, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.text_files import TextFiles
 
@@ -23,8 +22,8 @@ ATTENTION = """how transformers computes attention: eager (plain matrix products
 PASS = """maximum number of tokens in one forward pass; halved where memory runs out (default: 1,024 on a CPU, 65,536 on
 a GPU)"""
 TEXT = """files to read, or a folder with files of one kind: each .txt, .md or other file is one text and group; .jsonl,
-.json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON also messages), of the group in
-the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""
+.ndjson, .json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON and Parquet also messages),
+of the group in the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""
 CORPUS = "folder that prepare_data wrote (default: {default})"
 TEXT_FIELD = "field or column of the files of --text that holds the text (default: text)"
 GROUP_FIELD = """field or column of the files of --text that names the book or site; none: no groups (default: group,
@@ -51,8 +50,8 @@ def add_text_options(
     """What is read: files, or a prepared corpus; ``default``, in words, where neither is given."""
     group = parser.add_argument_group("the text")
     source = group.add_mutually_exclusive_group().add_argument
-    source("--text", nargs="+", type=Path, metavar="FILE", help=TEXT)
-    source("--corpus", metavar="DIR", help=CORPUS.format(default=default))
+    source("--text", nargs="+", type=path, metavar="FILE", help=TEXT)
+    source("--corpus", type=path, metavar="DIR", help=CORPUS.format(default=default))
     add_field_options(group)
     group.add_argument("--group-field", metavar="NAME", help=GROUP_FIELD)
     group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")

@@ -41,7 +41,7 @@ from olmo_sparsity.data.near_copies import in_near_copy
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, open_verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.files import sha256_file, user_path
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.olmo import PositionedOLMo
@@ -256,7 +256,7 @@ class PreparedTexts(Texts):
     def __init__(self, corpus: str | Path, split: str = "heldout", special: frozenset[int] = frozenset()):
         self.special = special
         self._files = open_verified(corpus, split)
-        self.name, self.sha256 = str(corpus), sha256_file(Path(corpus) / MANIFEST_NAME)
+        self.name, self.sha256 = str(corpus), sha256_file(user_path(corpus) / MANIFEST_NAME)
         self.lengths = np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
         self.groups = groups_of(self._files)
         self.in_message = {}
@@ -274,7 +274,7 @@ class PreparedTexts(Texts):
 
 def corpus_of(model: str) -> str:
     """Path of the prepared corpus that a run or checkpoint was trained on. Raises `UserError` where it names none."""
-    folder = Path(model if Path(model).exists() else model.rpartition("@")[0] or model)
+    folder = user_path(model if user_path(model).exists() else model.rpartition("@")[0] or model)
     of_project = folder.is_dir() and not (folder / "config.json").is_file()
     corpus = config_of(resolve_checkpoint(folder)).corpus.path if of_project else None
     if corpus is None:

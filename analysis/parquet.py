@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.files import atomic_path, user_path
 
 _INT64 = (
     "target_id",
@@ -64,10 +64,13 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
         (floats if of_floats else others).append(column.name + ".list.element" * is_list)
     encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            table, temporary, compression="zstd", compression_level=9, write_page_checksum=True, **encodings
-        )
+    write_table(path, table, compression_level=9, write_page_checksum=True, **encodings)
+
+
+def write_table(path: str | Path, table: pa.Table, **how: Any) -> None:
+    """Write a table of Arrow as Parquet, atomically, with zstd."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:  # Arrow would take a:b for an address
+        pq.write_table(table, file, compression="zstd", **how)
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -87,7 +90,8 @@ def read_parquet(path: str | Path) -> pd.DataFrame:
     Without Arrow's threads: on a busy machine they may abort a process that is done (exit code 134).
     """
     how: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
-    return pq.read_table(path, **how).to_pandas(use_threads=False)
+    with open(user_path(path), "rb") as file:  # Arrow would take a:b for an address
+        return pq.read_table(file, **how).to_pandas(use_threads=False)
 
 
 def _type(name: str, values: pd.Series) -> pa.DataType | None:

@@ -30,7 +30,7 @@ from olmo_sparsity.tensor_files import load_tensors, write_tensors
 from olmo_sparsity.util.background import in_background
 from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
+from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, user_path
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -79,7 +79,7 @@ def step_of(folder: Path) -> int:
 
 def resolve_checkpoint(path: str | Path) -> Path:
     """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
-    path = Path(path)
+    path = user_path(path)
     if (path / WEIGHTS).is_file():
         return path
     if not (existing := checkpoints(path)):

@@ -25,7 +25,7 @@ from olmo_sparsity.data.windows import fitting_tokenizer
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.util.files import atomic_path, sha256_file, user_path, write_json
 from olmo_sparsity.util.provenance import provenance
 
 EXPORT_NAME = "olmo_sparsity.json"
@@ -38,7 +38,7 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = F
     whose numbers differ a little. Raises `UserError` for bad input, for a shape that no class has, and where ``out`` is
     there already.
     """
-    source, out = resolve_checkpoint(checkpoint), Path(out)
+    source, out = resolve_checkpoint(checkpoint), user_path(out)
     if (source / "config.json").is_file():
         raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
     if out.exists():

@@ -28,7 +28,8 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from analysis.stats.measured import BEST, CONTROLS, NET, TRUE, default_selector
-from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, user_path
 
 Look = dict[str, Any]
 """Colour, marker and line style, as matplotlib takes them."""
@@ -70,6 +71,9 @@ OF_PLACEBO: Look = {
 """What every curve of a placebo has of its own: it is thin, dashed and hollow."""
 IN_LEGEND: dict[str, Look] = {"placebo: dashed, hollow": {"color": "0.2", "marker": "o", **OF_PLACEBO}}
 _DPI = 200
+_WIDTHS = (2, 100)
+"""In inches: panels collapse in a narrower figure, and a wider one has more dots than matplotlib draws."""
+_FORMATS = (".png", ".pdf", ".svg")
 _TOO_FAR = 4
 _MARGIN = 0.08
 """Beside the points, where bars are cut: a share of what is shown."""
@@ -198,8 +202,17 @@ def _placed(axes: Axes, artists: Iterable[Line2D | Bars], dimension: int) -> np.
     return placed[np.isfinite(placed)]
 
 
+def check_width(width: float) -> None:
+    """Raise `UserError` for a width in inches at which no panel can be drawn."""
+    if not _WIDTHS[0] <= width <= _WIDTHS[1]:
+        raise UserError(
+            f"a figure cannot be {width:g} inches wide; give a width from {_WIDTHS[0]} to {_WIDTHS[1]}"
+        )
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that knows nothing of pyplot; draw into it with `STYLE` in force."""
+    check_width(width)
     figure = Figure(figsize=(width, height), layout=_Layout(w_pad=0.06))
     FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
     return figure
@@ -223,6 +236,7 @@ def small_panels(
 
     All have the same axes, which ``x`` and ``y`` name.
     """
+    check_width(width)
     rows = math.ceil(len(titles) / max(1, math.floor(width / least)))
     columns = math.ceil(len(titles) / rows)
     width = min(width, max(COLUMN, 2.6 * columns))
@@ -332,9 +346,17 @@ def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
 
     ``path``: of the file, or parts of it; without an ending a .png is written. A PNG has 200 dots per inch and a
     palette of 256 colours, which makes it a fraction of the size.
+
+    Raises `UserError` for another ending, and for the name of a folder.
     """
-    whole = Path(*path)
+    whole = user_path(Path(*path))
+    if whole.is_dir():
+        raise UserError(f"{whole} is a folder; name a file for the figure, such as {whole / 'figure.png'}")
     whole = whole if whole.suffix else whole.with_suffix(".png")
+    if whole.suffix not in _FORMATS:
+        raise UserError(
+            f"{whole}: figures are not written as {whole.suffix}; end the name in {', '.join(_FORMATS)}"
+        )
     with atomic_path(whole) as temporary, matplotlib.rc_context(STYLE):
         figure.savefig(temporary, format=whole.suffix[1:], dpi=_DPI, metadata=_UNDATED.get(whole.suffix))
         if whole.suffix == ".png":

@@ -34,7 +34,7 @@ from analysis.model.tokenizer import TOKENIZER, OtherTokenizer, TextDecoder, Tex
 from analysis.texts import TextReader
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import read_json
+from olmo_sparsity.util.files import read_json, user_path
 from olmo_sparsity.util.provenance import keep_freed_memory, machine, pick_device
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def _ours() -> Any:
 
 
 def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
-    changed = None if Path(text).expanduser().exists() else _CHANGED.fullmatch(text)
+    changed = None if user_path(text).exists() else _CHANGED.fullmatch(text)
     name, change = (changed["path"], changed["change"]) if changed else (text, None)
     path = _local_path(name)
     if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
@@ -387,7 +387,7 @@ def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
 
 def _local_path(name: str) -> Path:
     """Where a model lies, got from the hub first where its name is of one there. Raises `UserError` for no model."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise UserError(f"{name} is a file, and no .gguf; give the folder of the model, with its config.json")
     if path.exists():

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import read_json, sha256_file
+from olmo_sparsity.util.files import read_json, sha256_file, user_path
 from olmo_sparsity.util.special_tokens import BEGIN_OF_TEXT, END_OF_TEXT
 
 TOKENIZER = "tokenizer.json"
@@ -44,7 +44,7 @@ def read_tokenizer(tokenizer: Any) -> TextTokenizer:
     if isinstance(tokenizer, TextTokenizer):
         return tokenizer
     if isinstance(tokenizer, str | Path):
-        path = Path(tokenizer).expanduser()
+        path = user_path(tokenizer)
         if path.is_dir() and not (path / TOKENIZER).is_file():
             return read_tokenizer(_of_folder(path))
         return TextTokenizer(path / TOKENIZER if path.is_dir() else path)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
-from analysis.parquet import read_parquet
+from analysis.parquet import read_parquet, write_table
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
     ClusterBootstrap,
@@ -33,7 +34,7 @@ from analysis.stats.bootstrap import (
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
+from olmo_sparsity.util.files import read_json, remove, user_path, write_json
 from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
@@ -130,7 +131,7 @@ class Probe(ABC):
         settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split} | self.settings(
             sample
         )
-        parts = None if out is None else Path(out) / f"{self.RESULT.NAME}-parts"
+        parts = None if out is None else user_path(out) / f"{self.RESULT.NAME}-parts"
         of_models: list[pd.DataFrame] = []
         for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
             measured_so = json.dumps([settings, about], sort_keys=True)
@@ -289,7 +290,7 @@ class ProbeResult:
 
     def save(self, folder: str | Path) -> Path:
         """Write the JSON file and the Parquet file; returns the path of the first."""
-        path = Path(folder) / f"{self.NAME}.json"
+        path = user_path(folder) / f"{self.NAME}.json"
         _write_rows(path.with_suffix(".parquet"), self.rows)
         content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
         for name, value in content.items():
@@ -304,7 +305,8 @@ class ProbeResult:
 
         What an older version wrote beside the fields of this one is left out.
         """
-        path = Path(path, f"{cls.NAME}.json") if Path(path).is_dir() else Path(path)
+        path = user_path(path)
+        path = path / f"{cls.NAME}.json" if path.is_dir() else path
         content = read_json(path, "measure again, or give the folder of a result")
         if (content.get("kind"), content.get("version")) != (cls.KIND, 1):
             raise UserError(f"{path} is no file of {cls.KIND} that this version reads; measure again")
@@ -351,8 +353,7 @@ class ProbeResult:
 
 
 def _write_rows(path: Path, rows: pd.DataFrame) -> None:
-    with atomic_path(path) as temporary:
-        rows.to_parquet(temporary, compression="zstd", index=False)
+    write_table(path, pa.Table.from_pandas(rows, preserve_index=False))
 
 
 # --- the command ---

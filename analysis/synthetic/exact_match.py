@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
-from analysis.parquet import read_parquet
+from analysis.parquet import read_parquet, write_table
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import EXACT_MATCH_NAME, atomic_path, read_exact_match
+from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match, user_path
 
 Settings = Mapping[Any, Any]
 """A row of a frame, or what of it says how a model was trained."""
@@ -87,9 +88,7 @@ def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
 
 def save(path: str | Path, frame: pd.DataFrame) -> None:
     """Write a frame of `COLUMNS` as Parquet, atomically; every page has a checksum."""
-    with atomic_path(path) as temporary:
-        how: Any = {"compression": "zstd", "write_page_checksum": True}
-        frame[COLUMNS].to_parquet(temporary, index=False, **how)
+    write_table(path, pa.Table.from_pandas(frame[COLUMNS], preserve_index=False), write_page_checksum=True)
 
 
 def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
@@ -99,7 +98,7 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     Raises `UserError` where there are none.
     """
     frames = []
-    for path in map(Path, paths):
+    for path in map(user_path, paths):
         found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH_NAME)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()

@@ -34,7 +34,7 @@ from matplotlib.patches import Patch
 import analysis.figures.style as style
 from analysis.stats.show import show
 from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
-from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.arguments import Parser, out_folder, path
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit, library_versions
 
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument(
         "--rows",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="also write all rows that were read to this .parquet file (default: none)",
     )

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.parquet import read_frame, write_frame
 from analysis.pieces import readable
 from analysis.stats.measured import nats
-from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.files import read_json, user_path, write_json
 
 MAP_NAME, ABOUT_NAME = "xray.parquet", "xray.json"
 
@@ -82,15 +82,15 @@ class Influences:
 
     def save(self, folder: str | Path) -> None:
         """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_frame(Path(folder) / MAP_NAME, self.tokens)
-        write_json(Path(folder) / ABOUT_NAME, self.about)
+        write_frame(user_path(folder) / MAP_NAME, self.tokens)
+        write_json(user_path(folder) / ABOUT_NAME, self.about)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """What `save` wrote. Raises `UserError` where it is missing or damaged."""
-        about = read_json(Path(folder) / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
-        return cls(read_frame(Path(folder) / MAP_NAME), about)
+        folder = user_path(folder)
+        about = read_json(folder / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
+        return cls(read_frame(folder / MAP_NAME), about)
 
     def __repr__(self) -> str:
         """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""

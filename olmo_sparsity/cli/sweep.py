@@ -96,7 +96,8 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
             words = [*overrides, *(f"--{key}={value}" for key, value in settings.items())]
             cells.append(_cell(options, options.out / name, path, words))
         except UserError as error:
-            raise UserError(f"no cell is started, for one cannot run: {name}: {error}") from error
+            what, *problems = error.args
+            raise UserError(f"no cell is started, for one cannot run: {name}: {what}", *problems) from error
     if len({cell.folder for cell in cells}) < len(cells):
         raise UserError("two cells would share a folder; put them into two sweeps")
     return options, cells

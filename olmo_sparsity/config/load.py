@@ -27,7 +27,7 @@ from olmo_sparsity.config.rules import NOT_FIXED, rules
 from olmo_sparsity.config.schema import IGNORED, Config, field_value, is_set
 from olmo_sparsity.config.validate import validate
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import find_shipped
+from olmo_sparsity.util.files import find_shipped, user_path
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +49,20 @@ def load_config(
     """
     values = None
     try:
-        values = _merged(find_shipped(path), overrides)
+        values = _merged(find_shipped(user_path(path)), overrides)
         if left_open := [line for line in om.to_yaml(values).splitlines() if line.endswith(": ???")]:
             raise ValueError(f"{left_open[0].strip()} is left open; give it a value")
         values = om.masked_copy(values, [*only]) if only else values
         config = cast(Config, om.to_object(om.merge(_defaults(), values)))
         om.structured(config)  # looks at the elements of lists too; what is refused here could not be saved
+        _expand_home(config)
     except NOT_LOADED as error:
         raise UserError(f"{path}: {_in_one_line(error)}{_missing_variables(error, values)}") from error
     notes = _taken_over(config)
     if problems := validate(config):
-        head = f"{len(problems)} problems in {path}:\n  " if len(problems) > 1 else f"{path}: "
-        raise UserError(head + "\n  ".join(problems))
+        if len(problems) > 1:
+            raise UserError(f"{len(problems)} problems in {path}:", *problems)
+        raise UserError(f"{path}: {problems[0]}")
     for note in notes if warn else ():
         log.warning("%s: %s", path, note)
     if warn and (ignored := ignored_fields(config) | _unlike_neox(config, values)):
@@ -68,6 +70,21 @@ def load_config(
         texts = (f"{', '.join(name for name in ignored if ignored[name] == why)} ({why})" for why in reasons)
         log.warning("%s: no effect here: %s", path, "; ".join(texts))
     return config
+
+
+def _expand_home(config: Config) -> None:
+    """Put the home folder in the place of ``~`` in all paths of a config."""
+    for section, name in (
+        (config, "save_folder"),
+        (config, "initial_weights"),
+        (config, "load_path"),
+        (config.corpus, "path"),
+        (config.tokenizer, "identifier"),
+    ):
+        if path := getattr(section, name):
+            setattr(section, name, os.path.expanduser(path))
+    for data in (config.data, config.evaluation):
+        data.paths = data.paths and list(map(os.path.expanduser, data.paths))
 
 
 def ignored_fields(config: Config) -> dict[str, str]:

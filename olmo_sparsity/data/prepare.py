@@ -37,7 +37,15 @@ from olmo_sparsity.data.tokens import (
     tokenizer_file,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.files import (
+    atomic_path,
+    folder_lock,
+    read_json,
+    remove,
+    sha256_file,
+    user_path,
+    write_json,
+)
 from olmo_sparsity.util.provenance import available_cores
 from olmo_sparsity.util.text_rows import read_rows
 
@@ -62,7 +70,7 @@ def prepare(
     returned. Raises `UserError` for bad input, and for a folder that holds another corpus.
     """
     settings.check(in_shards=shard is not None)
-    request, out = {"pipeline": PIPELINE_VERSION, **settings.request()}, Path(out)
+    request, out = {"pipeline": PIPELINE_VERSION, **settings.request()}, user_path(out)
     finished = (out / MANIFEST_NAME).is_file()  # then it may be on a disk that cannot be written to
     with nullcontext() if finished else folder_lock(out, part=shard and f"{shard[0]}-of-{shard[1]}"):
         if manifest := _claim(out, request):

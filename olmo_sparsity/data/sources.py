@@ -30,7 +30,7 @@ from olmo_sparsity.data.text import Document, Unit, find_eos, paragraphs, write_
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
 from olmo_sparsity.util.arguments import argument, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.files import atomic_path, sha256_file, user_path
 from olmo_sparsity.util.text_fields import NO_GROUPS, URL_FIELD, Fields
 from olmo_sparsity.util.text_files import expand_folders
 from olmo_sparsity.util.text_rows import KINDS, check_encoding, is_plain, kind_of, read_rows, read_text
@@ -93,9 +93,11 @@ def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
     hub, or a folder of the same layout, or of its files. Raises `UserError` where there is none."""
     from datasets import load_dataset
 
+    local = user_path(dataset)
+    dataset = str(local) if local.is_dir() else dataset
     name, files = f"{dataset}, config {config}, split {split}", f"c4-{split}.*.json.gz"
     with hub_errors(name):
-        for folder in (Path(dataset, config), Path(dataset)):
+        for folder in (local / config, local):
             if any(folder.glob(files)):  # copied without the README.md that names the files
                 copied = {split: str(folder / files)}
                 return name, load_dataset("json", data_files=copied, split=split, streaming=True)

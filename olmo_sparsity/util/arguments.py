@@ -24,7 +24,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from olmo_sparsity.util.files import shipped
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import shipped, user_path
 
 _Value = TypeVar("_Value", int, float)
 _Settings = TypeVar("_Settings")
@@ -59,9 +60,12 @@ class Parser(argparse.ArgumentParser):
 
 def whole_number(text: str, least: int = 1) -> int:
     """From 1 to 10^12: no array has more elements, and sums of such numbers stay within 64 bits."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
     if not least <= value <= 10**12:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to 10^12")
     return value
 
 
@@ -80,7 +84,14 @@ def finite_number(text: str) -> float:
 
 def several(type_of_each: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
     """The type of a list with commas: its values, ascending, each once."""
-    return lambda text: tuple(sorted({type_of_each(part) for part in text.split(",")}))
+
+    def values(text: str) -> tuple[_Value, ...]:
+        try:
+            return tuple(sorted({type_of_each(part) for part in text.split(",")}))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} are no numbers with commas between them") from None
+
+    return values
 
 
 whole_numbers = several(whole_number)
@@ -92,12 +103,20 @@ def texts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
+def path(text: str) -> Path:
+    """A file or folder; see `user_path`."""
+    try:
+        return user_path(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def out_folder(text: str) -> Path:
     """A folder to write to, which need not exist. Where a file is in its way it is refused before the work is done."""
-    path = Path(text)
-    if not text or any(parent.exists() and not parent.is_dir() for parent in (path, *path.parents)):
+    folder = path(text)
+    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise argparse.ArgumentTypeError(f"{text!r} is no folder, and none can be made there")
-    return path
+    return folder
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -112,7 +131,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "int": whole_number,
     "float": float,
     "str": str,
-    "Path": Path,
+    "Path": path,
     "tuple[int, ...]": whole_numbers,
     "tuple[float, ...]": several(float),
     "tuple[str, ...]": texts,

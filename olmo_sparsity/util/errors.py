@@ -38,7 +38,14 @@ _SAID_OF_MEMORY = (
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that names what is wrong and the remedy."""
+    """Bad input. The message is one line that names what is wrong and the remedy; ``problems`` each have another."""
+
+    def __init__(self, message: str, *problems: str):
+        super().__init__(message, *problems)
+
+    def __str__(self) -> str:
+        # the name of a file may have a line break
+        return "\n  ".join(text.replace("\n", r"\n") for text in self.args)
 
 
 class RankZeroFailed(UserError):

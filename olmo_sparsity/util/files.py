@@ -29,6 +29,16 @@ EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
 """What such a file says of itself; `olmo_sparsity.evaluate.records` writes it."""
 
 
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a user gave, where ``~`` is the home folder, as in ``--out=~/runs``, which no shell expands.
+
+    Raises `UserError` for an empty one, which else were the current folder.
+    """
+    if not str(path):
+        raise UserError("a path is empty, as that of a variable which is not set; name a file or a folder")
+    return Path(os.path.expanduser(path))
+
+
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write to (a file or a folder); rename it to ``path`` when whole.
@@ -37,7 +47,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     folder takes the place of an earlier folder. Raises `IsADirectoryError` rather than put a file in the place of one.
     Where the caller removes the temporary, nothing is renamed.
     """
-    path = Path(path)
+    path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     replaced = temporary.with_name(f"{temporary.name}-replaced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,12 @@ class Fields:
         messages = row.get(MESSAGES_FIELD)
         if text is None and isinstance(messages, list):
             if takes_messages:
-                return json.loads(_well_formed(json.dumps(messages, ensure_ascii=False)))
+                if not messages or not all(isinstance(message, dict) for message in messages):
+                    raise UserError(
+                        f'{place}: "messages" must be objects with "role" and "content", one at least; mend it, or '
+                        "leave it out"
+                    )
+                return json.loads(_well_formed(json.dumps(messages, ensure_ascii=False, default=str)))
             if not or_messages:
                 raise UserError(
                     f"{place} has no text but messages, which only `influence` reads; write them out as text"
@@ -88,24 +94,26 @@ class Fields:
     def group_of(self, place: str, row: dict[str, Any]) -> str | None:
         """What names the group of a row: of a ``url`` its site or work; None where the text stands by itself.
 
+        Null, NaN and the empty string name none: then the next usual field is asked.
         Raises `UserError` where a row does not have the field that is named.
         """
         for name in self.groups:
             value = row.get(name)
             if name == self.group and name not in row:
                 raise _lacks(place, f"{name} to name its group", row, "--group-field")
-            if value is not None and value != "":
+            is_nan = isinstance(value, float) and math.isnan(value)
+            if value is not None and value != "" and not is_nan:
                 group = _well_formed(value if isinstance(value, str) else json.dumps(value, default=str))
                 return group_of_url(group) if name == URL_FIELD else group
         return None
 
     def check_columns(self, place: str, columns: Sequence[str], hint: str = "") -> None:
-        """Raise `UserError` where a table lacks the columns of its texts or named groups, or has one of them twice."""
+        """Raise `UserError` where a table lacks the columns of its texts or named groups, or has one twice."""
         for name, option in ((self.text, "--text-field"), (self.group, "--group-field")):
-            is_needed = name is not None and name != NO_GROUPS
-            if is_needed and name not in columns:
+            if name is not None and name != NO_GROUPS and name not in columns:
                 raise _lacks(place, f'column "{name}"', columns, option, hint)
-            if is_needed and columns.count(name) > 1:
+        for name in (self.text, *self.groups):
+            if columns.count(name) > 1:
                 raise UserError(f'{place} has the column "{name}" twice; give its columns names of their own')
 
 

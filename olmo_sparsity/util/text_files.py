@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import user_path
 from olmo_sparsity.util.text_fields import NO_GROUPS, Fields, listed
 from olmo_sparsity.util.text_rows import KINDS, check_encoding, is_plain, kind_of, read_rows, read_text
 
@@ -30,7 +32,7 @@ _ABOUT = re.compile(
 class TextFiles:
     """Files of text, and how they are read; `analysis.measure` takes it as ``texts``.
 
-    Raises `UserError` where no path is named, and for an encoding that there is not.
+    Raises `UserError` where no path is named, for a field that is no name, and for an encoding that there is not.
     """
 
     paths: Sequence[str | Path]
@@ -43,15 +45,22 @@ class TextFiles:
     """Of all files but Parquet."""
 
     def __post_init__(self) -> None:
-        paths = [self.paths] if isinstance(self.paths, str | Path) else list(self.paths)
+        paths = (
+            list(self.paths)
+            if isinstance(self.paths, Iterable) and not isinstance(self.paths, str)
+            else [self.paths]
+        )
         for path in paths:
-            if not isinstance(path, str | Path):
+            if not isinstance(path, str | Path) or "\0" in str(path):
                 raise UserError(
                     f"{str(path)[:80]!r} is no path of a file; give paths only, or strings of text only"
                 )
         if not paths:
             raise UserError("no file of text is named; give at least one")
-        object.__setattr__(self, "paths", tuple(map(os.path.expanduser, paths)))
+        for name, value in (("text_field", self.text_field), ("group_field", self.group_field or "")):
+            if not isinstance(value, str):
+                raise UserError(f"{name} is the name of a field, not {value!r}")
+        object.__setattr__(self, "paths", tuple(str(user_path(path)) for path in paths))
         object.__setattr__(self, "encoding", check_encoding(self.encoding))
 
     def __str__(self) -> str:
@@ -75,6 +84,12 @@ class TextFiles:
                 name = Path(path).name
                 group = name if uses[name] == 1 else path
                 text = read_text(path, self.encoding).replace("\r\n", "\n").replace("\r", "\n")
+                if _begins_with_a_row(text):
+                    log.warning(
+                        "%s is read as one text, though its first line is a JSON object; where every line is, give it "
+                        "a name that ends in .jsonl",
+                        path,
+                    )
                 texts.append((None if self.group_field == NO_GROUPS else group, text))
             else:
                 for place, row in read_rows(path, fields, self.encoding):
@@ -89,10 +104,19 @@ class TextFiles:
         return texts
 
 
+def _begins_with_a_row(text: str) -> bool:
+    """Whether the first line of a text is a JSON object."""
+    line = text.lstrip().partition("\n")[0]
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def expand_folders(paths: Iterable[str | Path]) -> list[str]:
     """Paths of files, in their order: a folder stands for its files of text, see `files_of_folder`."""
     files: list[str] = []
-    for path in paths:
+    for path in map(user_path, paths):
         files += files_of_folder(path) if os.path.isdir(path) else [str(path)]
     return files
 
@@ -130,9 +154,13 @@ def files_of_folder(folder: str | Path) -> list[str]:
             f"{folder} has several kinds of files of text ({counts}); name those to read, such as "
             f"{folder}/*.{next(iter(texts))}"
         )
-    return [str(path) for files in texts.values() for path in files]
+    (read,) = texts.values()
+    left_out = [path.name for path in shown if path not in read and not _ABOUT.match(path.name)]
+    if left_out:
+        log.warning("%s: %s of its files are read; left out: %s", folder, len(read), listed(left_out))
+    return [str(path) for path in read]
 
 
 def is_corpus(folder: str | Path) -> bool:
     """Whether a folder is a corpus that `prepare_data` made."""
-    return (Path(folder) / MANIFEST_NAME).is_file()
+    return os.path.isfile(user_path(folder) / MANIFEST_NAME)

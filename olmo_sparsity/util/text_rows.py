@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.text_fields import USUAL_FIELDS, Fields, advice
+from olmo_sparsity.util.text_fields import MESSAGES_FIELD, USUAL_FIELDS, Fields, advice
 
-KINDS = ".txt, .md, .jsonl, .json, .csv and .tsv, each also as .gz or .zst, and .parquet"
+KINDS = ".txt, .md, .jsonl or .ndjson, .json, .csv and .tsv, each also as .gz or .zst, and .parquet"
 READ_BYTES, PARQUET_ROWS = 1 << 20, 64
 """Read at once: row groups of Parquet may be larger than memory."""
-_NAME = re.compile(r"\.(txt|md|jsonl|json|csv|tsv|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
+_NAME = re.compile(r"\.(txt|md|jsonl|ndjson|jsonlines|json|csv|tsv|parquet|pq)(\.gz|\.zst)?$", re.IGNORECASE)
+_SAME_AS = {"ndjson": "jsonl", "jsonlines": "jsonl", "pq": "parquet"}
 _PACKINGS = {".gz": "gzip", ".zst": "zstd"}
 _FIRST_BYTES = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 _OTHER_FORMATS = {
@@ -48,9 +49,10 @@ _BETWEEN_ITEMS = re.compile(r"[\s,]*")
 def kind_of(path: str | Path) -> str | None:
     """txt, md, jsonl, json, csv, tsv or parquet, by the file's name; None for any other, which is one text."""
     match = _NAME.search(str(path))
-    if not match or (match[1].lower() == "parquet" and match[2]):
+    if not match:
         return None
-    return match[1].lower()
+    kind = _SAME_AS.get(match[1].lower(), match[1].lower())
+    return None if kind == "parquet" and match[2] else kind
 
 
 def is_plain(path: str | Path) -> bool:
@@ -61,8 +63,8 @@ def is_plain(path: str | Path) -> bool:
 def check_encoding(name: str) -> str:
     """The codec's own name of an encoding, such as utf-8 for UTF8. Raises `UserError` for one that there is not."""
     try:
-        TextIOWrapper(BytesIO(), name)  # refuses codecs that are not of text, such as hex
-        return codecs.lookup(name).name.removesuffix("-sig")  # a byte-order mark is always dropped
+        TextIOWrapper(BytesIO(), str(name))  # refuses codecs that are not of text, such as hex
+        return codecs.lookup(str(name)).name.removesuffix("-sig")  # a byte-order mark is always dropped
     except (LookupError, ValueError):
         raise UserError(
             f"--encoding {name!r}: Python has no encoding of this name; give one such as utf-8, latin-1 or utf-16"
@@ -257,9 +259,12 @@ def _parquet_rows(path: str | Path, fields: Fields) -> Iterator[tuple[str, dict[
             # with its own defaults it reads whole row groups
             table = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
             schema = table.schema_arrow
-            fields.check_columns(str(path), schema.names)
-            _check_strings(path, fields.text, schema.field(fields.text).type)
-            columns = [name for name in dict.fromkeys((fields.text, *fields.groups)) if name in schema.names]
+            has_text = fields.text in schema.names
+            if has_text or fields.text != USUAL_FIELDS.text or MESSAGES_FIELD not in schema.names:
+                fields.check_columns(str(path), schema.names)
+                _check_strings(path, fields.text, schema.field(fields.text).type)
+            wanted = (fields.text, *(() if has_text else (MESSAGES_FIELD,)), *fields.groups)
+            columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
             for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
                 for values in zip(*batch.columns, strict=True):
                     row = {
@@ -331,6 +336,8 @@ def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
     """The error for bytes that are no text in this encoding, with the place of the first; reads piece by piece."""
     decoder = codecs.getincrementaldecoder(encoding)()
     begin = b""  # of the file
+    damaged = b""  # what is read with the first byte that is no text
+    beyond_ascii = 0  # characters before it
     read = 0  # bytes before the part
     line = 1
     while True:
@@ -340,6 +347,7 @@ def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
         try:
             text = decoder.decode(part, final=not part)
         except UnicodeDecodeError as error:
+            damaged = error.object
             offset = start + error.start
             wrong = f"is not {encoding.upper()} (byte 0x{error.object[error.start]:02x} at offset {offset})"
             break
@@ -352,21 +360,26 @@ def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
             wrong = f"is no {encoding.upper()} text (it has a NUL at offset {offset})"
             break
         if not part:
-            return UserError(f"{path} is no text: {_remedy(begin, encoding)}")
+            return UserError(f"{path} is no text: {_remedy(path, begin, encoding)}")
+        beyond_ascii += sum(not character.isascii() for character in text)
         line += part.count(b"\n")
         read += len(part)
     line += part.count(b"\n", 0, max(0, offset - read))
-    return UserError(f"{path}:{line} {wrong}: {_remedy(begin, encoding)}")
+    return UserError(f"{path}:{line} {wrong}: {_remedy(path, begin, encoding, damaged, beyond_ascii)}")
 
 
-def _remedy(begin: bytes, encoding: str) -> str:
-    """What to do about bytes that are no text in this encoding, by those that the file begins with."""
+def _remedy(
+    path: str | Path, begin: bytes, encoding: str, damaged: bytes = b"", beyond_ascii: int = 0
+) -> str:
+    """What to do about bytes that are no text in this encoding: those that the file begins with, or those of its part
+    that is ``damaged``, which stand behind so many good characters ``beyond_ascii``."""
     for mark, name in _BYTE_ORDER_MARKS.items():
         if begin.startswith(mark) and not encoding.startswith(name):
             return f"read it with {advice('--encoding', name)}"
     for first_bytes, remedy in _OTHER_FORMATS.items():
         if begin.startswith(first_bytes):
-            return remedy
+            is_packed_twice = first_bytes in _FIRST_BYTES.values() and Path(path).suffix.lower() in _PACKINGS
+            return "it is packed twice; unpack it once" if is_packed_twice else remedy
     even = begin[0::2].count(0)
     odd = begin[1::2].count(0)
     if max(even, odd) > max(2, len(begin) // 100, 10 * min(even, odd)):  # in UTF-16 every space has one
@@ -375,9 +388,10 @@ def _remedy(begin: bytes, encoding: str) -> str:
         return "extract its text first if it is no text, or name its encoding with --encoding"
     if encoding != "utf-8":
         return "leave --encoding out, or name the encoding of the file"
-    decoded = begin.decode("utf-8", "replace")
+    decoded = damaged.decode("utf-8", "replace")
     wrong = decoded.count("\ufffd")
-    if sum(not character.isascii() for character in decoded) > 2 * wrong > 0:
+    beyond_ascii += sum(not character.isascii() for character in decoded) - wrong
+    if beyond_ascii >= wrong > 0:
         return "most of it is UTF-8, so it is damaged there, or cut; mend it"
-    guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in begin) else "latin-1"
+    guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in damaged) else "latin-1"
     return f"if it is text, read it with {advice('--encoding', guess)} or its own encoding"

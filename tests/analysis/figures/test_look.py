@@ -5,7 +5,10 @@ import pandas as pd
 import pytest
 
 from analysis.figures import style
+from analysis.figures.figure2 import figure2
 from tests.analysis.figures.drawn import line
+from tests.support.refusals import refused
+from tests.support.results import made_result
 
 
 def small_figure():
@@ -108,3 +111,32 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path, ending):
         style.save_figure(small_figure(), tmp_path / f"{name}.{ending}")
     first, again = (tmp_path / f"{name}.{ending}" for name in ("a", "b"))
     assert first.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("width", [0, -1, 1, float("nan"), float("inf"), 1000])
+def test_a_width_at_which_nothing_can_be_drawn(width):
+    with refused("inches wide; give a width from 2 to 100"):
+        figure2({"": made_result(40)}, width=width)
+    with refused("inches wide"):
+        style.small_panels(["a"], "x", "y", width=width)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.xyz", r"are not written as \.xyz; end the name in \.png, \.pdf, \.svg"),
+        (".", "is a folder; name a file"),
+    ],
+)
+def test_a_name_that_no_figure_can_have(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    with refused(message):
+        style.save_figure(small_figure(), name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_width_is_refused_before_the_summary_is_printed(tmp_path, call_main, capsys):
+    made_result(40).save(tmp_path)
+    with refused("inches wide"):
+        call_main("figure2", tmp_path, "--width", 0)
+    assert capsys.readouterr().out == ""

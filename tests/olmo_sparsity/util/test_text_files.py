@@ -118,12 +118,46 @@ def test_layouts(tmp_path, name, content, texts):
     assert read(tmp_path / name, content) == [(None, text) for text in texts]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "ndjson", "NDJSON.gz", "jsonlines"])
+def test_json_lines_have_many_endings(tmp_path, ending):
+    assert read(tmp_path / f"a.{ending}", '{"text": "a"}\n{"text": "b"}\n') == [(None, "a"), (None, "b")]
+
+
+@pytest.mark.parametrize(("ending", "warnings"), [("log", 1), ("txt", 1), ("jsonl", 0)])
+def test_json_lines_that_are_read_as_one_text_are_warned_of(tmp_path, ending, warnings, caplog):
+    read(tmp_path / f"a.{ending}", '\n{"text": "a"}\n{"text": "b"}\n')
+    assert (
+        caplog.text.count(f"a.{ending} is read as one text, though its first line is a JSON object")
+        == warnings
+    )
+    read(tmp_path / f"b.{ending}", '{"text": "a"}' if ending == "jsonl" else "{braces}\n")
+    assert "b." not in caplog.text
+
+
 def test_messages_stand_for_a_text_in_json(tmp_path):
     chat = [{"role": "user", "content": "half \ud83d"}]
     rows = [{"messages": chat}, {"text": None, "messages": chat}, {"text": "plain", "messages": chat}]
     seen = [{"role": "user", "content": "half ?"}]
     lines = "\n".join(map(json.dumps, rows))
     assert read(tmp_path / "a.jsonl", lines) == [(None, seen), (None, seen), (None, "plain")]
+
+
+@pytest.mark.parametrize("messages", [[], ["a"], [None], [{"role": "user", "content": "a"}, 3]])
+def test_messages_that_are_none_are_named_with_their_line(tmp_path, messages):
+    lines = [{"text": "a"}, {"messages": messages}]
+    with refused(r'a\.jsonl:2: "messages" must be objects with "role" and "content"'):
+        read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)))
+
+
+def test_messages_of_parquet_stand_for_a_text(tmp_path):
+    chat = [{"role": "user", "content": "hello"}]
+    pq.write_table(pa.table({"messages": [chat, chat], "group": ["a", None]}), tmp_path / "a.pq")
+    assert read(tmp_path / "a.pq") == [("a", chat), (None, chat)]
+    with refused('no column "body"'):
+        read(tmp_path / "a.pq", text_field="body")
+    pq.write_table(pa.table({"messages": ["a"]}), tmp_path / "a.pq")
+    with refused(r"a\.pq:1 has no text and no list of messages"):
+        read(tmp_path / "a.pq")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +192,37 @@ def test_the_text_may_be_in_another_field(tmp_path, kind):
     else:
         path.write_text(written(kind, rows))
     assert read(path, text_field="body") == [(None, "yes"), (None, "also")]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_group_that_is_missing_leaves_it_to_the_url(tmp_path, kind):
+    nan = float("nan")
+    rows = [
+        {"text": "a", "group": group, "url": url} for group in (nan, None) for url in ("http://x.org/1", "")
+    ]
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text(written(kind, [*rows, {"text": "a", "group": "", "url": "http://x.org/1"}]))
+    else:
+        groups = pa.array([nan, nan, None, None], pa.float64())
+        pq.write_table(
+            pa.table({"text": ["a"] * 4, "group": groups, "url": [row["url"] for row in rows]}), path
+        )
+    assert [group for group, _ in read(path)] == ["x.org", None, "x.org", None, "x.org"][
+        : 5 - (kind == "parquet")
+    ]
+
+
+@pytest.mark.parametrize("column", ["text", "group", "url"])
+def test_a_column_that_a_table_has_twice_is_refused_where_it_is_read(tmp_path, column):
+    names = ["text", "group", "url", column]
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 4, names=names), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text(",".join(names) + "\na,a,a,a\n")
+    for path in (tmp_path / "a.parquet", tmp_path / "a.csv"):
+        with refused(f'has the column "{column}" twice'):
+            read(path)
+        if column != "text":
+            assert read(path, group_field="none") == [(None, "a")]
 
 
 # --- encodings ---
@@ -206,7 +271,16 @@ RUSSIAN = "раз два три четыре пять\nшесть семь\n"
         ("a.txt", RUSSIAN.encode("utf-16-le"), 1, 7, "--encoding utf-16-le"),
         ("a.txt", "größer, schön und süß".encode() + b" caf\xe9 ", 1, 30, "most of it is UTF-8"),
         ("a.txt", b"x" * 3_000_000 + b"\n\xe9", 2, 3_000_001, "--encoding latin-1"),
-        ("a.txt", b"x" * (2**20 - 1) + "é\n".encode() + b"\xff", 2, 2**20 + 2, "--encoding latin-1"),
+        ("a.txt", b"x" * (2**20 - 1) + "é\n".encode() + b"\xff", 2, 2**20 + 2, "most of it is UTF-8"),
+        (
+            "a.txt",
+            b"x\n" * 2**20 + "“it’s”\n".encode() + b"\xe2\x80",
+            2**20 + 2,
+            2**21 + 13,
+            "most of it is UTF-8",
+        ),
+        ("a.txt", "It’s cut: ".encode() + b"\xe2\x80", 1, 12, "most of it is UTF-8"),
+        ("a.txt", b"x\n" * 2**20 + "“Café”".encode("cp1252"), 2**20 + 1, 2**21, "--encoding cp1252"),
         ("a.txt", b"one\ntwo\0\n", 2, 7, "extract its text"),
         ("a.csv", b"text\ntwo\0\n", 2, 8, "extract its text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\0"}\n', 2, 24, "extract its text"),
@@ -214,6 +288,13 @@ RUSSIAN = "раз два три четыре пять\nшесть семь\n"
         ("a.docx", b"PK\x03\x04\x14\0\x06\0", 1, 5, "ZIP archive, as .docx"),
         ("a.txt", gzip.compress(b"text", mtime=0), 1, 1, "gzip; give it a name that ends in .gz"),
         ("a.jsonl", pa.Codec("zstd").compress(b"text", asbytes=True), 1, 1, "ends in .zst"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"text", mtime=0),
+            1,
+            1,
+            "it is packed twice; unpack it once",
+        ),
     ],
 )
 def test_the_first_bad_byte_is_named(tmp_path, name, data, line, offset, remedy):
@@ -235,6 +316,8 @@ def test_the_first_bad_byte_is_named(tmp_path, name, data, line, offset, remedy)
         ("a b c d".encode("utf-16-le"), "utf-16", r"no byte-order mark .*--encoding utf-16-le"),
         ("é".encode(), "ascii", r"a\.txt:1 is not ASCII \(byte 0xc3 at offset 0\): leave --encoding out"),
         (b"a", "no-such", "Python has no encoding of this name"),
+        (b"a", None, "None: Python has no encoding of this name"),
+        (b"a", 8, "--encoding 8: Python has no encoding of this name"),
         (b"a", "hex", "Python has no encoding of this name"),
         (b"a", "a\0b", "Python has no encoding of this name"),
     ],
@@ -430,6 +513,14 @@ def test_paths_that_are_none(tmp_path):
         TextFiles([])
     with refused("'None' is no path"):
         TextFiles([tmp_path / "a.txt", None])  # type: ignore[list-item]
+    with refused("'5' is no path"):
+        TextFiles(5)  # type: ignore[arg-type]
+    with refused(r"'a.x00b.txt' is no path"):
+        TextFiles(["a\0b.txt"])
+    with refused("a path is empty"):
+        TextFiles([""])
+    with refused("text_field is the name of a field, not 5"):
+        TextFiles(["a.txt"], text_field=5)  # type: ignore[arg-type]
     with refused("'a long text a long text .*File name too long"):
         TextFiles(["a long text " * 400]).read()
 
@@ -498,6 +589,29 @@ def test_a_folder_that_is_refused(tmp_path, names, message):
         TextFiles([tmp_path]).read()
 
 
+def test_what_is_left_out_of_a_folder_is_said(tmp_path, caplog):
+    for name in ("a.txt", "b.log", "README.md", ".hidden"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "more").mkdir()
+    assert len(TextFiles(tmp_path).read()) == 1
+    assert f"{tmp_path}: 1 of its files are read; left out: b.log, more" in caplog.text
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    def deny(*_: object) -> None:  # root may read every folder
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "stat", deny)
+    monkeypatch.setattr(Path, "iterdir", deny)
+    with refused("cannot be read \\(Permission denied\\); name another folder"):
+        TextFiles(tmp_path).read()
+
+
+def test_a_line_break_in_a_name_makes_no_second_line(tmp_path):
+    with refused(r"new\\nline\.jsonl:1 is no JSON"):
+        read(tmp_path / "new\nline.jsonl", "nope")
+
+
 def test_a_link_in_a_folder_that_leads_nowhere_is_not_left_out(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     os.symlink("gone.txt", tmp_path / "b.txt")
@@ -506,5 +620,5 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_not_left_out(tmp_path):
 
 
 def test_kinds_by_name():
-    names = ["a.b.TXT.GZ", "a.parquet", "a.parquet.gz", "txt", "a.ndjson", "a.json.bz2"]
-    assert [kind_of(name) for name in names] == ["txt", "parquet", None, None, None, None]
+    names = ["a.b.TXT.GZ", "a.parquet", "a.pq", "a.parquet.gz", "txt", "a.ndjson", "a.json.bz2"]
+    assert [kind_of(name) for name in names] == ["txt", "parquet", "parquet", None, None, "jsonl", None]
