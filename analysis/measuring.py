@@ -13,9 +13,10 @@ from analysis.api import Result
 from analysis.contexts import SAME_GROUP
 from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, targets_per_batch
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
-from analysis.model.loading import LoadedModel, open_model
+from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.parts import Run
 from analysis.sampling import sample_targets
 from olmo_sparsity.util.errors import UserError

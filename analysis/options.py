@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from typing import Any
 
 from olmo_sparsity.util.arguments import path, whole_number
@@ -65,7 +64,11 @@ def add_field_options(group: Any) -> None:
 
 def texts_of(given: argparse.Namespace, model: str) -> Any:
     """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
-    return files_of(given) or given.corpus or import_module("analysis.ours").corpus_of(model)
+    if read := files_of(given) or given.corpus:
+        return read
+    from analysis.project import corpus_of  # not above: it needs what training needs
+
+    return corpus_of(model)
 
 
 def files_of(given: argparse.Namespace) -> TextFiles | None:

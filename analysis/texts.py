@@ -42,7 +42,7 @@ class TextReader:
 
 
 class Texts:
-    """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`.
+    """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.project.PreparedTexts`.
 
     A string that spells out tokens which end or begin a document becomes several texts, of one group: that of the
     string or, where it has none, one of its own. What is only white space between them is none. Messages stay one text.

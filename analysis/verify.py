@@ -13,7 +13,7 @@ import numpy as np
 from analysis.engine import targets_per_batch
 from analysis.measurement import SELECTION, Measurement, setting_differences
 from analysis.measuring import measure
-from analysis.open import files_named
+from analysis.open_texts import files_named
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 from olmo_sparsity.util.text_files import TextFiles

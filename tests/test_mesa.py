@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from analysis.model.loading import open_model
+from analysis.open_model import open_model
 from tests.support import tiny
 from tests.support.tiny import checkpoint
 

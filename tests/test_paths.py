@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.probes.length import LossByPosition
 from analysis.api import Result, load
+from analysis.probes.length import LossByPosition
 from analysis.synthetic import exact_match
 from analysis.xray import InfluenceMap
 from olmo_sparsity.checkpoint import resolve_checkpoint

@@ -115,7 +115,7 @@ def test_one_door_leads_from_the_analysis_to_what_training_needs():
     allowed = ("olmo_sparsity.util", "olmo_sparsity.cli")
     for path, names in IMPORTS.items():
         parts = path.relative_to(ROOT).parts
-        if parts[0] == "analysis" and parts[1] != "ours.py":
+        if parts[0] == "analysis" and parts[1] != "project.py":
             beyond = {name for name in names & FILES.keys() if name.startswith("olmo_sparsity")}
             assert not {name for name in beyond if not name.startswith(allowed)}, path
 

@@ -45,7 +45,7 @@ from olmo_sparsity.util.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.model.loading import LoadedModel
+    from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
     from analysis.texts import Texts
 

@@ -42,7 +42,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
 
 if TYPE_CHECKING:
-    from analysis.model.loading import LoadedModel
+    from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
     from analysis.texts import Texts
 

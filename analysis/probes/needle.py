@@ -43,7 +43,7 @@ from olmo_sparsity.util.rng import Stream
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.model.loading import LoadedModel
+    from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
     from analysis.texts import Texts
 

@@ -42,7 +42,7 @@ from olmo_sparsity.util.provenance import provenance
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.model.loading import LoadedModel
+    from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
     from analysis.segments import Segments
     from analysis.texts import Texts
@@ -111,8 +111,8 @@ class Probe(ABC):
         """Measure models, one after the other, on the same stretches of texts; a `ProbeResult`.
 
         Args:
-            models: one, as for `analysis.model.loading.open_model`, which ``opening`` goes to, or a list of them.
-            texts: as for `analysis.open.open_texts`, with ``split`` of a prepared corpus.
+            models: one, as for `analysis.open_model.open_model`, which ``opening`` goes to, or a list of them.
+            texts: as for `analysis.open_texts.open_texts`, with ``split`` of a prepared corpus.
             labels: a name for each, see `default_labels`.
             out: folder to save to; the same call, interrupted, goes on with the model that it was at.
             tokens_per_batch: tokens of one forward pass.
@@ -120,7 +120,7 @@ class Probe(ABC):
 
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
-        from analysis.model.loading import open_model
+        from analysis.open_model import open_model
 
         models = models if isinstance(models, list) else [models]
         labels = list(labels or default_labels(models))
@@ -162,8 +162,8 @@ class Probe(ABC):
 
         Every model is opened once before the first is measured: nobody waits to learn that the last is refused.
         """
-        from analysis.model.loading import open_model
-        from analysis.open import open_texts
+        from analysis.open_model import open_model
+        from analysis.open_texts import open_texts
 
         sources: list[Texts] = []
         described: list[dict[str, Any]] = []

@@ -92,9 +92,9 @@ def influence_map(
 
     Raises `UserError`, one line with the remedy, where the text is too short or the model cannot be measured so.
     """
-    from analysis.model.loading import open_model
     from analysis.model.losses import LOGITS_PER_BATCH, Scorer
-    from analysis.open import open_texts
+    from analysis.open_model import open_model
+    from analysis.open_texts import open_texts
 
     if n_long is not None:
         n_long = whole_number("n_long", n_long)

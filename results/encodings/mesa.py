@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from analysis.model.adapter import KeyValues
-from analysis.model.loading import LoadedModel, open_model
-from analysis.ours import OlmoAdapter
+from analysis.model.loaded import LoadedModel
+from analysis.open_model import open_model
+from analysis.project import OlmoAdapter
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling
 

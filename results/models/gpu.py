@@ -19,7 +19,7 @@ import torch
 
 from analysis import measure
 from analysis.measurement import FRAMES
-from analysis.model.loading import open_model
+from analysis.open_model import open_model
 from analysis.parts import stacked
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")

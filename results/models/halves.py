@@ -26,9 +26,9 @@ BLOCK, TAUS = 16, (1, 2, 4)
 def measure(model, texts, n_long, n_short, targets, out):
     """Write the losses of sampled targets: a row each, columns short, long, odd, even [nats]."""
     from analysis.contexts import NO_FAR, long_contexts
-    from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from analysis.open import open_texts
+    from analysis.open_model import open_model
+    from analysis.open_texts import open_texts
     from analysis.sampling import sample_targets
 
     loaded = open_model(model)

@@ -18,8 +18,8 @@ import torch
 from longppl.longppl import find_key_token
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
+from analysis.open_model import open_model
 from analysis.probes.longppl import target_losses
 from olmo_sparsity.util.files import sha256_file, write_json
 

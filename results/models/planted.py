@@ -21,7 +21,7 @@ from analysis import load, load_study, measure
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import save_study
-from analysis.model.loading import open_model
+from analysis.open_model import open_model
 from analysis.stats import numbers
 from analysis.stats.measured import Measured
 from analysis.stats.show import show

@@ -39,9 +39,9 @@ def lengths_of(n_long):
 def measure(model, texts, n_long, targets, out, prefix="auto"):
     """Write the losses of sampled targets given each length of context: a row each, columns loss_16 … loss_N [nats]."""
     from analysis.contexts import NO_FAR, long_contexts
-    from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from analysis.open import open_texts
+    from analysis.open_model import open_model
+    from analysis.open_texts import open_texts
     from analysis.sampling import sample_targets
 
     loaded = open_model(model, prefix=prefix)

@@ -276,7 +276,7 @@ def cells():
 
 def brackets(model):
     """Print the recovery of targets of nothing but brackets; MODEL gives the text of a token."""
-    from analysis.model.loading import open_model
+    from analysis.open_model import open_model
 
     decode = open_model(model).decoder.pieces
     for cell, result in cells().items():

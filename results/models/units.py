@@ -21,9 +21,9 @@ from analysis import load
 from analysis.contexts import placebo_contexts
 from analysis.engine import Engine
 from analysis.measurement import RESULT_NAME
-from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.parts import stacked
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection

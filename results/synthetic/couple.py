@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from analysis.contexts import Contexts
-from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
+from analysis.open_model import open_model
 from olmo_sparsity import cli
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script

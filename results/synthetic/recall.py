@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 
 from analysis.contexts import Contexts
 from analysis.figures import style
-from analysis.model.loading import open_model
 from analysis.model.losses import Scorer
+from analysis.open_model import open_model
 from analysis.selectors import SelectorInput, check_selector, find_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.measured import PLACEBO, TRUE

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from analysis import Result, measure
-from analysis.model.loading import LoadedModel, open_model
-from analysis.open import open_texts
+from analysis.model.loaded import LoadedModel
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from benchmarks.timing import PRODUCT, Json, about_this_run, matrix_product, rates, time_in_turn
 
 PLAIN, BLOCK = "plain loop", "engine, blocks"

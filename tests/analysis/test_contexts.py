@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis.contexts import long_contexts, placebo_contexts, shuffled_contexts
-from analysis.open import open_texts
-from analysis.ours import PreparedTexts
+from analysis.open_texts import open_texts
+from analysis.project import PreparedTexts
 from analysis.sampling import same_group_elsewhere, sample_targets
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.data.tokens import TokenFiles

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from analysis.measuring import measure
-from analysis.model.loading import open_model
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.texts import TextReader
 from tests.support.families import random_model
 from tests.support.refusals import refused

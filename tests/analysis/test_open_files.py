@@ -9,7 +9,7 @@ import pytest
 
 from analysis import TextFiles
 from analysis.cli import influence_parser
-from analysis.open import open_texts
+from analysis.open_texts import open_texts
 from analysis.options import files_of, texts_of
 from analysis.texts import TextReader
 from analysis.xray import InfluenceMap

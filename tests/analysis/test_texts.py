@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.api import load
 from analysis.measuring import measure
-from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe
 from analysis.probes.longppl import LongPPLProbe, target_losses
 from analysis.probes.needle import NeedleProbe

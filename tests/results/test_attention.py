@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from analysis.model.loading import open_model
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe
 from analysis.segments import sample_segments
 from tests.support import small_measurement

@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from analysis.model.adapter import Adapter, TransformersAdapter
-from analysis.ours import OlmoAdapter
+from analysis.project import OlmoAdapter
 from olmo_sparsity.checkpoint import TOKENIZER
 from tests.support import tiny
 

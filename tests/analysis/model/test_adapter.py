@@ -12,10 +12,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from analysis.contexts import NO_FAR
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from analysis.model.loading import adapter_of
 from analysis.model.losses import Scorer
 from analysis.model.token_losses import TokenLosses
-from analysis.ours import OlmoAdapter
+from analysis.open_model import adapter_of
+from analysis.project import OlmoAdapter
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny

@@ -5,7 +5,7 @@ import torch
 
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from analysis.ours import OlmoAdapter
+from analysis.project import OlmoAdapter
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, random_model
 from tests.support.refusals import refused

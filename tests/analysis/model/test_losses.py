@@ -11,7 +11,7 @@ from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
 from analysis.model.token_losses import TokenLosses
-from analysis.ours import OlmoAdapter
+from analysis.project import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
 from tests.support import plain

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from analysis.measuring import measure
-from analysis.model.loading import open_model
 from analysis.model.tokenizer import OtherTokenizer, TextTokenizer, read_tokenizer
+from analysis.open_model import open_model
 from analysis.xray import influence_map
 from tests.support.families import directory, random_model
 from tests.support.refusals import refused

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from scipy.stats import sem, t
 
-from analysis.model.loading import open_model
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe, LossByPosition, position_edges
 from analysis.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.probes import longppl
 from analysis.probes.longppl import LongPPLProbe, target_losses
 from analysis.segments import Segments, sample_segments

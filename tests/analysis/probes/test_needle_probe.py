@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
-from analysis.open import open_texts
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
 from analysis.probes import needle as probe
 from analysis.probes.needle import NeedleProbe, measure_cell
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint

@@ -181,7 +181,7 @@ def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
 
 
 def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
-    from analysis.model.loading import adapter_of, open_model
+    from analysis.open_model import adapter_of, open_model
 
     tuples = load_config("configs/synthetic/planted-tuples.yaml")
     with refused("a run attends to tuples of tokens"):

@@ -15,9 +15,10 @@ from tokenizers import pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from analysis.model.loading import multiply_by_onednn, open_model
+from analysis.model.cpu import multiply_by_onednn
 from analysis.model.tokenizer import TextTokenizer
-from analysis.ours import PreparedTexts
+from analysis.open_model import open_model
+from analysis.project import PreparedTexts
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model

@@ -1,10 +1,7 @@
 """The one door to this project's trainer: its checkpoints, RoPE scaling, and prepared corpora.
 
-`analysis.model.loading` and `analysis.open` import this file when one of them is opened, and not before: models of
+`analysis.open_model` and `analysis.open_texts` import this file when one of these is opened, and not before: models of
 transformers are measured on plain texts without it. Position ids are explicit, as in every `Adapter`.
-
-Shapes: R rows, L tokens, P tokens whose keys and values are cached, Q positions at the end whose logits are kept, V
-vocabulary (logits), W width, H heads, D head dimension; of a corpus D documents of T tokens each, n targets.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from analysis.model.adapter import (
     TransformersAdapter,
     causal_bias,
 )
-from analysis.model.loading import LoadedModel
+from analysis.model.loaded import LoadedModel
 from analysis.model.tokenizer import TextTokenizer
 from analysis.texts import Texts
 from olmo_sparsity.checkpoint import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 
-from analysis.open import open_texts
+from analysis.open_texts import open_texts
 from analysis.texts import TextReader
 from tests.support.refusals import refused
 

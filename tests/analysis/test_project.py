@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.model.loading import open_model
-from analysis.ours import OlmoAdapter, PreparedTexts, corpus_of
+from analysis.open_model import open_model
+from analysis.project import OlmoAdapter, PreparedTexts, corpus_of
 from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.data.near_copies import write_near_copies
 from olmo_sparsity.data.tokens import CorpusManifest

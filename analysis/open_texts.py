@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -88,8 +87,9 @@ def _open_files(files: TextFiles, reader: TextReader, split: str) -> Texts:
             f"{first} is a prepared corpus, which has neither fields nor an encoding; leave out --text-field, "
             "--group-field and --encoding"
         )
-    prepared: Texts = importlib.import_module("analysis.ours").PreparedTexts(first, split, reader.special)
-    return prepared
+    from analysis.project import PreparedTexts  # not above: texts are read without the packages that it needs
+
+    return PreparedTexts(first, split, reader.special)
 
 
 Row = tuple[Any, Any]
