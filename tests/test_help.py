@@ -1,13 +1,12 @@
 """What `--help` says of every option of every command."""
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from olmo_sparsity.cli import COMMANDS
+from olmo_sparsity.cli import COMMANDS, imported
 from olmo_sparsity.util.arguments import Parser
 
 
@@ -24,9 +23,8 @@ def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Parser, "parse_known_args", parsing)
     monkeypatch.setattr(sys, "argv", [request.param])
-    module, function = COMMANDS[request.param][0].split(":")
     with pytest.raises(Parsing) as caught:
-        getattr(importlib.import_module(module), function)()
+        imported(COMMANDS[request.param].function)()
     (parser,) = caught.value.args
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     assert isinstance(actions[0], argparse._HelpAction) and len(actions) > 1

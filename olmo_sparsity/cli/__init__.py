@@ -9,31 +9,56 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import version
+from typing import Any, cast
 
 from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
 from olmo_sparsity.util.extras import EXTRA_OF, missing_module
 from olmo_sparsity.util.files import shipped
 
 PROGRAM = "olmo-sparsity"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what runs it is imported when it is called."""
+
+    function: str
+    """``module:function``."""
+    about: str
+    check: str = ""
+    """``module:function`` that returns the command's arguments, and raises `UserError` for those that it refuses before
+    its work: `submit` asks it before a job waits."""
+
+
 COMMANDS = {
-    "train": ("olmo_sparsity.cli.train:main", "train a model from a YAML config"),
-    "prepare_data": ("olmo_sparsity.cli.prepare_data:main", "tokenize text for training and measuring"),
-    "sweep": ("olmo_sparsity.cli.sweep:main", "train, and for synthetic tasks evaluate, a grid of runs"),
-    "submit": ("olmo_sparsity.cli.submit:main", "submit a command to SLURM"),
-    "export_hf": ("olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"),
-    "influence": ("analysis.cli:influence", "what k influential far tokens give a model back (Eq. 20)"),
-    "figure2": ("analysis.cli:figure2", "print and draw what influence measured"),
-    "xray": ("analysis.cli:xray", "which earlier tokens every token of a text needs"),
-    "verify": ("analysis.cli:verify", "measure targets of a result again"),
-    "length": ("analysis.probes.length:main", "loss by position, at and beyond the training length"),
-    "needle": ("analysis.probes.needle:main", "needles in held-out text"),
-    "longppl": ("analysis.probes.longppl:main", "perplexity on key tokens (LongPPL)"),
-    "exact_match": ("olmo_sparsity.cli.exact_match:main", "how often a run answers its task exactly"),
-    "figure1": ("analysis.synthetic.figure1:main", "exact match by length of synthetic tasks"),
+    "train": Command("olmo_sparsity.cli.train:main", "train a model from a YAML config"),
+    "prepare_data": Command(
+        "olmo_sparsity.cli.prepare_data:main", "tokenize text for training and measuring"
+    ),
+    "sweep": Command(
+        "olmo_sparsity.cli.sweep:main", "train, and for synthetic tasks evaluate, a grid of runs"
+    ),
+    "submit": Command("olmo_sparsity.cli.submit:main", "submit a command to SLURM"),
+    "export_hf": Command(
+        "olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"
+    ),
+    "influence": Command(
+        "analysis.cli:influence",
+        "what k influential far tokens give a model back (Eq. 20)",
+        check="analysis.cli:checked_influence",
+    ),
+    "figure2": Command("analysis.cli:figure2", "print and draw what influence measured"),
+    "xray": Command("analysis.cli:xray", "which earlier tokens every token of a text needs"),
+    "verify": Command("analysis.cli:verify", "measure targets of a result again"),
+    "length": Command("analysis.probes.length:main", "loss by position, at and beyond the training length"),
+    "needle": Command("analysis.probes.needle:main", "needles in held-out text"),
+    "longppl": Command("analysis.probes.longppl:main", "perplexity on key tokens (LongPPL)"),
+    "exact_match": Command("olmo_sparsity.cli.exact_match:main", "how often a run answers its task exactly"),
+    "figure1": Command("analysis.synthetic.figure1:main", "exact match by length of synthetic tasks"),
 }
-"""Of each command the function that runs it, imported when it is called, and what it does."""
 
 
 def main() -> None:
@@ -60,8 +85,13 @@ def run(name: str) -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # results/benchmarks has the table
-    module, function = COMMANDS[name][0].split(":")
-    run_script(lambda: getattr(importlib.import_module(module), function)())
+    run_script(lambda: imported(COMMANDS[name].function)())
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function of a ``module:function`` in the table of commands."""
+    module, function = name.split(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module), function))
 
 
 def run_script(main: Callable[[], int | None]) -> None:
@@ -142,7 +172,7 @@ def command_line(name: str, arguments: Sequence[object] = ()) -> list[str]:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<12}  {title}" for name, (_, title) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12}  {command.about}" for name, command in COMMANDS.items())
     return f"""usage: {PROGRAM} COMMAND …
 
 Which few far-away tokens does each prediction of a language model need?

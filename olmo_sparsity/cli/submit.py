@@ -29,7 +29,6 @@ the runs that they make need not be there yet.
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 import re
 import shlex
@@ -40,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.cli import COMMANDS, command_line
+from olmo_sparsity.cli import COMMANDS, command_line, imported
 from olmo_sparsity.util.arguments import Parser, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import shipped
@@ -239,8 +238,7 @@ def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    analysis = importlib.import_module("analysis.cli")  # by its name: training knows nothing of the analysis
-    given = analysis.checked_influence(list(arguments))
+    given = imported(COMMANDS["influence"].check)(list(arguments))
     _is_missing(options, [given.corpus])
     path, _ = split_scaling(given.model)
     fixed = given.model
