@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import runpy
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.cli import COMMANDS
+from olmo_sparsity.cli import COMMANDS, imported
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,8 +57,7 @@ def call_main(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
             capsys.readouterr()
-            module, function = COMMANDS[name][0].split(":")
-            code = getattr(importlib.import_module(module), function)()
+            code = imported(COMMANDS[name].function)()
         return code, capsys.readouterr().out
 
     return call

@@ -17,12 +17,12 @@ from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, check_ids, open_verified
 from olmo_sparsity.data.windows import (
-    IGNORED,
     Batch,
     TrainingBatches,
     TrainingData,
     identity_of,
 )
+from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.rng import Stream, generators
@@ -145,7 +145,7 @@ def to_batch(
     tokens, position_ids = padded(samples.tokens), padded(ids)
     id_labels = position_ids.roll(-1, dims=1)
     if coupled is not None:
-        id_labels[~torch.from_numpy(coupled)] = IGNORED
+        id_labels[~torch.from_numpy(coupled)] = IGNORE_INDEX
     return Batch(
         input_ids=tokens,
         position_ids=position_ids,

@@ -32,6 +32,7 @@ from olmo_sparsity.data.tokens import (
     load_tokenizer,
     tokenizer_file,
 )
+from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.rng import Stream
@@ -39,8 +40,6 @@ from olmo_sparsity.util.signals import leave_signals_to_main_process
 
 # --- what the training loop sees, whatever it trains on ---
 
-IGNORED = -100
-"""A label that does not count, as in `torch.nn.functional.cross_entropy`."""
 _WIDTHS = 4
 """How many widths a batch may be cut to: the compiler looks at each of them, and gives up after eight."""
 
@@ -67,10 +66,10 @@ class Batch:
 
     @property
     def targets(self) -> dict[str, Tensor]:
-        """What its loss is of: the labels, `IGNORED` where the loss does not count."""
+        """What its loss is of: the labels, `IGNORE_INDEX` where the loss does not count."""
         targets = {"labels": self.labels, "id_labels": self.id_labels}
         return {
-            name: values.masked_fill(~self.loss_mask, IGNORED)
+            name: values.masked_fill(~self.loss_mask, IGNORE_INDEX)
             for name, values in targets.items()
             if values is not None
         }

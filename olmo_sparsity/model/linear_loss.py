@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from olmo_sparsity.data.windows import IGNORED
-
+IGNORE_INDEX = -100
+"""A label that does not count, as in `torch.nn.functional.cross_entropy`."""
 _LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}
 _FEWEST_ROWS = 128
 
@@ -45,8 +45,8 @@ def linear_cross_entropy(
 
     The z-loss is ``z_weight`` · (log Σ exp logits)² (PaLM, Chowdhery et al. 2022, section 5; as in OLMo); gradients
     flow through the first scalar alone. Equal to `torch.nn.functional.cross_entropy` up to rounding; under autocast the
-    products are in its type and the rest in float32. ``hidden``: (…, D). ``labels``: (…) integers; `IGNORED` ones do
-    not count.
+    products are in its type and the rest in float32. ``hidden``: (…, D). ``labels``: (…) integers, of which
+    `IGNORE_INDEX` does not count.
     """
     hidden, weight = hidden.flatten(0, -2), head.weight
     if head.bias is not None:
@@ -102,7 +102,7 @@ def _loss_and_gradients(
         rows = slice(start, start + size)
         some, label = hidden[rows].to(dtype), labels[rows, None]
         logits = (some @ head.T).float() * scale
-        counts = label != IGNORED
+        counts = label != IGNORE_INDEX
         at = label.clamp(min=0)
         log_sum = logits.logsumexp(dim=1, keepdim=True)
         loss += ((log_sum - logits.gather(1, at)) * counts).sum()

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import PositionsConfig
-from olmo_sparsity.data.windows import IGNORED
-from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, losses
+from olmo_sparsity.model.linear_loss import IGNORE_INDEX, Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
 
 ERROR_SORTS = ("token", "id", "stop")
@@ -127,10 +126,10 @@ class PositionPredictor(nn.Module):
         return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
     def _levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """i and j of ids, each of the same shape; j is 0 where there is one level, and what is `IGNORED` stays so."""
+        """i and j of ids, each of the same shape; j is 0 where there is one level, and `IGNORE_INDEX` stays so."""
         if self.second_embedding is None:
             return ids, torch.zeros_like(ids)
-        known, size = ids != IGNORED, self.options.table_size or 0
+        known, size = ids != IGNORE_INDEX, self.options.table_size or 0
         return torch.where(known, ids % size, ids), torch.where(known, ids // size, ids)
 
     def _embeddings(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:

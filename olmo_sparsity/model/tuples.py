@@ -22,7 +22,7 @@ from olmo.model import OLMoOutput
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.data.windows import IGNORED
+from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 
 _TUPLES_AT_ONCE = 1 << 22
 _NO_WEIGHT = -1e9  # added to scores; finite, so that a column without any tuple has no NaN
@@ -79,7 +79,9 @@ class TupleAttention(nn.Module):
             p = self._mixture(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
             logits = p.clamp_min(_SMALLEST).log()
         if labels is not None:
-            loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            loss = F.nll_loss(
+                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+            )
             return {"loss_nats": loss}
         kept: Any = logits[:, -logits_to_keep:]  # -0: all
         cache: Any = tokens if use_cache else None
@@ -164,7 +166,7 @@ class TupleAttention(nn.Module):
 
 def _up_to_last_label(labels: Tensor) -> Tensor:
     """(B, T) 1 up to the last column that has a label, 0 behind it."""
-    return (labels != IGNORED).int().flip(1).cummax(dim=1).values.flip(1)
+    return (labels != IGNORE_INDEX).int().flip(1).cummax(dim=1).values.flip(1)
 
 
 def _grow(ids: Tensor, real: Tensor) -> bool:
