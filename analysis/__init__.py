@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from analysis.api import Result, load, load_study
     from analysis.measurement import save_study
     from analysis.measuring import measure
+    from analysis.selectors import list_selectors
     from analysis.xray import InfluenceMap, influence_map
     from olmo_sparsity.util.text_files import TextFiles
 
@@ -24,6 +25,7 @@ __all__ = [
     "Result",
     "TextFiles",
     "influence_map",
+    "list_selectors",
     "load",
     "load_study",
     "measure",
@@ -35,6 +37,7 @@ _HOMES = {
     **dict.fromkeys(("Result", "load", "load_study"), "analysis.api"),
     "save_study": "analysis.measurement",
     **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),
+    "list_selectors": "analysis.selectors",
     "TextFiles": "olmo_sparsity.util.text_files",
 }
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from analysis.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:  # the names of selectors are known without torch
@@ -98,10 +99,6 @@ class Selection:
 
 _SPLIT, _SHORTEST = 4, 4
 """Parts that a span is cut into, and tokens of the shortest spans."""
-_STEPS = 50
-"""Points of the path of integrated gradients."""
-_OBSERVED, _POOLED = 32, 5
-"""Tokens of SnapKV's observation window, and of its average pooling, the authors' defaults."""
 
 Selector = Callable[[SelectorInput], Selection]
 Influence = Callable[[SelectorInput], np.ndarray]
@@ -113,8 +110,9 @@ FORMS = {"": (SIGNED, "loss"), "-absolute": (ABSOLUTE, "loss"), "-kl": (BLIND, "
 """Forms of leaving one out and in: what stands behind the name, the family, and the measure that their passes give."""
 FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
 """Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
-SELECTORS: dict[str, Selector] = {}
-_Selector = TypeVar("_Selector", bound=Selector)
+SELECTORS: Registry[Callable[..., Any]] = Registry("selector", ", or EXACT@PROPOSER:m")
+"""By name; one with parameters is a dataclass, whose fields they are, as in snapkv:window=64:pool=7."""
+_Selector = TypeVar("_Selector", bound=Callable[..., Any])
 _Influence = TypeVar("_Influence", bound=Influence)
 
 
@@ -178,12 +176,29 @@ def find_selector(name: str) -> Selector:
     return _registered(name)
 
 
-def _registered(name: str) -> Selector:
-    if name not in SELECTORS:
-        raise UserError(
-            f"unknown selector {name!r}; choose among {', '.join(SELECTORS)}, or EXACT@PROPOSER:m"
-        )
-    return SELECTORS[name]
+def _registered(text: str) -> Selector:
+    """The selector of NAME or NAME:PARAMETER=NUMBER:…. Raises `UserError` that lists the choices."""
+    name, *parts = text.split(":")
+    selector = SELECTORS[name]
+    parameters = {field.name: field for field in fields(selector)} if is_dataclass(selector) else {}
+    values = {}
+    for part in parts:
+        parameter, _, value = part.partition("=")
+        if parameter not in parameters or not value.isdecimal() or int(value) < 1:
+            there = ", ".join(f"{parameter}={field.default}" for parameter, field in parameters.items())
+            remedy = f"write NAME=NUMBER, by default {there}" if there else "it has none"
+            raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
+        values[parameter] = int(value)
+    return cast("Selector", selector(**values) if is_dataclass(selector) else selector)
+
+
+def list_selectors() -> list[str]:
+    """Names of all selectors, with their parameters as they are by default; screened forms put two together."""
+    listed = []
+    for name, selector in SELECTORS.items():
+        of_selector = fields(selector) if is_dataclass(selector) else ()
+        listed.append(":".join([name, *(f"{field.name}={field.default}" for field in of_selector)]))
+    return listed
 
 
 def check_selector(name: str, *, k_max: int, n_far: int) -> None:
@@ -329,17 +344,24 @@ def input_x_gradient(given: SelectorInput) -> np.ndarray:
     return given.at_candidates(norms)
 
 
-@register_influence("integrated-gradients", ABSOLUTE)
-def integrated_gradients(given: SelectorInput) -> np.ndarray:
+@register("integrated-gradients", ABSOLUTE)
+@dataclass(frozen=True)
+class IntegratedGradients:
     """L2 norm of the integrated gradient of p(x_t), from the embedding of the end of text, (m, C); arXiv 1703.01365.
 
-    As inseq has it; `_STEPS` points, as captum chooses them by default. Embeddings of zero are no place to start from:
-    there the gradient of a norm layer has no bound, and the sum does not converge (docs/method.md, 2.2).
+    As inseq has it. Embeddings of zero are no place to start from: there the gradient of a norm layer has no bound, and
+    the sum does not converge (docs/method.md, 2.2).
     """
-    points, weights = np.polynomial.legendre.leggauss(_STEPS)  # on [-1, 1]
-    path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
-    norms = given.scorer.integrated_gradients(given.contexts, given.target_index, path=path)
-    return given.at_candidates(norms)
+
+    steps: int = 50
+    """Points of the path, as captum chooses them by default."""
+
+    def __call__(self, given: SelectorInput) -> Selection:
+        """S_k by that norm."""
+        points, weights = np.polynomial.legendre.leggauss(self.steps)  # on [-1, 1]
+        path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
+        norms = given.scorer.integrated_gradients(given.contexts, given.target_index, path=path)
+        return most_influential(given, given.at_candidates(norms))
 
 
 @register_influence("attention", BLIND)
@@ -358,16 +380,31 @@ def h2o(given: SelectorInput) -> Selection:
 
 
 @register("snapkv", BLIND)
-def snapkv(given: SelectorInput) -> Selection:
-    """Attention that i and its neighbours get from the last tokens, in each head: SnapKV (Li et al., arXiv 2404.14469).
+@dataclass(frozen=True)
+class SnapKV:
+    """Attention that i and its neighbors get from the last tokens, in each head: SnapKV (Li et al., arXiv 2404.14469).
 
-    The mean over `_POOLED` tokens of the sum over the last `_OBSERVED`, or over the short context if that is shorter.
+    The mean over ``pool`` tokens of the sum over the last ``window``. Defaults are the authors'.
     """
-    observed = given.scorer.accumulated_attention(given.contexts, given.target_index, _OBSERVED)
-    margin = _POOLED // 2  # nothing stands beyond the ends, as in the authors' pooling
-    padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
-    pooled = np.lib.stride_tricks.sliding_window_view(padded, _POOLED, axis=-1).mean(axis=-1)
-    return _of_heads(given, pooled)
+
+    window: int = 32
+    """Tokens that observe; the short context where that is shorter."""
+    pool: int = 5
+    """Tokens of the average pooling, an odd number."""
+
+    def __post_init__(self) -> None:
+        if self.pool % 2 == 0:
+            raise UserError(
+                f"snapkv:pool={self.pool}: give an odd number, so that a token stands in the middle"
+            )
+
+    def __call__(self, given: SelectorInput) -> Selection:
+        """S_k, by head."""
+        observed = given.scorer.accumulated_attention(given.contexts, given.target_index, self.window)
+        margin = self.pool // 2  # nothing stands beyond the ends, as in the authors' pooling
+        padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
+        pooled = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1).mean(axis=-1)
+        return _of_heads(given, pooled)
 
 
 def _of_heads(given: SelectorInput, by_head: np.ndarray) -> Selection:

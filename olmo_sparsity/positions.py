@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import Stream
 
 
@@ -27,7 +28,7 @@ class SchemeOptions:
 
 
 Scheme = Callable[[int, SchemeOptions, np.random.Generator], np.ndarray]
-SCHEMES: dict[str, Scheme] = {}
+SCHEMES: Registry[Scheme] = Registry("position scheme")
 COUPLED_SCHEMES = {
     "coupled": "tokens that belong together share an id; at test those of the response are given, by an oracle",
     "predicted": "the same ids; at test those of the response are predicted (Predictive Position Coupling)",
@@ -35,23 +36,13 @@ COUPLED_SCHEMES = {
 """Schemes of tasks whose tokens are coupled; `draw_shift` and `apply_shift` give their ids."""
 
 
-def register(name: str) -> Callable[[Scheme], Scheme]:
-    """Make a scheme available as ``positions.scheme: name``."""
-
-    def add(scheme: Scheme) -> Scheme:
-        SCHEMES[name] = scheme
-        return scheme
-
-    return add
-
-
-@register("contiguous")
+@SCHEMES.register("contiguous")
 def contiguous(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
     """0 … T-1, (T,): plain RoPE."""
     return np.arange(length, dtype=np.int64)
 
 
-@register("random_start")
+@SCHEMES.register("random_start")
 def random_start(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
     """s … s+T-1, (T,), s uniform on {0 … T'-T} (Cho et al. 2024)."""
     return np.arange(length, dtype=np.int64) + generator.integers(
@@ -59,7 +50,7 @@ def random_start(length: int, options: SchemeOptions, generator: np.random.Gener
     )
 
 
-@register("pose")
+@SCHEMES.register("pose")
 def pose(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
     """PoSE, (T,): C chunks that each skip ahead of the one before, up to T' (Zhu et al. 2023, arXiv 2309.10400).
 
@@ -82,7 +73,7 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
 
 
-@register("random_float")
+@SCHEMES.register("random_float")
 def random_float(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
     """Random Float Sampling, (T,) float32: sorted uniform draws from [0, T') (Shimizu et al. 2026, arXiv 2602.14050).
 

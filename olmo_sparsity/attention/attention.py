@@ -7,14 +7,15 @@ of the model, E numbers that an attention keeps of each token and head beside it
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from olmo_sparsity.util.registry import Registry
+
 SOFTMAX = "softmax"
 """The usual one, which OLMo's blocks compute themselves."""
-ATTENTIONS: dict[str, type[Attention]] = {}
+ATTENTIONS: Registry[type[Attention]] = Registry("attention")
 """Every other attention by its name."""
 
 
@@ -95,13 +96,3 @@ class Attention(nn.Module):
         values, extras = v.split((q.shape[-1], self.extras), dim=-1)
         weights = nn.functional.dropout(self.weights(q, k, extras, mask), dropout)
         return weights.to(values.dtype) @ values
-
-
-def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
-    """Make an attention available as ``model.attention``."""
-
-    def add(attention: type[Attention]) -> type[Attention]:
-        ATTENTIONS[name] = attention
-        return attention
-
-    return add

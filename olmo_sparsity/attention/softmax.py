@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention.attention import Attention, AttentionMask, Shape, register
+from olmo_sparsity.attention.attention import ATTENTIONS, Attention, AttentionMask, Shape
 
 
 def masked_scores(scores: Tensor, mask: AttentionMask) -> Tensor:
@@ -22,7 +22,7 @@ def masked_softmax(scores: Tensor, mask: AttentionMask) -> Tensor:
     return masked_scores(scores, mask).softmax(dim=-1)
 
 
-@register("ssmax")
+@ATTENTIONS.register("ssmax")
 class ScalableSoftmax(Attention):
     """SSMax (Nakanishi 2025, arXiv 2501.19399): the scores times s log n, s learned by each head.
 
@@ -47,7 +47,7 @@ class ScalableSoftmax(Attention):
         return masked_softmax(scale * self.scores(q, k), mask)
 
 
-@register("log-n")
+@ATTENTIONS.register("log-n")
 class LogLengthTemperature(Attention):
     """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021, and others since)."""
 
@@ -62,7 +62,7 @@ class LogLengthTemperature(Attention):
 _TAU = 10.0
 
 
-@register("scale-invariant")
+@ATTENTIONS.register("scale-invariant")
 class ScaleInvariant(Attention):
     """Scale-invariant attention (Anson et al. 2025, arXiv 2505.17083): a times the scores, plus 1 - a².
 
@@ -79,7 +79,7 @@ class ScaleInvariant(Attention):
         return masked_softmax(scores, mask)
 
 
-@register("fox")
+@ATTENTIONS.register("fox")
 class Forgetting(Attention):
     """Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130): scores plus Σ log f(l), key j < l <= query i.
 
@@ -110,7 +110,7 @@ class Forgetting(Attention):
         return masked_softmax(self.scores(q, k) + behind, mask)
 
 
-@register("dape-v2")
+@ATTENTIONS.register("dape-v2")
 class FeatureMap(Attention):
     """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions over heads and three keys.
 

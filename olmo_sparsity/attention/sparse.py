@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention.attention import Attention, AttentionMask, Shape, register
+from olmo_sparsity.attention.attention import ATTENTIONS, Attention, AttentionMask, Shape
 from olmo_sparsity.attention.softmax import masked_scores, masked_softmax
 
 _STEPS = 16
@@ -81,7 +81,7 @@ def entmax15(scores: Tensor) -> Tensor:
     return _Entmax15.apply(scores)
 
 
-@register("entmax")
+@ATTENTIONS.register("entmax")
 class Entmax(Attention):
     """1.5-entmax of the scores."""
 
@@ -90,7 +90,7 @@ class Entmax(Attention):
         return entmax15(masked_scores(self.scores(q, k), mask))
 
 
-@register("asentmax")
+@ATTENTIONS.register("asentmax")
 class AdaptiveScalableEntmax(Attention):
     """ASEntmax (Vasylenko et al. 2025, arXiv 2506.16640): 1.5-entmax of the scores times 1 + β (log (n + 1))^γ.
 
@@ -170,7 +170,7 @@ def sparsek(u: Tensor, seen: Tensor, k: int) -> Tensor:
     return _SparseK.apply(u, seen, k)
 
 
-@register("sparsek")
+@ATTENTIONS.register("sparsek")
 class SparseK(Attention):
     """SparseK attention (Lou et al. 2024, arXiv 2406.16747): softmax over chosen and near keys, times the choice.
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.registry import Registry
 
 LOG_N = "log-n"
 _FAST, _SLOW = 32, 1  # YaRN's beta: rotations over the original length
 Scheme = Callable[[Tensor, float, "RopeScaling"], tuple[Tensor, float]]
 """From 1 / frequencies (D / 2,), the base and what is asked for to the new ones, and a factor of sines and cosines."""
-ROPE_SCALINGS: dict[str, Scheme] = {}
+ROPE_SCALINGS: Registry[Scheme] = Registry("RoPE scaling", ", as in CKPT@yarn:4")
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,7 @@ class RopeScaling:
         return f"{self.name}:{self.factor:g}"
 
 
-def register(name: str) -> Callable[[Scheme], Scheme]:
-    """Make a scheme available as ``CKPT@name:factor``."""
-
-    def add(scheme: Scheme) -> Scheme:
-        ROPE_SCALINGS[name] = scheme
-        return scheme
-
-    return add
-
-
-@register("linear")
+@ROPE_SCALINGS.register("linear")
 def position_interpolation(
     inverse_frequencies: Tensor, base: float, scaling: RopeScaling
 ) -> tuple[Tensor, float]:
@@ -70,7 +61,7 @@ def position_interpolation(
     return inverse_frequencies / scaling.factor, 1.0
 
 
-@register("ntk")
+@ROPE_SCALINGS.register("ntk")
 def ntk_aware(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Tensor, float]:
     """NTK-aware scaling: base · s^(D / (D - 2)), so that the slowest frequency is divided by s, the fastest kept.
 
@@ -82,7 +73,7 @@ def ntk_aware(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) ->
     return 1.0 / new_base**exponents, 1.0
 
 
-@register("yarn")
+@ROPE_SCALINGS.register("yarn")
 def yarn(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023, arXiv 2309.00071): frequencies that turn often over L are kept, slow ones interpolated.
 
@@ -103,7 +94,7 @@ def yarn(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tupl
     return mixed, 0.1 * math.log(scaling.factor) + 1.0
 
 
-@register(LOG_N)
+@ROPE_SCALINGS.register(LOG_N)
 def unchanged(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Tensor, float]:
     """All frequencies are kept: `RopeScaling.of_queries` sharpens the scores instead."""
     return inverse_frequencies, 1.0
@@ -121,10 +112,7 @@ def split_scaling(text: str) -> tuple[str, tuple[str, float] | None]:
     if match is None:
         return text, None
     name, factor = match["name"], float(match["factor"])
-    if name not in ROPE_SCALINGS:
-        raise UserError(
-            f"{text}: there is no RoPE scaling {name}; choose {', '.join(ROPE_SCALINGS)}, as in {match['path']}@yarn:4"
-        )
+    ROPE_SCALINGS[name]  # refuses an unknown one
     if factor < 1:
         raise UserError(
             f"{text}: the factor {factor:g} is below 1; give how many times the trained length is meant"

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import GAMMA, counters, mix, row_hashes
 
 SPLITS = ("train", "test")
@@ -238,7 +239,7 @@ class Task(ABC):
 
 
 TaskType = TypeVar("TaskType", bound=type[Task])
-TASKS: dict[str, type[Task]] = {}
+TASKS: Registry[type[Task]] = Registry("task")
 
 
 def register(name: str) -> Callable[[TaskType], TaskType]:
@@ -246,8 +247,7 @@ def register(name: str) -> Callable[[TaskType], TaskType]:
 
     def add(task: TaskType) -> TaskType:
         task.name = name
-        TASKS[name] = task
-        return task
+        return cast("TaskType", TASKS.register(name)(task))
 
     return add
 
@@ -257,8 +257,6 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
 
     Raises `UserError` for an unknown name or parameter, a value of a wrong type, or parameters that do not go together.
     """
-    if name not in TASKS:
-        raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
     schema = om.structured(TASKS[name])
     try:
         return cast(Task, om.to_object(om.merge(schema, dict(parameters))))

@@ -133,7 +133,8 @@ def test_policies_score_each_head_as_their_authors_do(prefix):
     inner, contexts = random_model("llama"), make_blocks()
     adapter = TransformersAdapter(inner).requires_grad_(False)
     given = SelectorInput(Scorer(with_prefix(adapter, prefix)), contexts, 0, 5)
-    h2o, snapkv = (find_selector(name)(given).by_head for name in ("h2o", "snapkv"))
+    names = ("h2o", "snapkv", "snapkv:window=2:pool=3")
+    h2o, snapkv, narrow = (find_selector(name)(given).by_head for name in names)
     last = find_selector("attention")(given).scores
     for row, (block, place) in enumerate(contexts.all_targets):
         attention = plain_attention(inner, contexts, block, place, prefix)
@@ -144,6 +145,9 @@ def test_policies_score_each_head_as_their_authors_do(prefix):
         observed = np.pad(far[:, :, FAR:].sum(axis=2), [(0, 0), (0, 0), (2, 2)])
         pooled = [observed[..., column : column + 5].mean(axis=-1) for column in range(FAR)]
         np.testing.assert_allclose(snapkv[row], np.stack(pooled, axis=-1), atol=1e-5)
+        observed = np.pad(far[:, :, -2:].sum(axis=2), [(0, 0), (0, 0), (1, 1)])
+        pooled = [observed[..., column : column + 3].mean(axis=-1) for column in range(FAR)]
+        np.testing.assert_allclose(narrow[row], np.stack(pooled, axis=-1), atol=1e-5)
 
 
 def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them():

@@ -166,7 +166,10 @@ def test_what_cannot_be_scaled_is_refused(made, tmp_path):
         (f"{entmax}@log-n:2", "log-n is for softmax attention with RoPE in every layer"),
         (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
         (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
-        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n"),
+        (
+            f"{made[0]}@yern:2",
+            "unknown RoPE scaling .yern.; choose among linear, ntk, yarn, log-n, as in CKPT@yarn:4",
+        ),
         (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
     ):
         with refused(message):

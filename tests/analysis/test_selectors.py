@@ -18,6 +18,7 @@ from analysis.selectors import (
     check_selector,
     find_selector,
     leave_one_out,
+    list_selectors,
 )
 from tests.support import plain
 from tests.support.families import random_model
@@ -272,3 +273,31 @@ def test_scores_are_the_influence_of_every_token_that_has_one(model, name):
         assert selection.scores[row, best].tolist() == selection.influence[row].tolist()
     if name != "spans":
         assert np.isfinite(selection.scores).sum(axis=1).tolist() == [8 if "@" in name else 40] * 2
+
+
+def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_screen():
+    assert {"nearest", "snapkv:window=32:pool=5", "integrated-gradients:steps=50"} <= {*list_selectors()}
+    assert find_selector("snapkv:pool=7") == selectors.SnapKV(pool=7)
+    assert find_selector("snapkv") == selectors.SnapKV(window=32, pool=5)
+    check_selector("leave-one-out@snapkv:window=4:pool=3:8", k_max=4, n_far=FAR)
+    with refused("m = 8 must be at least k = 9"):
+        check_selector("leave-one-out@snapkv:window=4:8", k_max=9, n_far=FAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "snapkv:windows=4",
+            "'windows=4' is no parameter of snapkv; write NAME=NUMBER, by default window=32, pool=5",
+        ),
+        ("snapkv:window=x", "'window=x' is no parameter of snapkv"),
+        ("snapkv:window=0", "'window=0' is no parameter of snapkv"),
+        ("snapkv:pool=4", "give an odd number"),
+        ("nearest:far=2", "'far=2' is no parameter of nearest; it has none"),
+        ("nearst", "unknown selector 'nearst'; choose among leave-one-out, .*, or EXACT@PROPOSER:m"),
+    ],
+)
+def test_other_parameters_and_names_are_refused_with_the_choices(name, message):
+    with refused(message):
+        find_selector(name)
