@@ -2,6 +2,7 @@
 
 import runpy
 import shlex
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,7 +105,7 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path, monke
         options = [f"--save_folder={tmp_path / name}", *(f"--task.parameters.{value}" for value in values)]
         return run_here("results/synthetic/couple.py", "train", tiny_task.write(tmp_path), *options)
 
-    monkeypatch.setattr(task, "TASKS", dict(task.TASKS))  # in which the script puts tasks of its own
+    monkeypatch.setattr(task, "TASKS", copy(task.TASKS))  # in which the script puts tasks of its own
     found, weights = ("marks=[1,3]", "counted_from=[start]"), {}
     for name, values in {
         "told": [],
