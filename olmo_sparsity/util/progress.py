@@ -20,7 +20,7 @@ class _Lines:
     """Standard error as a log file: every refresh of a bar becomes a line."""
 
     def write(self, text: str) -> None:
-        if line := text.strip():
+        if line := " ".join(text.split()):
             print(line, file=sys.stderr)
 
     def flush(self) -> None:
