@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import codecs
 import csv
+import errno
+import glob
 import json
 import os
 import re
@@ -301,6 +303,10 @@ def _unreadable(path: str | Path, error: Exception, row: int | None = None) -> U
         name = str(path) if len(str(path)) <= 200 else f"{str(path)[:80]!r}…"
         if os.path.islink(path) and not os.path.exists(path):
             return UserError(f"{name} is a link to {os.readlink(path)}, which is not there; mend it")
+        if error.errno == errno.ENOENT and glob.has_magic(str(path)):
+            return UserError(
+                f"no file matches {name}: a shell hands on a pattern that matches nothing; mend it"
+            )
         return UserError(f"{name} cannot be read ({error.strerror}); put the file back, or name another")
     packing = _PACKINGS.get(Path(path).suffix.lower())
     if packing is not None:
