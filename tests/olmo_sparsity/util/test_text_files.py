@@ -42,12 +42,6 @@ READ = [("a.example.org", ROWS[0]["text"]), (None, ROWS[1]["text"]), ("b.example
         ("books/moby-dick-1", "books/moby-dick-1"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_said_to(tmp_path: Path) -> None:
-    """A shell that finds no file hands the pattern itself on."""
-    with refused(r"no file matches .*none/\*\.txt: a shell hands on a pattern"):
-        TextFiles([tmp_path / "none" / "*.txt"]).read()
-
-
 def test_the_site_or_work_of_a_url(url: str, group: str) -> None:
     assert group_of_url(url) == group
 
@@ -628,3 +622,9 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_not_left_out(tmp_path):
 def test_kinds_by_name():
     names = ["a.b.TXT.GZ", "a.parquet", "a.pq", "a.parquet.gz", "txt", "a.ndjson", "a.json.bz2"]
     assert [kind_of(name) for name in names] == ["txt", "parquet", "parquet", None, None, "jsonl", None]
+
+
+def test_a_pattern_that_matches_nothing_is_said_to(tmp_path: Path) -> None:
+    """A shell that finds no file hands the pattern itself on."""
+    with refused(r"no file matches .*none/\*\.txt: a shell hands on a pattern"):
+        TextFiles([tmp_path / "none" / "*.txt"]).read()
