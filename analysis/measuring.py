@@ -137,7 +137,9 @@ def measure(
         places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
         settings: dict[str, Any] = {
             **loaded.describe(),
-            **{"texts": source.name, "texts_sha256": source.sha256, "split": split},
+            "texts": source.name,
+            "texts_sha256": source.sha256,
+            "split": split,
             **drawing,
             "tau_nats": tau_nats,
             "ks": list(ks),
@@ -152,7 +154,9 @@ def measure(
             "special_tokens": source.special_tokens() or None,
             "documents": len(source.lengths) if source.divided else None,
             "read_with": source.read_with or None,
-            **{"selected_by": None, "proposed_by": None, "complete": False},
+            "selected_by": None,
+            "proposed_by": None,
+            "complete": False,
         }
         scorer = scorer_of(loaded)
         scorers: dict[str, Scorer] = {}

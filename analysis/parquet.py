@@ -60,9 +60,15 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     floats: list[str] = []
     others: list[str] = []
     for column in table.schema:
-        is_list = pa.types.is_list(column.type)
-        of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
-        (floats if of_floats else others).append(column.name + ".list.element" * is_list)
+        path_of_values = column.name
+        type_of_values = column.type
+        if pa.types.is_list(column.type):
+            path_of_values += ".list.element"
+            type_of_values = column.type.value_type
+        if type_of_values == pa.float32():
+            floats.append(path_of_values)
+        else:
+            others.append(path_of_values)
     encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
     write_table(path, table, compression_level=9, write_page_checksum=True, **encodings)
 

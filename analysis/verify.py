@@ -23,13 +23,28 @@ TOLERANCE_NATS = 1e-3
 LEAST_SAME = 0.95
 """Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
 NOT_COMPARED = (
-    *("scores", "model", "texts", "texts_sha256", "read_with", "training_seed"),
-    *("complete", "faithfulness", "subsets", "keep_rate"),
+    "scores",
+    "model",
+    "texts",
+    "texts_sha256",
+    "read_with",
+    "training_seed",
+    "complete",
+    "faithfulness",
+    "subsets",
+    "keep_rate",
 )
 """Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
 GIVEN_AGAIN = (
-    *("n_long", "n_short", "targets_per_block", "seed", "split"),
-    *("tau_nats", "ks", "selectors", "give_back"),
+    "n_long",
+    "n_short",
+    "targets_per_block",
+    "seed",
+    "split",
+    "tau_nats",
+    "ks",
+    "selectors",
+    "give_back",
 )
 """Settings that are arguments of `measure` by the same name."""
 

@@ -65,7 +65,7 @@ def main() -> int:
     options, cells = plan(sys.argv[1:])
     if options.dry_run:
         for cell in cells:
-            print(cell.command + "  # finished" * cell.is_finished)
+            print(f"{cell.command}  # finished" if cell.is_finished else cell.command)
         return 0
     left = [cell for cell in cells if not cell.is_finished]
     if len(left) < len(cells):

@@ -22,10 +22,20 @@ from olmo_sparsity.util.files import EXACT_MATCH, read_exact_match
 from olmo_sparsity.util.provenance import available_cores, current_commit
 
 _FURTHER = (
-    *("positions.coupled_share", "positions.id_noise", "positions.id_weight", "task.length_groups"),
-    *("model.attention", "model.rope_window", "model.nope_layer_interval"),
-    *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
-    *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
+    "positions.coupled_share",
+    "positions.id_noise",
+    "positions.id_weight",
+    "task.length_groups",
+    "model.attention",
+    "model.rope_window",
+    "model.nope_layer_interval",
+    "positions.target_length",
+    "positions.chunks",
+    "positions.table_size",
+    "evaluation.until",
+    "max_duration",
+    "global_train_batch_size",
+    "optimizer.learning_rate",
 )
 
 

@@ -60,7 +60,8 @@ def current_commit() -> str:
         # Fails for a copy that is installed inside another checkout, as in its .venv: that commit is not of this code.
         subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
         commit = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
-        return commit + "+" * bool(subprocess.check_output([*git, "status", "--porcelain", "-uno"]))
+        is_changed = bool(subprocess.check_output([*git, "status", "--porcelain", "-uno"]))
+        return f"{commit}+" if is_changed else commit
     except (OSError, subprocess.CalledProcessError):
         return ""
 
