@@ -32,7 +32,7 @@ class Result(Measurement):
     95 % interval in the columns ``value``, ``low`` and ``high``, which is NaN where the data support none. Shares and
     recoveries are fractions, losses and gains nats per token. Columns that most frames have:
 
-        level, unit, sinks   how chosen tokens were given back, see `analysis.given_back`
+        level, unit, sinks   how chosen tokens were given back, see `analysis.kept`
         selector             what chose them, or "best": the lowest L_k of all selectors
         far_context          "true", a placebo, or "net": recovery minus the placebo's where that is positive
         k                    how many far tokens were given back

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analysis.options import (
+from analysis.cli_options import (
     MODEL,
     TEXT_OPTIONS,
     add_field_options,

@@ -25,15 +25,15 @@ from analysis.contexts import (
     shuffled_contexts,
 )
 from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS, Faithfulness
-from analysis.given_back import GivenBack, word_numbers
-from analysis.kinds import classify
+from analysis.kept import GivenBack, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame
-from analysis.parts import stacked
+from analysis.runner import stacked
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
 from analysis.texts import Texts
+from analysis.token_kinds import classify
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 

@@ -53,7 +53,7 @@ class Measurement:
                   loss_long_nats, loss_short_nats, [selecting_gain_nats: of the selecting model], over_tau, kind,
                   placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
                   [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
-        choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.given_back`),
+        choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.kept`),
                   selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
                   [influence (k_max)], [selected_special (k_max): whether each is a special token; where the texts have
                   some], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
@@ -187,7 +187,7 @@ class Measurement:
             target_id: of `targets`; None: all targets over tau, one after the other.
             selector: by default the first of `selectors`.
             far_context: true or placebo; the text of other far contexts is not recorded.
-            level, unit, sinks: how the tokens were given back, see `analysis.given_back`; by default "text", "token"
+            level, unit, sinks: how the tokens were given back, see `analysis.kept`; by default "text", "token"
                 and 0 where this was measured, else the first way that was. Of words, the token stands for its word.
 
         Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.

@@ -17,7 +17,7 @@ from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
-from analysis.parts import Run
+from analysis.runner import Run
 from analysis.sampling import sample_targets
 from olmo_sparsity.util.errors import UserError
 
@@ -80,7 +80,7 @@ def measure(
         selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
         placebos: far contexts beside the true one, of `PLACEBOS`.
         give_back: how chosen tokens are given back: text; or cache, where the whole context is read and only their keys
-            and values are left; maybe with sinks or as words, such as cache:4 or text/word (`analysis.given_back`).
+            and values are left; maybe with sinks or as words, such as cache:4 or text/word (`analysis.kept`).
         prefix: what stands before every context: auto (what the tokenizer puts before a text), none, bos, eos, or ids.
         seed: of everything that is drawn.
         tokenizer: a tokenizer.json, or the path of one, where the model has none.

@@ -20,7 +20,7 @@ import pandas as pd
 from analysis import Result, load_study
 from analysis.stats import bootstrap
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.measured import PLACEBO, TRUE, Measured, over_tau_column
+from analysis.stats.recovery import PLACEBO, TRUE, Measured, over_tau_column
 
 HERE = Path(__file__).parent
 LANGUAGES = ("english", "french", "german", "spanish", "russian")

@@ -22,8 +22,8 @@ from analysis.figures.figure2 import describe, figure2, levels_figure, selectors
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
-from analysis.stats.measured import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
-from analysis.stats.show import interval_text
+from analysis.stats.recovery import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
+from analysis.stats.tables import interval_text
 
 # from the target's own text to the most distant one
 _FAR_CONTEXTS = {

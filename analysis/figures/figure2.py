@@ -26,7 +26,7 @@ from analysis.figures.length import plot_length
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import counted, interval_caption
-from analysis.stats.measured import (
+from analysis.stats.recovery import (
     CONTROLS,
     DEFAULT_SELECTOR,
     LEVEL,

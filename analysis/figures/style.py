@@ -27,7 +27,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from analysis.stats.measured import BEST, CONTROLS, NET, TRUE, default_selector
+from analysis.stats.recovery import BEST, CONTROLS, NET, TRUE, default_selector
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, user_path
 

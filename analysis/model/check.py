@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
-from analysis.model.memory import is_out_of_memory
+from analysis.model.on_device import is_out_of_memory
 from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from analysis.contexts import NO_FAR, Contexts
 from analysis.model.adapter import Adapter, KeyValues
-from analysis.model.memory import LOGITS_PER_SLICE, OnDevice, chunks, is_out_of_memory
+from analysis.model.on_device import LOGITS_PER_SLICE, OnDevice, chunks, is_out_of_memory
 
 log = logging.getLogger(__name__)
 

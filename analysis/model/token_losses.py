@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.model.adapter import Adapter
 from analysis.model.losses import LOGITS_PER_BATCH
-from analysis.model.memory import LOGITS_PER_SLICE, OnDevice, chunks
+from analysis.model.on_device import LOGITS_PER_SLICE, OnDevice, chunks
 from olmo_sparsity.util.errors import UserError
 
 

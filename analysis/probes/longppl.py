@@ -36,7 +36,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from analysis.probes.probe import Bar, Probe, ProbeResult, run_probe
 from analysis.segments import Segments, sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap, Interval
-from analysis.stats.show import show
+from analysis.stats.tables import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance

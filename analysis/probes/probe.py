@@ -361,7 +361,7 @@ def _write_rows(path: Path, rows: pd.DataFrame) -> None:
 
 def run_probe(probe: type[Probe], description: str | None) -> None:
     """The command of a probe: measure, write, draw and print; or draw again."""
-    from analysis.options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
+    from analysis.cli_options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
     from olmo_sparsity.cli import show_log
 
     name = probe.RESULT.NAME

@@ -11,7 +11,7 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
 only is of ``k``, by default 4 or the closest that was measured. The columns level, unit and sinks say how chosen tokens
-were given back: a result has rows of every way (`analysis.stats.measured.at_level` picks one). All but `shares`,
+were given back: a result has rows of every way (`analysis.stats.recovery.at_level` picks one). All but `shares`,
 `persistence` and `contexts` raise `UserError` where recovery is undefined: no target over tau, or gains that sum to
 nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
@@ -30,10 +30,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
-from analysis.kinds import KINDS
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
-from analysis.stats.measured import (
+from analysis.stats.recovery import (
     BEST,
     LEVEL,
     NET,
@@ -46,7 +45,8 @@ from analysis.stats.measured import (
     over_tau_column,
     selecting_gain_nats,
 )
-from analysis.stats.show import INTERVAL
+from analysis.stats.tables import INTERVAL
+from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)

@@ -10,7 +10,8 @@ import pandas as pd
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import counted, interval_caption
-from analysis.stats.measured import (
+from analysis.stats.numbers import NUMBERS
+from analysis.stats.recovery import (
     AS_TEXT,
     LEVEL,
     NET,
@@ -23,8 +24,7 @@ from analysis.stats.measured import (
     none_over_tau,
     why_no_recovery,
 )
-from analysis.stats.numbers import NUMBERS
-from analysis.stats.show import interval_text, show
+from analysis.stats.tables import interval_text, show
 
 
 def findings(result: Measurement) -> str:

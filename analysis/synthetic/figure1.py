@@ -32,7 +32,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 import analysis.figures.style as style
-from analysis.stats.show import show
+from analysis.stats.tables import show
 from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder, path
 from olmo_sparsity.util.files import write_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.stats.measured import why_no_recovery
+from analysis.stats.recovery import why_no_recovery
 from analysis.xray.map import InfluenceMap, influence_map
 from olmo_sparsity.util.errors import UserError
 

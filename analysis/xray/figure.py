@@ -16,7 +16,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from analysis.figures import style
 from analysis.pieces import code_point
-from analysis.stats.measured import nats
+from analysis.stats.recovery import nats
 from analysis.xray.influences import Influences
 
 MOST_CELLS = 360

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.parquet import read_frame, write_frame
 from analysis.pieces import readable
-from analysis.stats.measured import nats
+from analysis.stats.recovery import nats
 from olmo_sparsity.util.files import read_json, user_path, write_json
 
 MAP_NAME, ABOUT_NAME = "xray.parquet", "xray.json"

@@ -20,7 +20,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis.stats.measured import nats
+from analysis.stats.recovery import nats
 from analysis.xray.figure import map_figure
 from analysis.xray.influences import Influences
 from olmo_sparsity.util.files import write_text

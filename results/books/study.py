@@ -12,8 +12,8 @@ import pandas as pd
 
 from analysis.api import Result, load_study
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.measured import NET, PLACEBO, TRUE, Measured, over_tau_column
 from analysis.stats.numbers import persistence, recovery, shares
+from analysis.stats.recovery import NET, PLACEBO, TRUE, Measured, over_tau_column
 
 SELECTOR = "leave-one-out-kl"
 TOGETHER = 10_000

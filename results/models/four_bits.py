@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from analysis import load, load_study
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.show import show
+from analysis.stats.tables import show
 
 HERE, WEIGHTS, EMBEDDING = Path(__file__).parent, "model.safetensors", "model.embed_tokens.weight"
 CELL = "checkpoint-q4-n128"

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.show import show
+from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
 BLOCK, TAUS = 16, (1, 2, 4)

@@ -23,8 +23,8 @@ from analysis.figures.style import save_figure
 from analysis.measurement import save_study
 from analysis.open_model import open_model
 from analysis.stats import numbers
-from analysis.stats.measured import Measured
-from analysis.stats.show import show
+from analysis.stats.recovery import Measured
+from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "planted"

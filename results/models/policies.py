@@ -18,9 +18,9 @@ import pandas as pd
 from analysis import load, load_study, measure
 from analysis.figures import style
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
-from analysis.parts import stacked
+from analysis.runner import stacked
 from analysis.stats import numbers
-from analysis.stats.show import show
+from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "policies"

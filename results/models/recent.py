@@ -21,7 +21,7 @@ import pandas as pd
 from analysis.figures.style import save_figure
 from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.show import show
+from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
 SHORTEST, BLOCK, NEAR_NATS = 16, 16, 0.1

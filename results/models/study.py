@@ -21,11 +21,11 @@ from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study, setting_differences
 from analysis.parquet import read_parquet
-from analysis.parts import stacked
+from analysis.runner import stacked
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import SHARE_NEEDED
-from analysis.stats.show import show
+from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)

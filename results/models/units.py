@@ -24,7 +24,7 @@ from analysis.measurement import RESULT_NAME
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
-from analysis.parts import stacked
+from analysis.runner import stacked
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection
 from analysis.work import Work

@@ -32,9 +32,9 @@ from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.selectors import SelectorInput, check_selector, find_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
-from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
-from analysis.stats.show import show
+from analysis.stats.recovery import PLACEBO, TRUE
+from analysis.stats.tables import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.batches import task_of

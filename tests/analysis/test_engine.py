@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import engine, given_back, measuring, parts
+from analysis import engine, measuring, runner
 from analysis.api import load
 from analysis.engine import PLACEBOS
+from analysis.kept import GivenBack
 from analysis.measuring import measure
 from analysis.model.losses import Scorer
 from analysis.work import Work
@@ -194,7 +195,7 @@ def test_the_time_left_is_right_within_a_factor_of_two(monkeypatch, changes):
         shown.append((read[0], targets))
 
     monkeypatch.setattr(measuring, "Scorer", Counting)
-    monkeypatch.setattr(parts, "show_progress", lambda *_, **how: nullcontext(advance))
+    monkeypatch.setattr(runner, "show_progress", lambda *_, **how: nullcontext(advance))
     result = small(tokens_per_batch=256, **changes)
     time, targets = np.array(shown).T
     done = np.cumsum(targets) / len(result.targets)
@@ -221,9 +222,7 @@ def test_the_time_is_said_in_words_once_some_of_it_has_passed(monkeypatch, caplo
     assert caplog.messages == ["about 7 min for 320 targets"] and duration(12 * 7 * 320 / 64) == "7 min"
 
 
-@pytest.mark.parametrize(
-    ("owner", "what"), [(engine, "long_and_short_losses"), (given_back.GivenBack, "losses")]
-)
+@pytest.mark.parametrize(("owner", "what"), [(engine, "long_and_short_losses"), (GivenBack, "losses")])
 def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, what):
     original = getattr(owner, what)
 

@@ -12,7 +12,7 @@ from analysis.api import Result, load, load_study
 from analysis.figures.dependencies import all_figures
 from analysis.measurement import save_study
 from analysis.stats import numbers
-from analysis.stats.measured import nats
+from analysis.stats.recovery import nats
 from analysis.stats.summary import every_number, summary
 from analysis.verify import verify
 from tests.analysis.figures.drawn import assert_readable, legend

@@ -9,8 +9,8 @@ import pytest
 
 from analysis import TextFiles
 from analysis.cli import influence_parser
+from analysis.cli_options import files_of, texts_of
 from analysis.open_texts import open_texts
-from analysis.options import files_of, texts_of
 from analysis.texts import TextReader
 from analysis.xray import InfluenceMap
 from tests.support import small_measurement, tiny

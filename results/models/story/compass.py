@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis import InfluenceMap
 from analysis.contexts import Contexts
-from analysis.given_back import GivenBack
+from analysis.kept import GivenBack
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import open_model
 from analysis.selectors import Selection

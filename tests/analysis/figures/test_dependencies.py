@@ -9,8 +9,8 @@ from analysis.figures.dependencies import (
     placebos_figure,
     tokens_needed_figure,
 )
-from analysis.kinds import KINDS
 from analysis.stats import numbers
+from analysis.token_kinds import KINDS
 from tests.analysis.figures.drawn import bars, line, points
 from tests.support.results import made_result
 

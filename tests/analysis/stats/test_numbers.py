@@ -12,13 +12,13 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from analysis.api import Result
-from analysis.kinds import KINDS
 from analysis.measurement import SELECTION
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.measured import Measured, choose_k, default_selector
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
+from analysis.stats.recovery import Measured, choose_k, default_selector
 from analysis.stats.summary import findings
+from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.kinds import KINDS, classify
+from analysis.token_kinds import KINDS, classify
 
 # far context, short context, the target's word (a space before it is part of its token), what follows, its kind
 CASES = [

@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 
 from analysis.api import Result
-from analysis.kinds import KINDS
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
-from analysis.stats.show import interval_text, show
 from analysis.stats.summary import every_number, findings, summary
+from analysis.stats.tables import interval_text, show
+from analysis.token_kinds import KINDS
 from tests.support.results import made_result
 
 

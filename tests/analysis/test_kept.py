@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import given_back
 from analysis.api import load
-from analysis.given_back import GivenBack, far_key_values, word_numbers
+from analysis.kept import GivenBack, cache_losses, far_key_values, word_numbers
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection, SelectorInput, find_selector
@@ -28,9 +27,9 @@ LOWEST = torch.finfo(torch.float32).min
 make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
 
 
-def cache_losses(scorer, contexts, kept, targets):
-    """`given_back.cache_losses` behind its own pass over the far contexts."""
-    return given_back.cache_losses(scorer, contexts, far_key_values(scorer, contexts), kept, targets)
+def losses_of_cache(scorer, contexts, columns, targets):
+    """`cache_losses` behind its own pass over the far contexts."""
+    return cache_losses(scorer, contexts, far_key_values(scorer, contexts), columns, targets)
 
 
 def random_subsets(count, seed=0):
@@ -61,8 +60,10 @@ def test_the_cache_with_nothing_is_the_short_context_and_with_everything_the_lon
     targets = contexts.all_targets
     long, short = long_and_short_losses(scorer, contexts, targets)
     everything = np.tile(np.arange(FAR), (len(targets), 1))
-    np.testing.assert_allclose(cache_losses(scorer, contexts, everything, targets), long, atol=2e-5)
-    np.testing.assert_allclose(cache_losses(scorer, contexts, everything[:, :0], targets), short, atol=2e-5)
+    np.testing.assert_allclose(losses_of_cache(scorer, contexts, everything, targets), long, atol=2e-5)
+    np.testing.assert_allclose(
+        losses_of_cache(scorer, contexts, everything[:, :0], targets), short, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in (*OURS, *FAMILIES) if name not in COUNTING])
@@ -73,7 +74,7 @@ def test_the_cache_with_some_tokens_is_a_mask_behind_the_far_context(name, prefi
     adapter = with_prefix(inner, prefix)
     targets = contexts.all_targets
     kept = random_subsets(len(targets))
-    losses = cache_losses(Scorer(adapter, tokens_per_batch=60), contexts, kept, targets)
+    losses = losses_of_cache(Scorer(adapter, tokens_per_batch=60), contexts, kept, targets)
     for row, (block, place) in enumerate(targets):
         assert losses[row] == pytest.approx(masked_pass(adapter, contexts, block, place, kept[row]), abs=5e-5)
 
@@ -84,7 +85,7 @@ def test_every_layer_and_head_may_keep_tokens_of_its_own():
     scorer, targets = Scorer(TransformersAdapter(inner).requires_grad_(False)), contexts.all_targets
     heads = 4  # two of keys in each of the two layers
     kept = random_subsets(len(targets) * heads).reshape(len(targets), 2, 2, 4)
-    losses = cache_losses(scorer, contexts, kept, targets)
+    losses = losses_of_cache(scorer, contexts, kept, targets)
     masks = {}
 
     def of_its_own(layer, _module, positional, named):
@@ -108,7 +109,7 @@ def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by
     contexts = make_blocks()
     kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 2, 2, 4)
     with refused("convert it with olmo-sparsity export_hf"):
-        cache_losses(Scorer(tiny_adapter("rope")), contexts, kept, contexts.all_targets)
+        losses_of_cache(Scorer(tiny_adapter("rope")), contexts, kept, contexts.all_targets)
 
 
 # --- eviction policies ---
@@ -163,7 +164,7 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
         for place in np.ndindex(kept.shape[:-1]):
             beyond = 2 + np.argsort(-scores[place][2:], kind="stable")[:k]
             kept[place] = [0, 1, *sorted(beyond)]
-        expected = cache_losses(scorer, contexts, kept, targets)
+        expected = losses_of_cache(scorer, contexts, kept, targets)
         np.testing.assert_allclose(losses[:, column], expected, atol=1e-6)
 
 

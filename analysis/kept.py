@@ -21,7 +21,7 @@ from torch import Tensor
 from analysis.contexts import Contexts
 from analysis.model.adapter import KeyValues
 from analysis.model.losses import CACHE_TOKENS, Scorer, smaller_when_memory_runs_out
-from analysis.model.memory import chunks
+from analysis.model.on_device import chunks
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 
