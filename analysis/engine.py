@@ -102,7 +102,8 @@ class Engine:
             self.is_checked = True
             self.check_losses(targets["loss_long_nats"].to_numpy())
         over = targets[targets["over_tau"]]
-        rounds, contexts = self._rounds(over), self.settings["far_contexts"]
+        rounds = self._rounds(over)
+        contexts = self.settings["far_contexts"]
         tokens = [self._tokens_to_choose(self._blocks(together), len(together)) for together in rounds]
         work.begin_steps(np.repeat(tokens, len(contexts)).tolist())
         choices: list[pd.DataFrame] = []
@@ -151,8 +152,10 @@ class Engine:
 
         Of selectors that are not named here nothing is expected: the first step says what they take.
         """
-        s, k_max = self.settings, self.settings["ks"][-1]
-        long, short = self.n_long + self.size - 1, s["n_short"] + self.size - 1
+        s = self.settings
+        k_max = self.settings["ks"][-1]
+        long = self.n_long + self.size - 1
+        short = s["n_short"] + self.size - 1
         choices = len(s["selectors"]) * len(s["ks"])
         read = targets * choices * len(s["give_back"]) * (short + k_max / 2)
         whole = [name for name in s["selectors"] if "@" not in name]
@@ -311,7 +314,8 @@ class Engine:
         rows = []
         for block, targets in over.groupby(over["target_id"] // self.size):
             target = targets.iloc[0]
-            text, first = target["text"], target["position"] - target["target_id"] % self.size
+            text = target["text"]
+            first = target["position"] - target["target_id"] % self.size
             pieces = self._pieces(text, first - self.n_long, first + self.size + TOKENS_AFTER)
             row = {"block": block, "text": text, "first_position": first, "pieces": pieces}
             if PLACEBOS[0] in self.settings["far_contexts"]:

@@ -143,7 +143,8 @@ def word_numbers(pieces: Sequence[str]) -> np.ndarray:
 
     A piece without text of its own, such as a part of a character, belongs to the word before it.
     """
-    starts, before = [], ""
+    starts = []
+    before = ""
     for piece in pieces:
         goes_on = piece[:1].isalnum() and before[-1:].isalnum()
         starts.append(bool(piece) and not goes_on)
@@ -209,7 +210,8 @@ def _kept_key_values(whole: KeyValues, block: Tensor, kept: Tensor) -> KeyValues
     """The keys and values of the kept columns, (R, j) or (R, layers, G, j), of the far contexts of some blocks (R,)."""
     columns = kept[:, None, None] if kept.ndim == 2 else kept
     columns = columns.expand(-1, len(whole), whole[0][0].shape[1], -1)
-    rows, heads = block[:, None, None], torch.arange(columns.shape[2], device=block.device)[:, None]
+    rows = block[:, None, None]
+    heads = torch.arange(columns.shape[2], device=block.device)[:, None]
     return [
         (keys[rows, heads, columns[:, layer]], values[rows, heads, columns[:, layer]])
         for layer, (keys, values) in enumerate(whole)

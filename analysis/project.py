@@ -54,7 +54,8 @@ def open_checkpoint(path: str | Path) -> LoadedModel:
     folder = resolve_checkpoint(path)
     model, config = load_model(folder)
     tokenizer = folder / TOKENIZER
-    window, scheme = config.model.max_sequence_length, config.positions.scheme
+    window = config.model.max_sequence_length
+    scheme = config.positions.scheme
     # one more than the largest position id of training; contiguous ids ignore the target length
     reach = window if scheme == "contiguous" else config.target_length
     return LoadedModel(

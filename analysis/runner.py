@@ -64,7 +64,8 @@ class Run:
                 log.info("%s is complete already", self.out)
                 return whole
             known = self._known(whole)
-        parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
+        parts = self.out / PARTS
+        begun = self.out / PARTS / "settings.json"
         parts.mkdir(parents=True, exist_ok=True)
         # shares side by side, but not beside a run without one, which may measure the same batches
         with folder_lock(parts, part=None if shard is None else shard.replace("/", "-of-")):
@@ -97,7 +98,8 @@ class Run:
         with show_progress("targets measured", total, "targets", **shown) as advance:
             work = Work(total, advance)
             for batch in batches:
-                began, of_batch = time.monotonic(), batch_of_target == batch
+                began = time.monotonic()
+                of_batch = batch_of_target == batch
                 before = None if known is None else known[of_batch]
                 frames = self.measure_batch(self.places[of_batch], work, before)
                 seconds = time.monotonic() - began

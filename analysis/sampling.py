@@ -43,7 +43,9 @@ def sample_targets(
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
     there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo or no target left.
     """
-    size, n_far, groups = targets_per_block, n_long - n_short, texts.groups
+    size = targets_per_block
+    n_far = n_long - n_short
+    groups = texts.groups
     offered = np.maximum(texts.lengths - n_long, 0)
     if not (offered >= size).any():
         raise UserError(

@@ -62,7 +62,8 @@ def sample_segments(texts: Texts, count: int, *, length: int, seed: int) -> Segm
     turn = np.concatenate([np.arange(segments) for segments in room[order]])
     served = order[place[np.lexsort((place, turn))[:count]]]
     drawn, quota = np.unique(served, return_counts=True)
-    rows, starts = [], []
+    rows = []
+    starts = []
     for number, segments in zip(drawn.tolist(), quota.tolist(), strict=True):
         # taken out, the segments leave so many tokens; one draw from those and the segments is one arrangement
         left = int(lengths[number]) - segments * length
@@ -71,7 +72,8 @@ def sample_segments(texts: Texts, count: int, *, length: int, seed: int) -> Segm
         starts.append(places + np.arange(segments) * (length - 1))
         tokens = texts.tokens(number)
         rows += [tokens[start : start + length] for start in starts[-1].tolist()]
-    text, tokens = np.repeat(drawn, quota), np.stack(rows).astype(np.int64)
+    text = np.repeat(drawn, quota)
+    tokens = np.stack(rows).astype(np.int64)
     return Segments(
         tokens=tokens,
         text=text,

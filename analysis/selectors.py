@@ -289,7 +289,8 @@ def spans(given: SelectorInput) -> Selection:
     their turn, down to `_SHORTEST` tokens: the hierarchy of AttriBoT (arXiv 2411.15102), at about log F instead of F
     passes. Every level keeps spans of at least 2 k tokens, two at least. Influence of a token: that of its span, nats.
     """
-    candidates, n_far = given.candidates, given.contexts.n_far
+    candidates = given.candidates
+    n_far = given.contexts.n_far
     count, number = candidates.shape
     shared = given.columns is None  # then the targets of a block share the passes of the first level
     width = _SHORTEST * _SPLIT ** max(0, math.floor(math.log(number / (2 * _SHORTEST), _SPLIT)))

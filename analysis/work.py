@@ -29,7 +29,8 @@ class Work:
     """
 
     def __init__(self, targets: int, advance: Callable[[float], Any] = lambda targets: None):
-        self.targets, self.advance = targets, advance
+        self.targets = targets
+        self.advance = advance
         self.began = time.monotonic()
         self.is_estimated = False
         self._done = self._before = 0.0
@@ -46,7 +47,9 @@ class Work:
             tokens: that their losses read.
             later_tokens: that the steps after it read, as far as that is known before.
         """
-        self._of_batch, self._loss_tokens, self._read = targets, tokens, 0.0
+        self._of_batch = targets
+        self._loss_tokens = tokens
+        self._read = 0.0
         self._steps: list[float] = [later_tokens]
         self._finished_steps = 0
         self._in_steps = False
@@ -90,7 +93,8 @@ class Work:
         scale = 1.0
         if self._read_in_steps:
             scale = self._read_in_steps / self._expected_in_steps
-        losses, step = min(self._read, self._loss_tokens), 0.0
+        losses = min(self._read, self._loss_tokens)
+        step = 0.0
         if self._in_steps:
             losses = self._loss_tokens
             if self._finished_steps < len(self._steps):

@@ -126,7 +126,8 @@ def save_checkpoint(
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
-    path, remedy = verified(folder / STATE), remedy_for(folder)
+    path = verified(folder / STATE)
+    remedy = remedy_for(folder)
     try:
         return TrainState(**read_json(path, remedy))
     except TypeError as error:  # of an older checkpoint, whose state has no checksum
@@ -180,7 +181,8 @@ def noted_checksums(folder: Path) -> dict[str, str]:
     """
     if is_of_olmo(folder):
         return {}
-    path, remedy = folder / CHECKSUMS, remedy_for(folder)
+    path = folder / CHECKSUMS
+    remedy = remedy_for(folder)
     content = read_json(path, remedy)
     try:
         noted = {name: str(of_file["sha256"]) for name, of_file in content.items()}

@@ -129,8 +129,10 @@ def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> A
     """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    shape, family = config.model, family_of(config.model)
-    eos, pad = shape.eos_token_id, shape.pad_token_id
+    shape = config.model
+    family = family_of(config.model)
+    eos = shape.eos_token_id
+    pad = shape.pad_token_id
     pad = pad if pad < shape.embedding_rows else eos  # where the model has no row for it; training reads none
     ids = {
         "max_position_embeddings": position_reach(config),
@@ -186,7 +188,9 @@ def _weights(model: PositionedOLMo | PositionedNeoX) -> dict[str, Tensor]:
     attn_norm, ff_norm = norms[1:] if model.config.norm_after else norms[:2]
     for number, block in enumerate(model.blocks()):
         if model.config.block_type == BlockType.llama:
-            q, k, v = block.q_proj.weight, block.k_proj.weight, block.v_proj.weight
+            q = block.q_proj.weight
+            k = block.k_proj.weight
+            v = block.v_proj.weight
         else:
             q, k, v = block.att_proj.weight.split(block.fused_dims)
         up, gate = block.ff_proj.weight.chunk(2)  # OLMo: silu(second half) * first half

@@ -51,7 +51,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 
 def _header(tensors: dict[str, Tensor], names: list[str]) -> bytes:
     """Names, types, shapes and places of the tensors as JSON, its length before it, filled up to 8 bytes."""
-    about, start = {}, 0
+    about = {}
+    start = 0
     for name in names:
         tensor = tensors[name]
         end = start + tensor.numel() * tensor.element_size()

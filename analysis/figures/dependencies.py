@@ -95,9 +95,11 @@ def kinds_figure(
     selectors = style.selector_styles(frame["selector"].dropna().unique())
     selectors = {name: selectors[name] for name in style.shown_selectors(selectors)}
     sets = {_ALL: {"color": "0.2", "marker": "|"}, _OVER_TAU: {"color": "0.2", "marker": "x"}}
-    at_k, is_net = f"k = {frame['k'].max():.0f}", frame["far_context"] == NET
+    at_k = f"k = {frame['k'].max():.0f}"
+    is_net = frame["far_context"] == NET
     figure, panels = style.large_panels(4, width, 0.42 * len(kinds) + 0.5, sharey=True)
-    recovery, is_gain = f"recovery\n{style.OF_GAIN}", frame["name"] == "gain_nats"
+    recovery = f"recovery\n{style.OF_GAIN}"
+    is_gain = frame["name"] == "gain_nats"
     for axes, title, label, rows, by, looks in (
         (panels[0], "(a) Share", "share of the targets", ~is_gain, "of", sets),
         (panels[1], "(b) Gain, all targets", _GAIN, is_gain, "of", sets),
@@ -175,11 +177,13 @@ def tokens_needed_figure(result: Measurement, *, width: float = style.PAGE, **bo
 
     Targets for which no measured k was enough are censored; their share stands above the curves.
     """
-    frame, ks = numbers.tokens_needed(at_level(result), **bootstrap), result.ks
+    frame = numbers.tokens_needed(at_level(result), **bootstrap)
+    ks = result.ks
     share = f"targets with {100 * numbers.SHARE_NEEDED:g} %\nof the gain"
     figure, parts = _selector_panels(frame, width, "k [far tokens]", share)
     for axes, rows, look in parts:
-        reached, never = rows[rows["name"] == "reached"], rows[rows["name"] == "never"].iloc[0]
+        reached = rows[rows["name"] == "reached"]
+        never = rows[rows["name"] == "never"].iloc[0]
         looks = {name: of_name | {"drawstyle": "steps-post"} for name, of_name in look.items()}
         style.draw(axes, reached, looks, "selector", "k")
         text = f"more than {ks[-1]:,}: {interval_text(never, percent=True)} %"

@@ -169,7 +169,8 @@ def _with_recovery(
     _plot_short_and_long(panels[0], results, colours, **bootstrap)
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)
-    bins, of_bins = rows(numbers.gain_bins, in_bins, k=k), {label: looks[label] for label in in_bins}
+    bins = rows(numbers.gain_bins, in_bins, k=k)
+    of_bins = {label: looks[label] for label in in_bins}
     _plot_gain_bins(panels[2], bins, of_bins, counted=not several)
     at_k = ", ".join(map(str, sorted({choose_k(result.ks, k) for result in results.values()})))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
@@ -267,7 +268,8 @@ def _plot_short_and_long(
         shares = numbers.shares(result, **bootstrap)
         colour = colours[name]
         for which, first in (("short", 1.03), ("long", 1.05)):  # they may overlap
-            row, text = shares[shares["name"] == f"loss_{which}_over_tau_nats"], f"$L_{{{which}}}$"
+            row = shares[shares["name"] == f"loss_{which}_over_tau_nats"]
+            text = f"$L_{{{which}}}$"
             [value], place = row["value"], first + 0.04 * number
             axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
             if row["low"].isna().all():
@@ -323,8 +325,10 @@ def describe(results: Mapping[str, Measurement]) -> str:
 
 def _describe(result: Measurement) -> str:
     """N, M and what is not as usual: B, and the prefix (docs/method.md, 2.1); then how much was measured."""
-    settings, counts = result.settings, numbers.counts(result)
-    block, prefix = settings.get("targets_per_block", 1), settings.get("prefix")
+    settings = result.settings
+    counts = numbers.counts(result)
+    block = settings.get("targets_per_block", 1)
+    prefix = settings.get("prefix")
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
     said = [
         f"N = {settings['n_long']}, M = {settings['n_short']}",

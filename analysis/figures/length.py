@@ -71,8 +71,10 @@ def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
 
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
-    looks, at_lengths = style.model_styles(frame["model"].unique()), frame[frame["name"] == OF_LENGTH]
-    lengths, models = sorted(at_lengths["to_tokens"].unique()), list(looks)
+    looks = style.model_styles(frame["model"].unique())
+    at_lengths = frame[frame["name"] == OF_LENGTH]
+    lengths = sorted(at_lengths["to_tokens"].unique())
+    models = list(looks)
     of_first = at_lengths[(at_lengths["model"] == models[0]) & (at_lengths["to_tokens"] == lengths[0])]
     figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
     panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]

@@ -28,7 +28,8 @@ def needle_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     ``heading``: what was measured, above the panels.
     """
     exact = cells[(cells["name"] == "exact") & cells["depth"].notna()]
-    models, ks = list(exact["model"].unique()), sorted(exact["value_tokens"].unique())
+    models = list(exact["model"].unique())
+    ks = sorted(exact["value_tokens"].unique())
     width = max(style.PAGE, 0.9 + 1.2 * len(ks))
     height = 1.5 + max(1.1, 0.3 + 0.2 * exact["depth"].nunique()) * len(models)
     figure = style.new_figure(width, height)

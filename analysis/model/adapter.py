@@ -140,7 +140,8 @@ class Adapter(nn.Module, ABC):
         The causal mask is not part of ``bias``; gradients flow back to it. Raises `UserError` where they cannot.
         """
         bias = F.pad(bias, (len(self.prefix), 0, len(self.prefix), 0))
-        tokens, ids = self._tokens(input_ids), self._ids(position_ids)
+        tokens = self._tokens(input_ids)
+        ids = self._ids(position_ids)
         return self.read(tokens, ids, logits_to_keep, bias=bias).logits
 
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
@@ -279,7 +280,8 @@ class TransformersAdapter(Adapter):
             recorded.append(read(weights[:, :, -queries:].float()))
             return output[0], None, *output[2:]
 
-        length, implementation = input_ids.shape[1], self.model.config._attn_implementation
+        length = input_ids.shape[1]
+        implementation = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         hooks = [part.register_forward_hook(record, prepend=True) for part in self.model.modules()]
         try:

@@ -90,7 +90,8 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
     tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
     kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
     kept[0] = True  # the first that a window ends before
-    kept_tokens, kept_ids = tokens[:, kept], ids[:, kept]
+    kept_tokens = tokens[:, kept]
+    kept_ids = ids[:, kept]
     count = kept_tokens.shape[1]
 
     def last_logits(tokens: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:

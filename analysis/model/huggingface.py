@@ -90,7 +90,8 @@ def open_transformers(path: Path, name: str, dtype: str, attention: str | None) 
             f"{path} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
             "save_pretrained"
         )
-    tokenizer, exported = path / TOKENIZER, path / _EXPORT
+    tokenizer = path / TOKENIZER
+    exported = path / _EXPORT
     loaded = LoadedModel(
         model=transformers_adapter(model, f"{name} ({model.config.model_type})"),
         name=name,

@@ -150,7 +150,8 @@ class LoadedModel:
 
     def check_ids(self, ids: Sequence[int] | np.ndarray) -> None:
         """Raise `UserError` where the model has no embedding of one of some token ids."""
-        largest, embeddings = max(map(int, ids), default=0), self.model.vocabulary_size
+        largest = max(map(int, ids), default=0)
+        embeddings = self.model.vocabulary_size
         if largest >= embeddings:
             token = repr(self.tokenizer.decode([largest])) if self.tokenizer else "a token"
             raise UserError(
@@ -164,7 +165,8 @@ class LoadedModel:
         Special tokens never are. A prefix at its beginning is left out: one stands before every context. Raises
         `UserError` for what is no conversation, and without a template that leaves contents as they are, but for space.
         """
-        tokenizer, whole = self._its_tokenizer().tokenizer, self._its_tokenizer().with_template
+        tokenizer = self._its_tokenizer().tokenizer
+        whole = self._its_tokenizer().with_template
         if isinstance(self._its_tokenizer(), OtherTokenizer):
             raise UserError(
                 f"{self.name}: the tokenizer ({type(tokenizer).__name__}) does not say where in a text its tokens are; "
@@ -172,7 +174,8 @@ class LoadedModel:
             )
         if getattr(whole, "chat_template", None) is None:
             raise UserError(f"{self.name} has no chat template; add chat_template.jinja to it, or give text")
-        prefix, given = tokenizer.decode(list(self.prefix), skip_special_tokens=False), str(messages)[:120]
+        prefix = tokenizer.decode(list(self.prefix), skip_special_tokens=False)
+        given = str(messages)[:120]
         try:
             template = _ON_ONE_DAY + whole.get_chat_template()
             write = partial(whole.apply_chat_template, chat_template=template, tokenize=False)

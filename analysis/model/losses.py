@@ -155,7 +155,8 @@ class Scorer(OnDevice):
             rows = np.isin(targets[:, 0], blocks)
             block = np.searchsorted(blocks, targets[rows, 0])
             some_targets = np.stack([block, targets[rows, 1]], axis=1)
-            some_far, some = far if far.ndim == 2 else far[rows], contexts.take(blocks)
+            some_far = far if far.ndim == 2 else far[rows]
+            some = contexts.take(blocks)
             long, _ = self._passes(some, contexts.all_far, some_targets)
             log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
             reading = self._reading(some, names, log_long)
@@ -196,7 +197,8 @@ class Scorer(OnDevice):
         if far.ndim == 2:
             blocks, group = np.unique(block, return_inverse=True)
         else:
-            blocks, group = block, np.arange(len(block))
+            blocks = block
+            group = np.arange(len(block))
         first = np.full(len(blocks), contexts.targets_per_block)
         last = np.zeros(len(blocks), dtype=np.int64)
         np.minimum.at(first, group, place)
@@ -216,7 +218,8 @@ class Scorer(OnDevice):
         longest = int(passes.shared.max(initial=0))
         prefixes = self.prefixes(passes.contexts, longest) if longest else []
         for rows in self._batches(passes):
-            first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
+            first = int(passes.first[rows].min())
+            last = int(passes.last[rows].max())
             logits = self._logits(passes, rows, prefixes, last - first + 1)
             for some in chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
                 block = self.tensor(passes.block[rows[some]])
@@ -243,7 +246,8 @@ class Scorer(OnDevice):
         for rows in (np.flatnonzero(passes.shared == 0), np.flatnonzero(passes.shared)):
             rows = rows[np.lexsort((-passes.last[rows], -passes.shared[rows]))]
             while len(rows):
-                length, prefix = passes.length(rows), int(passes.shared[rows[0]])
+                length = passes.length(rows)
+                prefix = int(passes.shared[rows[0]])
                 size = self.tokens_per_batch // max(1, length - prefix)
                 if prefix:
                     size = min(size, CACHE_TOKENS * self.tokens_per_batch // length)
@@ -255,7 +259,8 @@ class Scorer(OnDevice):
 
     def _logits(self, passes: _Passes, rows: np.ndarray, prefixes: KeyValues, queries: int) -> Tensor:
         """(R, Q, V) logits before the last Q tokens of rows, which read on behind their shortest prefix."""
-        columns, block = passes.columns(rows), passes.block[rows]
+        columns = passes.columns(rows)
+        block = passes.block[rows]
         common = int(passes.shared[rows].min())
         tokens = self.tensor(passes.contexts.tokens[block[:, None], columns[:, common:]])
         ids = self.tensor(columns)
@@ -365,7 +370,8 @@ class Scorer(OnDevice):
 
         ``targets``: as in `losses`.
         """
-        length, size = contexts.tokens.shape[1], contexts.targets_per_block
+        length = contexts.tokens.shape[1]
+        size = contexts.targets_per_block
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
@@ -384,7 +390,8 @@ class Scorer(OnDevice):
         Summed over the last ``window`` tokens of the short context (None: over all tokens), mean over the heads of
         queries that share one of the G heads of keys. ``targets``: as in `losses`.
         """
-        length, size = contexts.tokens.shape[1], contexts.targets_per_block
+        length = contexts.tokens.shape[1]
+        size = contexts.targets_per_block
         two_keys = self.model.key_values(self.tensor(contexts.tokens[:1, :2]), self.first_ids(1, 2))
         key_heads = two_keys[0][0].shape[1]
         ends = torch.arange(length - size, length, device=self.device)

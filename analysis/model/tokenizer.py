@@ -117,7 +117,8 @@ class TextTokenizer:
         """The same one with its chat template: what was given, or of transformers where that is a path."""
         from transformers import PreTrainedTokenizerFast as Fast
 
-        own, is_path = self._given, isinstance(self._given, str | Path)
+        own = self._given
+        is_path = isinstance(self._given, str | Path)
         return Fast.from_pretrained(Path(own).parent, local_files_only=True) if is_path else own
 
     @cached_property
@@ -224,7 +225,8 @@ class OtherTokenizer(TextTokenizer):
                 f"{what} is no tokenizer: it must have encode(text), which gives token ids, and decode(ids); give the "
                 "path of a tokenizer.json, or an object with both"
             )
-        self._given, self.tokenizer = tokenizer, tokenizer
+        self._given = tokenizer
+        self.tokenizer = tokenizer
         self._encode_whole = _with_options(encode, add_special_tokens=True, allowed_special="all")
         self._encode = _with_options(encode, add_special_tokens=False, allowed_special="all")
         self._decode = _with_options(

@@ -98,7 +98,8 @@ class LossByPosition(ProbeResult):
         """length (loss by position) and lengths (loss at each length)."""
         from analysis.figures.length import length_figure, lengths_figure
 
-        frame, heading = self.with_training(self.numbers, labels), self.heading()
+        frame = self.with_training(self.numbers, labels)
+        heading = self.heading()
         figures = {"length": length_figure, "lengths": lengths_figure}
         return {name: figure(frame, heading=heading) for name, figure in figures.items()}
 
@@ -145,9 +146,12 @@ class LengthProbe(Probe):
         return sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
 
     def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
-        tokens, edges = sample.tokens, position_edges(self.lengths)
-        scored, losses = tokens.shape[1] - 1, np.empty((len(tokens), len(edges) - 1))
-        is_target, starts = sample.is_target[:, 1:], np.array(edges[:-1]) - 1
+        tokens = sample.tokens
+        edges = position_edges(self.lengths)
+        scored = tokens.shape[1] - 1
+        losses = np.empty((len(tokens), len(edges) - 1))
+        is_target = sample.is_target[:, 1:]
+        starts = np.array(edges[:-1]) - 1
         with bar(len(tokens), "windows") as advance:
             for rows in token_losses.batches(len(tokens), scored, scored):
                 by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1

@@ -60,7 +60,8 @@ class LongPPL(ProbeResult):
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
-        settings, is_share = self.settings, self.numbers["name"] == "share"
+        settings = self.settings
+        is_share = self.numbers["name"] == "share"
         intervals = "intervals 95 %, " if self.has_intervals() else ""
         head = (
             f"{settings['segments_measured']:,} segments of {settings['documents']:,} texts ({settings['texts']}); N "
@@ -166,7 +167,8 @@ def target_losses(
     """
     count, n_long = tokens.shape
     scored = n_long - n_short - window
-    long, short = np.empty((count, scored)), np.empty(count * scored)
+    long = np.empty((count, scored))
+    short = np.empty(count * scored)
     for rows in token_losses.batches(count, n_long - 1, scored):
         long[rows] = token_losses.last_losses(tokens[rows], scored)
         advance(long[rows].size)

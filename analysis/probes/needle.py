@@ -74,7 +74,8 @@ class Samples(Segments):
 
     def contexts(self, cell: Cell) -> np.ndarray:
         """Context and value of every sample, (n, L + k)."""
-        q, value = self.key.shape[1], self.value[:, : cell.value_tokens]
+        q = self.key.shape[1]
+        value = self.value[:, : cell.value_tokens]
         if cell.depth is None:
             return np.concatenate([self.tokens[:, : cell.length - q], self.key, value], axis=1)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
@@ -84,8 +85,10 @@ class Samples(Segments):
 
 def measure_cell(token_losses: TokenLosses, samples: Samples, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     """The mean loss of the k value tokens [nats per token], and whether all are likeliest, both (n,)."""
-    rows, k = samples.contexts(cell), cell.value_tokens
-    loss, exact = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
+    rows = samples.contexts(cell)
+    k = cell.value_tokens
+    loss = np.empty(len(rows))
+    exact = np.empty(len(rows), dtype=bool)
     for some in token_losses.batches(len(rows), rows.shape[1] - 1, k):
         of_tokens, likeliest = token_losses.last_losses_and_likeliest(rows[some], k)
         loss[some] = of_tokens.mean(axis=1)
@@ -125,7 +128,8 @@ class Needles(ProbeResult):
         """needle (a heat map per model and k) and needle_lengths (mean over depths by length)."""
         from analysis.figures.needle import needle_figure, needle_lengths_figure
 
-        cells, heading = self.with_training(self.cells, labels), self.heading()
+        cells = self.with_training(self.cells, labels)
+        heading = self.heading()
         figures = {"needle": needle_figure, "needle_lengths": needle_lengths_figure}
         return {name: figure(cells, heading=heading) for name, figure in figures.items()}
 
@@ -205,7 +209,8 @@ class NeedleProbe(Probe):
 
     def _draw(self, number: int, others: np.ndarray) -> np.ndarray:
         """Key and largest value of a sample, (q + k,), from the tokens that its stretch does not have."""
-        q, count = self.key_tokens, self.key_tokens + max(self.ks)
+        q = self.key_tokens
+        count = self.key_tokens + max(self.ks)
         if len(others) < count:
             raise UserError(
                 f"only {len(others)} tokens of the texts do not occur in a stretch of {self.lengths[-1]:,} tokens; "
@@ -223,7 +228,8 @@ class NeedleProbe(Probe):
         return [Cell(k, length, depth) for k in self.ks for length in self.lengths for depth in depths]
 
     def measure_model(self, token_losses: TokenLosses, sample: Samples, bar: Bar) -> pd.DataFrame:
-        cells, rows = self.cells(), []
+        cells = self.cells()
+        rows = []
         head = {**sample.places(), "sample": np.arange(len(sample))}
         with bar(len(cells), "cells") as advance:
             for cell in cells:
@@ -243,7 +249,8 @@ class NeedleProbe(Probe):
         trials = dict.fromkeys(["exact", "absent_exact"], rows["sample"].nunique())
         cells = []
         for model in dict.fromkeys(labels):
-            exact, loss = draws[model]["exact"], draws[model]["loss_nats"]
+            exact = draws[model]["exact"]
+            loss = draws[model]["loss_nats"]
             absent_exact, absent_loss = (of.xs(_ABSENT, axis=1, level="depth") for of in (exact, loss))
             exact, loss = (of.drop(columns=_ABSENT, level="depth") for of in (exact, loss))
             gain = absent_loss.loc[:, loss.columns.droplevel("depth")].to_numpy() - loss

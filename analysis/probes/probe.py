@@ -391,13 +391,15 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     add_model_options(parser)
     given = parser.parse_args()
     show_log("analysis")
-    files, drawn = [], given.labels
+    files = []
+    drawn = given.labels
     if given.models:
         apart = {"models", *TEXT_OPTIONS, "figures", *(each.name for each in fields(probe))}
         options = {option: value for option, value in vars(given).items() if option not in apart}
         source = texts_of(given, given.models[0])
         result = settings_from(probe, given).measure(given.models, source, **options)
-        files, drawn = [given.out / f"{name}.json", given.out / f"{name}.parquet"], None
+        files = [given.out / f"{name}.json", given.out / f"{name}.parquet"]
+        drawn = None
     else:
         result = probe.RESULT.load(given.out)
     files += result.draw(given.figures or given.out, drawn)

@@ -136,7 +136,8 @@ class ClusterBootstrap:
         With ones (or zeros and ones) below, this is a mean (over a subset). Where fewer than `LEAST_UNITS` units have
         anything below, all resamples are NaN, so that there is no interval.
         """
-        numerator, denominator = self.sums(above), self.sums(below)
+        numerator = self.sums(above)
+        denominator = self.sums(below)
         if denominator.ndim < numerator.ndim:
             denominator = denominator[:, None]
         positive = denominator > 0
@@ -160,7 +161,8 @@ class ClusterBootstrap:
         A resample in which the number is undefined counts as lying beyond both bounds: the interval can only become
         wider by it.
         """
-        value, resampled = float(draws[0]), draws[1:]
+        value = float(draws[0])
+        resampled = draws[1:]
         if self.units < LEAST_UNITS:
             return Interval(value, float("nan"), float("nan"))
         if not self.is_jackknife:
@@ -204,7 +206,8 @@ def _half_width(levels: Sequence[np.ndarray]) -> float:
     unit dominates there would be 1, whose t is three times as wide. Variances of levels add up, and their t quantiles
     are averaged in proportion (Cochran and Cox 1950).
     """
-    variances, quantiles = [], []
+    variances = []
+    quantiles = []
     for changes in levels:
         squares = changes**2
         total = squares.sum()

@@ -162,7 +162,8 @@ def counts(result: Measurement) -> dict[str, int]:
 
     What captions say, and `analysis.stats.bootstrap.by_clusters` reads.
     """
-    targets, finished = result.targets, result.over[np.unique(result.over_of_choice)]
+    targets = result.targets
+    finished = result.over[np.unique(result.over_of_choice)]
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
     for rows, suffix in ((targets, ""), (targets.iloc[finished], "_over_tau")):
         groups = rows["group"].to_numpy() if "group" in rows else None
@@ -182,9 +183,12 @@ def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.D
     share_of_gain                                                      of the net gain of all, held by those over tau
     loss_short_over_tau_nats, loss_long_over_tau_nats                  means of the targets over tau
     """
-    targets, gain, over = result.targets, result.gain_nats, over_tau_column(result)
+    targets = result.targets
+    gain = result.gain_nats
+    over = over_tau_column(result)
     short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
-    one, finished = np.ones(len(targets)), over
+    one = np.ones(len(targets))
+    finished = over
     if len(result.choices):
         finished = np.zeros(len(targets))
         finished[result.over[result.over_of_choice]] = 1.0
@@ -209,7 +213,8 @@ def persistence(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    over, gain = over_tau_column(result), result.gain_nats
+    over = over_tau_column(result)
+    gain = result.gain_nats
     ratios = [
         ("selecting_gain_nats", over * selecting_gain_nats(result), over),
         ("gain_nats", over * gain, over),
@@ -226,12 +231,15 @@ def contexts(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd
     and of those over tau), share_enough (of all targets: loss with the last ``length`` tokens within `ENOUGH_NATS` of
     L_long).
     """
-    targets, over = result.targets, over_tau_column(result)
-    one, ratios = np.ones(len(targets)), []
+    targets = result.targets
+    over = over_tau_column(result)
+    one = np.ones(len(targets))
+    ratios = []
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
         ratios = [("gap_cost_nats", cost, one), ("gap_cost_over_tau_nats", cost * over, over)]
-    without, lengths = len(ratios), [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
+    without = len(ratios)
+    lengths = [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
     for length in lengths:
         enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
         ratios.append(("share_enough", enough.to_numpy(), one))
@@ -270,7 +278,8 @@ def losses(measured: Measured) -> Iterator[Row]:
 def differences(measured: Measured) -> Iterator[Row]:
     """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
     first = default_selector(measured.names)
-    of_first, where = measured.recoveries(first), {"first": first, "k": measured.k}
+    of_first = measured.recoveries(first)
+    where = {"first": first, "k": measured.k}
     for second in measured.names if NET in of_first else ():
         of_second = measured.recoveries(second)
         for context in (NET, TRUE) if second != first else ():
@@ -285,7 +294,8 @@ def tokens_needed(measured: Measured) -> Iterator[Row]:
     Names: reached; never (not from the largest k; true far context only). Only targets that gain anything count: under
     cross-fitting a target may lose by the long context of the model that evaluates, and has then nothing to recover.
     """
-    gains, ks = measured.gain_nats > 0, measured.ks
+    gains = measured.gain_nats > 0
+    ks = measured.ks
     for selector, context in product(measured.names, measured.far_contexts):
         saved = measured.short_nats[:, None] - measured.losses[selector, context]
         enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
@@ -327,7 +337,8 @@ def kinds(measured: Measured) -> Iterator[Row]:
     Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean of all of the kind), recovery
     (with selector, far_context and k).
     """
-    targets, over = measured.result.targets, over_tau_column(measured.result)
+    targets = measured.result.targets
+    over = over_tau_column(measured.result)
     kind_of_target = targets["kind"].to_numpy()
     for kind in sorted(set(kind_of_target), key=lambda kind: ((*KINDS, kind).index(kind), kind)):
         members = (kind_of_target == kind).astype(np.float64)
@@ -362,7 +373,8 @@ def distances(measured: Measured) -> Iterator[Row]:
 
     A bin excludes to_tokens; uniform is its share of tokens drawn uniformly.
     """
-    settings, k = measured.result.settings, measured.k
+    settings = measured.result.settings
+    k = measured.k
     edges = distance_edges(settings["n_long"], settings["n_short"])
     for selector, context in product(measured.selectors, measured.far_contexts):
         back = settings["n_long"] - measured.of_choices("selected", selector, context)[:, :k]
@@ -379,7 +391,8 @@ def near_copies(measured: Measured) -> Iterator[Row]:
 
     Names: share (of all targets), share_over_tau, recovery.
     """
-    targets, over = measured.result.targets, over_tau_column(measured.result)
+    targets = measured.result.targets
+    over = over_tau_column(measured.result)
     if "near_copy" not in targets:
         return
     copies = targets["near_copy"].to_numpy(np.float64)
@@ -416,7 +429,8 @@ def placebos(measured: Measured) -> Iterator[Row]:
         common_context    what the blind one has in each placebo, and `LARGEST`: the largest of these that is positive
         specific          what the blind one has in its own text beyond the largest
     """
-    contexts, selectors = measured.result.far_contexts, measured.selectors
+    contexts = measured.result.far_contexts
+    selectors = measured.selectors
     comparable = np.isfinite([measured.losses[selectors[0], context] for context in contexts]).all(
         axis=(0, 2)
     )
@@ -475,7 +489,8 @@ def faithfulness(measured: Measured) -> Iterator[Row]:
 
 def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
     """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
-    there, ks = set() if selector == BEST else set(measured.result.choices), measured.ks
+    there = set() if selector == BEST else set(measured.result.choices)
+    ks = measured.ks
     of_ks = {"sufficiency": measured.losses[selector, context] - measured.long_nats[:, None]}
     if "comprehensiveness_nats" in there:
         of_ks["comprehensiveness"] = measured.of_choices("comprehensiveness_nats", selector, context)

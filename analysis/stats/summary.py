@@ -29,8 +29,10 @@ from analysis.stats.tables import interval_text, show
 
 def findings(result: Measurement) -> str:
     """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
-    settings, size = result.settings, numbers.counts(result)
-    block, trainings = settings.get("targets_per_block", 1), size["trainings"]
+    settings = result.settings
+    size = numbers.counts(result)
+    block = settings.get("targets_per_block", 1)
+    trainings = size["trainings"]
     said = [
         f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
@@ -68,7 +70,8 @@ def findings(result: Measurement) -> str:
         said.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
         return "\n".join([*said, *_of_documents(result), reason])
-    recovery, k = numbers.recovery(result), choose_k(result.ks)
+    recovery = numbers.recovery(result)
+    k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
     for level, of_level in recovery.groupby([*LEVEL], sort=False):
         selector = default_selector(of_level["selector"])
@@ -95,7 +98,8 @@ def _measured_in(result: Measurement) -> list[str]:
 
 def _of_documents(result: Measurement) -> list[str]:
     """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
-    said, settings = [], result.settings
+    said = []
+    settings = result.settings
     if documents := settings.get("documents"):
         said.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
     if special := settings.get("special_tokens"):
@@ -131,7 +135,8 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
     tables = [findings(result)]
     for name in _defined(result):
         frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")
-        across, title = "far_context", name
+        across = "far_context"
+        title = name
         if NUMBERS[name].printed == "default":
             frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
         if name in ("faithfulness", "placebos"):
@@ -154,7 +159,8 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
 
 
 def _table(frame: pd.DataFrame, name: str, title: str, across: str) -> str:
-    in_nats, unit = NUMBERS[name].in_nats, "%"
+    in_nats = NUMBERS[name].in_nats
+    unit = "%"
     if in_nats:
         unit = "nats"
     elif "name" in frame and frame["name"].str.endswith("_nats").any():

@@ -177,7 +177,8 @@ def _chance(settings: Settings) -> float:
 
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
     """The numbers of one k and length from the rows of its seeds."""
-    samples, exact = rows["samples"].to_numpy(), rows["exact"].to_numpy()
+    samples = rows["samples"].to_numpy()
+    exact = rows["exact"].to_numpy()
     return {
         "k": int(rows["k"].iloc[0]),
         "length": int(rows["length"].iloc[0]),
@@ -210,7 +211,8 @@ def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
 
     Never narrower than the interval of the samples alone: few seeds may agree by chance.
     """
-    value, half = float(shares.mean()), 0.0
+    value = float(shares.mean())
+    half = 0.0
     if len(shares) > 1:
         half = student_t(len(shares) - 1) * float(shares.std(ddof=1)) / len(shares) ** 0.5
     low, high = np.clip((min(value - half, of_samples.low), max(value + half, of_samples.high)), 0, 1)
@@ -252,7 +254,8 @@ def labels(groups: Sequence[Settings]) -> list[str]:
 
 def _facts(settings: Settings) -> dict[str, str]:
     """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
-    parameters, trained = json.loads(settings["parameters"]), json.loads(settings["trained"])
+    parameters = json.loads(settings["parameters"])
+    trained = json.loads(settings["trained"])
     values = {name: settings[name] for name in ("rotate", "family", "skip_probability")} | parameters
     values |= {f"trained {name}": value for name, value in trained.items() if value != parameters.get(name)}
     values |= {**json.loads(settings["options"]), "weights": f"{settings['weights']:,}"}

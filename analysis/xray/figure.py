@@ -55,7 +55,8 @@ def map_figure(xray: Influences) -> Figure:
     cell = "" if step == 1 else f"; strongest of {step} × {step}"
     bar: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "format": "{x:g}"}
     figure.colorbar(image, ax=[axes, beside], label=f"influence [nats]{cell}", **bar)
-    tau, gains = xray.about["tau_nats"], np.nan_to_num(xray.gain_nats)
+    tau = xray.about["tau_nats"]
+    gains = np.nan_to_num(xray.gain_nats)
     beside.stairs(gains, range(len(xray) + 1), orientation="horizontal", fill=True, color="#0072B2", lw=0)
     beside.axvline(tau, color="0.2", linewidth=0.8, linestyle=":")
     beside.set_title(f"dotted: tau, {nats(tau)}", fontsize=style.SMALL)

@@ -66,7 +66,8 @@ class Influences:
 
     def strongest(self, t: int, count: int) -> list[tuple[int, float]]:
         """Place and influence of the ``count`` far tokens of largest magnitude for token t, the strongest first."""
-        row, first = self.tokens["influence"][t], int(self.tokens["first_far"][t])
+        row = self.tokens["influence"][t]
+        first = int(self.tokens["first_far"][t])
         order = np.argsort(-np.abs(np.nan_to_num(row)), kind="stable")[:count]
         return [(first + int(i), float(row[i])) for i in order if not np.isnan(row[i])]
 

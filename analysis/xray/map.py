@@ -214,7 +214,8 @@ def measure_map(
     first_far = np.zeros(len(tokens), dtype=np.int64)
     influence = [np.empty(0, dtype=np.float32)] * len(tokens)
     for window in parts:
-        targets, read = slice(window.first, window.end), tokens[window.start : window.end]
+        targets = slice(window.first, window.end)
+        read = tokens[window.start : window.end]
         first = window.first - window.start
         everything = np.arange(0)[None]  # nothing is far, so all before a target is read
         long[targets] = _losses(scorer, read, 0, first, everything)[:, 0]

@@ -116,7 +116,8 @@ class AdaptiveScalableEntmax(Attention):
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         of_queries = extras[:, :, -q.shape[2] :].float()
-        beta, gamma = F.softplus(of_queries[..., :1]), 2 * of_queries[..., 1:].tanh()
+        beta = F.softplus(of_queries[..., :1])
+        gamma = 2 * of_queries[..., 1:].tanh()
         scores = (1 + beta * mask.context_length.log1p() ** gamma) * self.scores(q, k)
         return entmax15(masked_scores(scores, mask))
 

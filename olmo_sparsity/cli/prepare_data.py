@@ -45,7 +45,8 @@ from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, sett
 
 def main() -> int:
     settings, how = parse_settings()
-    is_ready, start = (how.out / MANIFEST_NAME).is_file(), time.monotonic()
+    is_ready = (how.out / MANIFEST_NAME).is_file()
+    start = time.monotonic()
     manifest = prepare(settings, how.out, workers=how.workers, shard=how.shard)
     seconds = time.monotonic() - start
     if manifest is None:
@@ -74,7 +75,8 @@ def summary(manifest: CorpusManifest) -> str:
 
 
 def _amount(files: Sequence[TokenFile]) -> str:
-    documents, tokens = sum(file.documents for file in files), sum(file.tokens for file in files)
+    documents = sum(file.documents for file in files)
+    tokens = sum(file.tokens for file in files)
     return f"{documents:,} documents, {tokens:,} tokens in {len(files)}"
 
 

@@ -125,7 +125,8 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
     how = exact_match.parser().parse_args(words)
     if config.task.name is not None:
         command += f" && {shlex.join(command_line('exact_match', words))}"
-        wanted, record = exact_match.planned(how, config), (how.out or folder) / EXACT_MATCH_NAME
+        wanted = exact_match.planned(how, config)
+        record = (how.out or folder) / EXACT_MATCH_NAME
         if finished and last is not None:
             finished = record_is_of(record, last, *wanted, samples=how.samples, seed=how.seed)
     return Cell(folder, command, finished, config.corpus.path if config.task.name is None else None)
@@ -139,7 +140,9 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
     """
     threads = str(max(1, available_cores() // max(1, min(jobs, len(cells)))))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
-    waiting, running, codes = list(cells), dict[Cell, subprocess.Popen[bytes]](), list[int]()
+    waiting = list(cells)
+    running = dict[Cell, subprocess.Popen[bytes]]()
+    codes = list[int]()
     with StopRequest() as stop:
         try:
             while running or (waiting and not stop.received):
@@ -150,7 +153,8 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
                 if stop.received:
                     _stop(running.values())
                 for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                    code, end = running.pop(cell).returncode, "stopped"
+                    code = running.pop(cell).returncode
+                    end = "stopped"
                     # its run has not saved, nor did it end before it listened to signals
                     if code not in (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1):
                         codes.append(code)

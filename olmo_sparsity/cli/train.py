@@ -56,9 +56,11 @@ def main() -> int:
     from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StoppedBySignal
 
     try:
-        end, code = f"trained: {train(config, resume=arguments.resume)}", 0
+        end = f"trained: {train(config, resume=arguments.resume)}"
+        code = 0
     except StoppedBySignal as stop:
-        end, code = str(stop), REQUEUE_EXIT_CODE
+        end = str(stop)
+        code = REQUEUE_EXIT_CODE
     if os.environ.get("RANK", "0") == "0":
         print(end)
     return code
@@ -72,7 +74,8 @@ def _described(config: Config, model: Model) -> str:
 
     total = sum(parameter.numel() for parameter in model.parameters())
     embedding = token_embedding(model).weight.numel()
-    batch, length = config.global_train_batch_size, config.model.max_sequence_length
+    batch = config.global_train_batch_size
+    length = config.model.max_sequence_length
     return (
         f"{OmegaConf.to_yaml(OmegaConf.structured(config))}\n"
         f"parameters        {total:,} ({total - embedding:,} without the token embedding)\n"

@@ -91,7 +91,8 @@ def rule_of(item: Field[Any]) -> Rule:
 def rules(config: Any, prefix: str = "") -> Iterable[tuple[str, Any, Rule]]:
     """The dotted name, the value and the rule of every field and section of ``config``, outer ones first."""
     for item in fields(config):
-        name, value = prefix + item.name, getattr(config, item.name)
+        name = prefix + item.name
+        value = getattr(config, item.name)
         yield name, value, rule_of(item)
         if is_dataclass(value):
             yield from rules(value, f"{name}.")

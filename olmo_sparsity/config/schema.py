@@ -572,7 +572,8 @@ def field_value(config: Any, name: str) -> Any:
 
 def is_set(config: Config, name: str) -> bool:
     """Whether a field differs from its default; null, false, 0 and empty count as the same."""
-    value, default = field_value(config, name), field_value(Config(), name)
+    value = field_value(config, name)
+    default = field_value(Config(), name)
     return value != default and bool(value or default)
 
 

@@ -59,7 +59,8 @@ def _of_values(config: Config) -> Iterator[str]:
 
 
 def _of_model(config: Config) -> Iterator[str]:
-    model, positions = config.model, config.positions
+    model = config.model
+    positions = config.positions
     for first, second in combinations(("model.rope", "model.alibi", "model.nope"), 2):
         if field_value(config, first) and field_value(config, second):
             yield f"{first}: excludes {second}; set one of them to false"
@@ -101,7 +102,8 @@ def _of_heads(config: Config) -> Iterator[str]:
 
 
 def _of_other_family(config: Config) -> Iterator[str]:
-    model, default = config.model, type(config.model)()
+    model = config.model
+    default = type(config.model)()
     for item in fields(model):
         value = getattr(model, item.name)
         if not rule_of(item).is_read_by(model.family) and value != getattr(default, item.name):
@@ -121,8 +123,10 @@ def _of_other_family(config: Config) -> Iterator[str]:
 
 
 def _of_positions(config: Config) -> Iterator[str]:
-    positions, length = config.positions, config.model.max_sequence_length
-    scheme, target = positions.scheme, positions.target_length
+    positions = config.positions
+    length = config.model.max_sequence_length
+    scheme = positions.scheme
+    target = positions.target_length
     if config.target_length < length + (scheme == "pose"):
         yield f"positions.target_length: {target} is too small for {scheme} of windows of {length}; raise it"
     for name, read_with in (
@@ -139,7 +143,9 @@ def _of_positions(config: Config) -> Iterator[str]:
 
 
 def _of_text(config: Config) -> Iterator[str]:
-    needles, scheme, length = config.needles, config.positions.scheme, config.model.max_sequence_length
+    needles = config.needles
+    scheme = config.positions.scheme
+    length = config.model.max_sequence_length
     for name in ("task.parameters", "task.length_groups", "evaluation.until"):
         if is_set(config, name):
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
@@ -160,7 +166,8 @@ def _of_text(config: Config) -> Iterator[str]:
 
 
 def _of_task(config: Config) -> Iterator[str]:
-    model, positions = config.model, config.positions
+    model = config.model
+    positions = config.positions
     assert config.task.name is not None
     try:
         task = make_task(config.task.name, config.task.parameters)
@@ -187,7 +194,8 @@ def _of_task(config: Config) -> Iterator[str]:
 
 def _of_coupling(config: Config, task: Task) -> Iterator[str]:
     """Of coupled ids: a table too small for the test samples would be found out when the run is over."""
-    positions, longest = config.positions, task.test_length[1]
+    positions = config.positions
+    longest = task.test_length[1]
     second = task.largest_second_id()
     if task.largest_id(longest) is None:
         yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
@@ -211,7 +219,8 @@ def small_tables(positions: PositionsConfig, task: Task, length: int) -> Iterato
 
 
 def _of_training(config: Config) -> Iterator[str]:
-    scheduler, evaluation = config.scheduler, config.evaluation
+    scheduler = config.scheduler
+    evaluation = config.evaluation
     if evaluation.until is not None and evaluation.interval is None:
         yield "evaluation.until: needs evaluation.interval: steps between two looks; set it"
     if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:

@@ -82,7 +82,8 @@ class TaskPositions:
             for row, generator in zip(ids, generators([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
                 coupled = np.flatnonzero(row)  # padding, which depends on the batch, draws nothing
                 wrong = coupled[generator.random(len(coupled)) < self.settings.id_noise]
-                lowest, highest = row[coupled].min(), row[coupled].max()
+                lowest = row[coupled].min()
+                highest = row[coupled].max()
                 row[wrong] = generator.integers(lowest, highest, len(wrong), endpoint=True)
         if self.settings.coupled_share < 1:
             contiguous = ~self.has_coupled_ids(seed=seed, indices=indices)
@@ -142,7 +143,8 @@ def to_batch(
         wide[:, : values.shape[1]] = values
         return torch.from_numpy(wide)
 
-    tokens, position_ids = padded(samples.tokens), padded(ids)
+    tokens = padded(samples.tokens)
+    position_ids = padded(ids)
     id_labels = position_ids.roll(-1, dims=1)
     if coupled is not None:
         id_labels[~torch.from_numpy(coupled)] = IGNORE_INDEX
@@ -178,7 +180,8 @@ class TaskData(TrainingBatches, Dataset[Batch]):
         coupled = None
         if config.positions.coupled_share < 1:
             coupled = self.positions.has_coupled_ids(seed=config.seed, indices=indices)
-        predicts_ids, length = config.positions.predicts_ids, config.model.max_sequence_length
+        predicts_ids = config.positions.predicts_ids
+        length = config.model.max_sequence_length
         return to_batch(samples, ids, length, predicts_ids=predicts_ids, coupled=coupled).split(self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:

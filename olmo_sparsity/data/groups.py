@@ -63,7 +63,8 @@ def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]
     training. Raises `UserError` where less than half of the share can be held out.
     """
     total = sum(documents.values())
-    wanted, held = share * total, 0
+    wanted = share * total
+    held = 0
     chosen: set[int] = set()
     for bucket, size in sorted(documents.items()):
         if held + size <= wanted:

@@ -47,7 +47,8 @@ def find_near_copies(
 
 def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
     """64-bit hash of the run of L tokens that begins at each token, (n - L + 1,) uint64; none where n < L."""
-    hashes, done = mix(tokens.astype(np.uint64) + GAMMA), 1
+    hashes = mix(tokens.astype(np.uint64) + GAMMA)
+    done = 1
     while done < length:  # a run is two shorter ones, which overlap where L is no power of two
         step = min(done, length - done)
         hashes = mix(hashes[:-step] * GAMMA + hashes[step:])

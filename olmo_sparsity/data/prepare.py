@@ -105,7 +105,9 @@ def _claim(out: Path, request: Json) -> CorpusManifest | None:
 
 def _tidy(out: Path) -> None:
     """Remove what no later run needs: of a finished corpus its state, of one without training files all of it."""
-    work, finished, begun = out / WORK_NAME, (out / MANIFEST_NAME).is_file(), any(out.glob("train-*.npy"))
+    work = out / WORK_NAME
+    finished = (out / MANIFEST_NAME).is_file()
+    begun = any(out.glob("train-*.npy"))
     left = [work] if finished else [] if begun else [*chain.from_iterable(map(out.glob, OUTPUTS)), work]
     for path in [*out.glob(".*.tmp-*"), *work.glob(".*.tmp-*"), *left]:
         remove(path)  # temporaries are of workers that were stopped in the middle
@@ -144,7 +146,8 @@ def _make(
     records = {work / f"train-{i:05d}.json": training[i] for i in range(first - 1, len(units), count)}
     for record in filter(Path.is_file, records):
         file = TokenFile(**read_json(record, "remove it")["file"])
-        path, size = out / file.name, file.tokens * np.dtype(encoder.dtype).itemsize
+        path = out / file.name
+        size = file.tokens * np.dtype(encoder.dtype).itemsize
         if (path.stat().st_size if path.is_file() else 0) != size:
             record.unlink()  # its token file was damaged, and is made again
     searched = _read_back(work) if settings.decontaminate else []
@@ -172,7 +175,8 @@ def _finish(
         remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
         raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
     found: Json = {}
-    path, paths = out / file.name, [out / each.name for each in train]
+    path = out / file.name
+    paths = [out / each.name for each in train]
     if file.groups_sha256 is not None:
         groups = set(read_groups(path, file)) - {None}
         shared = map(groups.intersection, map(read_groups, paths, train))
@@ -218,7 +222,8 @@ def _encode(
     Last comes a record of it, with those hashes of ``searched`` that their paragraphs have."""
     output = record.parents[1] / f"{record.stem}.npy"
     groups: list[str | None] = []
-    tokens, contaminated = 0, set[int]()
+    tokens = 0
+    contaminated = set[int]()
     with atomic_path(output) as temporary:
         with open(temporary, "wb") as file:
             for document, ids in encoder.encode(unit()):

@@ -95,7 +95,8 @@ def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
 
     local = user_path(dataset)
     dataset = str(local) if local.is_dir() else dataset
-    name, files = f"{dataset}, config {config}, split {split}", f"c4-{split}.*.json.gz"
+    name = f"{dataset}, config {config}, split {split}"
+    files = f"c4-{split}.*.json.gz"
     with hub_errors(name):
         for folder in (local / config, local):
             if any(folder.glob(files)):  # copied without the README.md that names the files
@@ -239,7 +240,8 @@ def clean_documents(documents: Iterable[tuple[str, list[str]]]) -> Iterator[Docu
 
 def is_english(text: str) -> bool:
     """Whether the text is nearly all ASCII and has as many common English words as prose does."""
-    words, common = len(re.findall(r"[A-Za-z]+", text)), len(COMMON_WORDS.findall(text))
+    words = len(re.findall(r"[A-Za-z]+", text))
+    common = len(COMMON_WORDS.findall(text))
     ascii_characters = len(text.encode("ascii", "ignore"))
     return common >= MIN_COMMON_WORD_SHARE * max(1, words) and ascii_characters >= MIN_ASCII_SHARE * len(text)
 

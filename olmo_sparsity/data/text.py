@@ -79,7 +79,8 @@ CUT_RUNS = pre_tokenizers.Split(_CUT, "merged_with_previous")
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE of at most ``vocab_size`` ids, EOS id 0; any text comes back unchanged."""
-    tokenizer, by_bytes = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([CUT_RUNS, by_bytes])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -137,7 +138,8 @@ class Encoder(dict[str, bytes]):
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
         """Each document with its ids and the EOS id, (n+1,). Where a text spells out the EOS token, that is left out:
         EOS ends a document and stands nowhere else."""
-        eos, left = np.dtype(self.dtype).type(self.eos_token_id), iter(documents)
+        eos = np.dtype(self.dtype).type(self.eos_token_id)
+        left = iter(documents)
         while batch := list(islice(left, BATCH_DOCUMENTS)):
             for document, ids in zip(batch, self._ids([each.text for each in batch]), strict=True):
                 yield document, np.append(ids[ids != eos], eos)
@@ -162,7 +164,8 @@ def _encoder(path: str | Path, sha256: str, eos_token: str | None) -> Encoder:
 def cuts_at_words(tokenizer: Tokenizer) -> bool:
     """Whether the ids of a text are those of its words: a byte-level BPE with nothing added that changes this."""
     parts = json.loads(tokenizer.to_str())
-    cutter, added = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}, parts["added_tokens"]
+    cutter = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
+    added = parts["added_tokens"]
     return (
         parts["model"]["type"] == "BPE"
         and not parts["model"]["dropout"]

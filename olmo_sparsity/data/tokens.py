@@ -86,7 +86,8 @@ class CorpusManifest:
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
         """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
-        path, remedy = user_path(folder) / MANIFEST_NAME, "remove the folder and prepare the corpus again"
+        path = user_path(folder) / MANIFEST_NAME
+        remedy = "remove the folder and prepare the corpus again"
         if not path.is_file():
             raise UserError(
                 f"{folder} is no prepared corpus: {path} is missing; make it with olmo-sparsity prepare_data"
@@ -237,12 +238,14 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
 
     Large files are looked at in samples, see `_SAMPLES`.
     """
-    content, itemsize = np.memmap(path, np.uint8, mode="r"), np.dtype(dtype).itemsize
+    content = np.memmap(path, np.uint8, mode="r")
+    itemsize = np.dtype(dtype).itemsize
     last = max(0, len(content) - _SAMPLE_BYTES)
     starts = np.unique(np.linspace(0, last, _SAMPLES).astype(np.int64) // 8 * 8)
     sample = np.concatenate([content[start : start + _SAMPLE_BYTES] for start in starts])
     ids = sample[: len(sample) // itemsize * itemsize].view(dtype)
-    largest, written_as = int(ids.max()), _bytes_of_ids(ids)
+    largest = int(ids.max())
+    written_as = _bytes_of_ids(ids)
     if written_as != itemsize:
         anew = " and write them anew with numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
         read = f"{path} holds ids of {written_as} bytes, read as {itemsize}; set data.memmap_dtype: uint32"
@@ -261,7 +264,8 @@ def _bytes_of_ids(ids: np.ndarray) -> int:
     """
     read = ids.itemsize
     while read < 8 and np.count_nonzero(ids) >= _FEW:
-        low, high = ids[::2].max(), ids[1::2].max()
+        low = ids[::2].max()
+        high = ids[1::2].max()
         if high > 0 and not (read == 2 and high < 16 and low >= 1 << 15):
             break
         ids, read = ids[::2], 2 * read

@@ -159,7 +159,9 @@ class TrainingBatches(ABC):
     """Whole global batches of one pass over the text; None where that is not known."""
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        self.config, self.rank, self.world_size = config, rank, world_size
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
         self.batch_size = config.global_train_batch_size
         self.share = local_batch_size(config, world_size)
         self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
@@ -184,7 +186,9 @@ class WindowDataset(Dataset[dict[str, Any]]):
     """Windows of token files; set ``epoch`` before reading, because ids are redrawn at every visit."""
 
     def __init__(self, config: Config, tokens: TokenFiles):
-        self.config, self.tokens, self.epoch = config, tokens, 0
+        self.config = config
+        self.tokens = tokens
+        self.epoch = 0
         self.length = config.model.max_sequence_length
         self.skips = config.positions.content == "skip"
         self.reach = config.target_length if self.skips else self.length
@@ -203,7 +207,9 @@ class WindowDataset(Dataset[dict[str, Any]]):
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
         start = (index - int(self.first_windows[file])) * self.length
         stretch = self.tokens.read(file, start, start + self.reach)
-        config, seed, eos = self.config, self.config.seed, self.config.model.eos_token_id
+        config = self.config
+        seed = self.config.seed
+        eos = self.config.model.eos_token_id
         ids = positions.position_ids(
             config.positions.scheme, self.length, self.options, seed=seed, epoch=self.epoch, index=index
         )

@@ -163,7 +163,8 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
     sample, as the configuration is checked for that.
     """
     unit = task.tokens_per_place
-    shortest, longest = max(task.train_length[0], task.test_length[0]), task.test_length[1]
+    shortest = max(task.train_length[0], task.test_length[0])
+    longest = task.test_length[1]
     lengths = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
     return sorted({min(max(length, shortest), longest) for length in lengths})
 
@@ -243,9 +244,11 @@ def _forced_counts(
     model: PositionPredictor, batch: TaskBatch, ids: np.ndarray, device: torch.device | str
 ) -> list[float]:
     """Of the true samples: exact ones, tokens of the responses, of those the right tokens, the right ids; Σ p, Σ p²."""
-    tokens, ids_given = _on(batch.tokens, device), _on(ids, device)
+    tokens = _on(batch.tokens, device)
+    ids_given = _on(ids, device)
     first = int(batch.response_start.min())
-    true_tokens, counted = tokens[:, first:], _on(batch.loss_mask[:, first:], device)
+    true_tokens = tokens[:, first:]
+    counted = _on(batch.loss_mask[:, first:], device)
     output = model(tokens[:, :-1], ids_given[:, :-1], logits_to_keep=true_tokens.shape[1])
     right_tokens = output.logits.argmax(dim=-1) == true_tokens
     right_ids = torch.ones_like(right_tokens)

@@ -96,11 +96,13 @@ def _loss_and_gradients(
 ) -> list[Tensor]:
     head = weight.to(dtype)
     loss, z_loss = torch.zeros(2, dtype=torch.float32, device=hidden.device)
-    of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+    of_hidden = torch.empty_like(hidden)
+    of_weight = torch.zeros_like(weight, dtype=torch.float32)
     size = _rows_per_chunk(weight)
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
-        some, label = hidden[rows].to(dtype), labels[rows, None]
+        some = hidden[rows].to(dtype)
+        label = labels[rows, None]
         logits = (some @ head.T).float() * scale
         counts = label != IGNORE_INDEX
         at = label.clamp(min=0)

@@ -121,7 +121,8 @@ class PositionedBlock(OLMoSequentialBlock):
 
     def _projected(self, h: Tensor, kept: int) -> list[Tensor]:
         """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""
-        width, bias = self.fused_dims[0], self.att_proj.bias
+        width = self.fused_dims[0]
+        bias = self.att_proj.bias
         parts = slice(width), slice(width, None)
         q, kv = (
             nn.functional.linear(inputs, self.att_proj.weight[part], None if bias is None else bias[part])
@@ -237,7 +238,8 @@ class PositionedOLMo(OLMo):
             assert self._hidden is not None
             return self._hidden
         finally:
-            self._asks_loss, self._hidden = False, None
+            self._asks_loss = False
+            self._hidden = None
 
     def head(self) -> Head:
         """What makes logits of `final_hidden`."""
@@ -259,7 +261,8 @@ class PositionedOLMo(OLMo):
         super().set_activation_checkpointing(strategy, checkpoint_func or self._checkpoint_with_positions)
 
     def _checkpoint_with_positions(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        ids, sin_cos = self.current_positions.ids, self.current_positions.sin_cos
+        ids = self.current_positions.ids
+        sin_cos = self.current_positions.sin_cos
 
         def run(*inner: Any, **options: Any) -> Any:
             with self.current_positions.holding(ids, sin_cos):

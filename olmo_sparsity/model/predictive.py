@@ -58,7 +58,8 @@ class PositionPredictor(nn.Module):
         self.id_head: nn.Linear | None = None
         self.second_embedding: nn.Embedding | None = None
         self.second_head: nn.Linear | None = None
-        first, second = options.table_size or 0, options.second_table_size or 0
+        first = options.table_size or 0
+        second = options.second_table_size or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if options.is_coupled:
@@ -129,7 +130,8 @@ class PositionPredictor(nn.Module):
         """i and j of ids, each of the same shape; j is 0 where there is one level, and `IGNORE_INDEX` stays so."""
         if self.second_embedding is None:
             return ids, torch.zeros_like(ids)
-        known, size = ids != IGNORE_INDEX, self.options.table_size or 0
+        known = ids != IGNORE_INDEX
+        size = self.options.table_size or 0
         return torch.where(known, ids % size, ids), torch.where(known, ids // size, ids)
 
     def _embeddings(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
@@ -218,7 +220,9 @@ def decode(
     assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
     assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
     assert model.options.scheme != "coupled" or response_ids is not None, "coupled reads given ids"
-    tokens, ids, mask = prompt_tokens, prompt_ids, torch.ones_like(prompt_tokens)
+    tokens = prompt_tokens
+    ids = prompt_ids
+    mask = torch.ones_like(prompt_tokens)
     if prompt_lengths is not None:
         mask = (torch.arange(tokens.shape[1], device=tokens.device) < prompt_lengths[:, None]).long()
     last = mask.sum(dim=1, keepdim=True) - 1
@@ -271,9 +275,11 @@ def compare(
     else "id". A wrong id is an error whatever tokens follow (paper), that of the end token too [ours].
     """
     width = max(decoded.tokens.shape[1], true_tokens.shape[1])
-    tokens, truth = _widened(decoded.tokens, width), _widened(true_tokens, width)
+    tokens = _widened(decoded.tokens, width)
+    truth = _widened(true_tokens, width)
     step = torch.arange(width, device=tokens.device)
-    here, there = step < decoded.lengths[:, None], step < true_lengths[:, None]
+    here = step < decoded.lengths[:, None]
+    there = step < true_lengths[:, None]
     stop = (here != there) | (here & there & ((tokens == end_token) != (truth == end_token)))
     token = here & there & (tokens != truth)
     id_ = torch.zeros_like(token)

@@ -42,7 +42,8 @@ class CurrentPositions:
     def holding(self, ids: Tensor | None, sin_cos: tuple[Tensor, Tensor] | None) -> Iterator[None]:
         """Make these the current positions while the block runs."""
         before = self.ids, self.sin_cos
-        self.ids, self.sin_cos = ids, sin_cos
+        self.ids = ids
+        self.sin_cos = sin_cos
         try:
             yield
         finally:

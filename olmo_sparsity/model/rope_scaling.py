@@ -111,7 +111,8 @@ def split_scaling(text: str) -> tuple[str, tuple[str, float] | None]:
     match = _WITH_SCALING.fullmatch(text)
     if match is None:
         return text, None
-    name, factor = match["name"], float(match["factor"])
+    name = match["name"]
+    factor = float(match["factor"])
     ROPE_SCALINGS[name]  # refuses an unknown one
     if factor < 1:
         raise UserError(

@@ -40,9 +40,11 @@ class TupleAttention(nn.Module):
         """With freshly drawn weights. ``reach``: ids are told apart up to reach - 1, and larger ones are like it."""
         super().__init__()
         self.config = config
-        options, vocabulary = config.tuples, config.embedding_rows
+        options = config.tuples
+        vocabulary = config.embedding_rows
         self.size, self.locality, self.anchored = options.size, options.locality, options.anchored
-        self.vocabulary, self.reach = vocabulary, reach
+        self.vocabulary = vocabulary
+        self.reach = reach
         self.farthest = reach - 1 if options.locality is None else options.locality
         gaps = (2 * self.farthest + 1) ** (self.size - 1)
         self.relative = options.relative
@@ -95,13 +97,15 @@ class TupleAttention(nn.Module):
         members = self._members(columns, tokens.device, near)
         probabilities = self.values.weight.float().softmax(dim=-1)
         step = max(1, _TUPLES_AT_ONCE // (len(tokens) * members.shape[1]))
-        outputs, totals = [], []
+        outputs = []
+        totals = []
         for start in range(first, columns, step):
             last = torch.arange(start, min(start + step, columns), device=tokens.device)
             output, total = self._of_tuples(tokens, ids, real, last, members, near, probabilities)
             outputs.append(output)
             totals.append(total)
-        output, total = torch.cat(outputs, dim=1), torch.cat(totals, dim=1)
+        output = torch.cat(outputs, dim=1)
+        total = torch.cat(totals, dim=1)
         has_tuple = total > _NO_WEIGHT / 2
         if not self.anchored:
             later = torch.ones(columns, columns, dtype=torch.bool, device=tokens.device).triu(1)

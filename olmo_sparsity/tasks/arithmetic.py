@@ -110,7 +110,8 @@ class MultiAddition(_Arithmetic):
                 )
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
-        length, rows = sizes.length, len(sizes.length)
+        length = sizes.length
+        rows = len(sizes.length)
         plus, equals = (Part.same(mark, 1, rows) for mark in (_OPERATOR, _EQUALS))
         prompt: list[Part] = []
         response: list[Part] = []
@@ -149,8 +150,10 @@ class DigitMultiplication(_Arithmetic):
         return 2 * length + 6
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
-        length, rows = sizes.length, len(sizes.length)
-        digits, factor = _digits(draws.named("a"), length), draws.named("d").integers(10, 1)
+        length = sizes.length
+        rows = len(sizes.length)
+        digits = _digits(draws.named("a"), length)
+        factor = draws.named("d").integers(10, 1)
         one = Part(_ZERO + factor, np.full_like(factor, 2), np.ones(rows, dtype=np.int64))
         times, equals = (Part.same(mark, 1, rows) for mark in (_OPERATOR, _EQUALS))
         prompt = [_written(digits, length), times, one, equals]
@@ -162,7 +165,8 @@ def carried(values: np.ndarray) -> np.ndarray:
 
     Digit sums are 0 to 90; what is carried out of the last digit is dropped.
     """
-    digits, carry = np.empty_like(values), np.zeros(len(values), dtype=np.int64)
+    digits = np.empty_like(values)
+    carry = np.zeros(len(values), dtype=np.int64)
     for column in range(values.shape[1]):
         carry, digits[:, column] = np.divmod(values[:, column] + carry, 10)
     return digits

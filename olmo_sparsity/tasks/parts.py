@@ -53,7 +53,8 @@ def coupled_batch(
     response_start = np.sum([part.lengths for part in prompt], axis=0)
     lengths = response_start + np.sum([part.lengths for part in response], axis=0)
     tokens = np.full((rows, int(lengths.max(initial=0))), PAD, dtype=np.int64)
-    ids, second_ids = np.zeros_like(tokens), np.zeros_like(tokens)
+    ids = np.zeros_like(tokens)
+    second_ids = np.zeros_like(tokens)
     first = np.zeros(rows, dtype=np.int64)
     for part in (*prompt, *response):
         row, place = np.nonzero(np.arange(part.tokens.shape[1]) < part.lengths[:, None])

@@ -134,7 +134,8 @@ class VariableAssignment(Task):
         return (self.chains + self.distractors) * length
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
-        length, rows = sizes.length, len(sizes.length)
+        length = sizes.length
+        rows = len(sizes.length)
         count = self._assignments(length)
         triples = self._triples(length, count, draws)
         order = draws.named("order").order(between(0, count, triples.shape[1]))
@@ -144,7 +145,8 @@ class VariableAssignment(Task):
         # The chain that is asked for is the first: its slots are 0 … c-1, from the value on.
         steps = np.maximum(length[:, None] - 1 - np.arange(int(length.max(initial=0))), 0)
         query = np.take_along_axis(triples[:, :, 0], length[:, None] - 1, axis=1)
-        value, one = triples[:, :1, 2], np.ones(rows, dtype=np.int64)
+        value = triples[:, :1, 2]
+        one = np.ones(rows, dtype=np.int64)
         assignments = Part(_flat(triples, order), prompt_ids, 3 * count)
         prompt = [assignments, Part.same(_QUERY, 1, rows), Part(query, np.ones_like(query), one)]
         chain = Part(_flat(triples, steps), _flat(ids, steps), 3 * length)
@@ -153,7 +155,8 @@ class VariableAssignment(Task):
 
     def _triples(self, length: np.ndarray, count: np.ndarray, draws: Draws) -> np.ndarray:
         """The assignments as tokens (name, =, name or value), chain by chain, then distractors, (B, A, 3)."""
-        rows, width = len(length), int(count.max(initial=0))
+        rows = len(length)
+        width = int(count.max(initial=0))
         slots = np.broadcast_to(np.arange(width), (rows, width))
         first_name = _FIRST_VALUE + self.num_values
         names = first_name + draws.named("names").order(np.ones((rows, self.num_variables), dtype=bool))

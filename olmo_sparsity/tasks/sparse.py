@@ -55,7 +55,9 @@ class SparseTask(Task):
     def _check(self) -> None:
         super()._check()
         for split in SPLITS:
-            ks, lengths, unit = self.ks(split), self._length_range(split), self.tokens_per_place
+            ks = self.ks(split)
+            lengths = self._length_range(split)
+            unit = self.tokens_per_place
             if min(ks, default=0) < 1:
                 raise UserError(f"{self.name}: k of {split} {list(ks)} must be 1 or more; change k_{split}")
             if any(length % unit for length in lengths):
@@ -138,7 +140,8 @@ def adjacent_positions(draws: Draws, room: Room) -> np.ndarray:
 def stretched_positions(draws: Draws, room: Room) -> np.ndarray:
     """As uniform, with both ends of the window planted (k > 1): the span is as long as L_local allows [ours]."""
     start = draws.named("window").integer(room.length - room.window + 1)
-    last, width = start + room.window - 1, int(room.length.max(initial=0))
+    last = start + room.window - 1
+    width = int(room.length.max(initial=0))
     ends = between(start, start + 1, width) | (between(last, last + 1, width) & (room.k > 1)[:, None])
     inner = draws.named("columns").subset(between(start + 1, last, width), np.maximum(room.k - 2, 0))
     return ends | inner
@@ -165,7 +168,8 @@ def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
     It is read here, because `olmo_sparsity.data` makes batches of tasks.
     """
     remedy = "prepare the corpus again, with olmo-sparsity prepare_data"
-    manifest, texts = read_json(Path(folder) / "manifest.json", remedy), {}
+    manifest = read_json(Path(folder) / "manifest.json", remedy)
+    texts = {}
     for split in _TEXT_OF.values():
         files = manifest["splits"].get(split, [])
         parts = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
@@ -180,7 +184,8 @@ def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int
 
     Training text for training, held-out text for tests. What stands past a row's length is of no meaning.
     """
-    text, longest = _corpus(corpus)[1][_TEXT_OF[draws.split]], int(lengths.max(initial=0))
+    text = _corpus(corpus)[1][_TEXT_OF[draws.split]]
+    longest = int(lengths.max(initial=0))
     if len(text) < longest:
         raise UserError(
             f"planted: {corpus} has {len(text):,} tokens in {_TEXT_OF[draws.split]}, too few for samples of "
@@ -261,7 +266,8 @@ class Planted(SparseTask):
         return moved
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
-        width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
+        width = int(sizes.length.max(initial=0))
+        most = int(sizes.k.max(initial=0))
         chosen = self._positions(sizes, draws.named("positions"))
         values = draws.named("planted").integers(self.num_planted, most)
         present = between(0, sizes.k, most)

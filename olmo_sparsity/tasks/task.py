@@ -211,7 +211,8 @@ class Task(ABC):
 
     def _sizes(self, split: str, draws: Draws) -> Sizes:
         """The sizes of the samples that are drawn: k first, then a length that holds it."""
-        ks, unit = np.array(self.ks(split) or (0,)), self.tokens_per_place
+        ks = np.array(self.ks(split) or (0,))
+        unit = self.tokens_per_place
         k = ks[draws.named("k").integer(len(ks))]
         shortest = self._shortest(split, k)
         steps = (self._length_range(split)[1] - shortest) // unit + 1

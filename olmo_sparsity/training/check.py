@@ -79,7 +79,8 @@ def _check_schedule(schedule: Schedule) -> None:
         near = int(length / schedule.scale)
         steps |= {step for step in range(near - 1, near + 2) if 1 <= step <= schedule.max_steps}
     for step in sorted(steps):
-        rate, bound = schedule.learning_rate(step), schedule.max_grad_norm(step)
+        rate = schedule.learning_rate(step)
+        bound = schedule.max_grad_norm(step)
         if not (math.isfinite(rate) and rate >= 0) or (bound is not None and not math.isfinite(bound)):
             raise UserError(
                 f"scheduler: at step {step} the learning rate would be {rate:g} and max_grad_norm {bound}; "

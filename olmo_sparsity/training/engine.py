@@ -306,7 +306,8 @@ def compiled(config: Config, model: Model, *, by_layer: bool = False) -> Any:
     """
     if config.compile is None:
         return None
-    options, decoder = asdict(config.compile), decoder_of(model) if by_layer else None
+    options = asdict(config.compile)
+    decoder = decoder_of(model) if by_layer else None
     amount, unit = parse_duration(config.max_duration)
     # How many steps an epoch has is not known here.
     steps = {"steps": amount, "tokens": amount / config.tokens_per_step, "epochs": math.inf}[unit]

@@ -56,7 +56,9 @@ class Monitor:
         processes: int = 1,
     ):
         """``enabled``: in the main process."""
-        self.config, self.enabled, self.device = config, enabled, device
+        self.config = config
+        self.enabled = enabled
+        self.device = device
         self.tokens_per_step, self.first_step, self.last_step = config.tokens_per_step, first_step, last_step
         peak = peak_flops(config, device) if enabled else None
         self.utilisation_per_rate = flops_per_token(config) / (peak * processes) if peak else None
@@ -65,7 +67,8 @@ class Monitor:
         self.trackers: list[Tracker] = []
 
     def __enter__(self) -> Monitor:
-        total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
+        total = self.last_step * self.tokens_per_step
+        done = self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
             if self.enabled:
@@ -339,7 +342,8 @@ def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) ->
 def _read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int], bool]:
     """The rows that can be read, the numbers (from 1) of lines that cannot, and whether the last one was cut off."""
     *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    rows, damaged = [], []
+    rows = []
+    damaged = []
     for number, line in enumerate(lines, start=1):
         if (row := _row_of(line)) is None:
             damaged.append(number)
@@ -392,7 +396,8 @@ def flops_per_token(config: Config) -> float:
     counted: recomputation under activation checkpointing, norms, activations, softmax, the loss, the optimizer, and
     that DAPE v2 convolves T x T scores.
     """
-    model, sizes = empty_model(config, device="meta"), config.model
+    model = empty_model(config, device="meta")
+    sizes = config.model
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = sum(
         parameter.numel()

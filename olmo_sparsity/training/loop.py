@@ -105,7 +105,8 @@ def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
 def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step: int) -> Path:
     """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
     schedule = Schedule(config, data.steps_per_epoch)
-    interval, until = config.evaluation.interval, config.evaluation.until
+    interval = config.evaluation.interval
+    until = config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
     skipped = parse_steps(config.data.skip_steps)
     for steps in skipped:
@@ -270,7 +271,8 @@ def save(
     config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, finished: bool
 ) -> Path:
     """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
-    weights, optimizer = engine.weights(), engine.optimizer_tensors()
+    weights = engine.weights()
+    optimizer = engine.optimizer_tensors()
     state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
@@ -284,6 +286,7 @@ def save(
 
 def no_longer_kept(config: Config) -> list[Path]:
     """Checkpoints of the run that are not among the last m; every p-th stays. A count below 1 keeps all."""
-    keep, every = config.save_num_checkpoints_to_keep, config.checkpoints.keep_every
+    keep = config.save_num_checkpoints_to_keep
+    every = config.checkpoints.keep_every
     old = checkpoints(config.save_folder)[:-keep] if keep > 0 else []
     return [folder for folder in old if every is None or step_of(folder) % every]

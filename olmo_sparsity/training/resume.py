@@ -58,7 +58,8 @@ def initial_checkpoint(config: Config) -> Path | None:
     """
     if config.initial_weights is None:
         return None
-    initial, tokenizer = resolve_checkpoint(config.initial_weights), run_tokenizer(config)
+    initial = resolve_checkpoint(config.initial_weights)
+    tokenizer = run_tokenizer(config)
     if initial.resolve().parent == Path(config.save_folder).resolve():
         raise UserError(
             f"initial_weights: {initial} is in the folder that would be overwritten; choose another --save_folder"
@@ -81,14 +82,17 @@ def is_finished(config: Config, checkpoint: Path) -> bool:
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses, but for those that a remedy may change."""
-    saved, state = config_of(folder), load_state(folder)
-    before, now = leaves(saved), leaves(config)
+    saved = config_of(folder)
+    state = load_state(folder)
+    before = leaves(saved)
+    now = leaves(config)
     for name in {**before, **now}:  # a section may have its fields in one of them alone
         if not may_change(name):
             refuse_change(folder, name, before.get(name), now.get(name))
     chosen = chosen_precision(config)
     if config.precision is None and state.precision not in (None, chosen):
-        was, would_be = _PRECISIONS[str(state.precision)], _PRECISIONS[chosen]
+        was = _PRECISIONS[str(state.precision)]
+        would_be = _PRECISIONS[chosen]
         raise UserError(
             f"cannot resume {folder}: precision was {was}, and this machine would choose {would_be}; set "
             f"--precision={was} to keep it, or --precision={would_be} to change it"
@@ -99,7 +103,8 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
 def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
     """Steps that are done were trained or skipped, whatever `data.skip_steps` says now."""
     done = step_of(folder)
-    before, now = parse_steps(saved.data.skip_steps), parse_steps(config.data.skip_steps)
+    before = parse_steps(saved.data.skip_steps)
+    now = parse_steps(config.data.skip_steps)
     # Where two lists of ranges first differ, a range begins or is over.
     edges = sorted({edge for steps in (*before, *now) for edge in (steps.start, steps.stop) if edge <= done})
     for step in edges:
@@ -125,7 +130,8 @@ def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
 
 def changed_settings(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     """What decides losses and is not as it was when the checkpoint ``folder`` was written: before and now, by name."""
-    saved, state = config_of(folder), load_state(folder)
+    saved = config_of(folder)
+    state = load_state(folder)
     before, now = ({name: field_value(of, name) for name in sorted(RECORDED)} for of in (saved, config))
     if state.precision is not None:
         before["precision"] = _PRECISIONS[state.precision]
@@ -193,7 +199,8 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
                 f"{config.save_folder} was changed by another process; run the same command again"
             )
         # Of a run that was killed while it saved; another command may be writing to the folder now.
-        folder, names = Path(config.save_folder), ("step*", METRICS_NAME, PROVENANCE_NAME)
+        folder = Path(config.save_folder)
+        names = ("step*", METRICS_NAME, PROVENANCE_NAME)
         leftovers = [path for name in names for path in folder.glob(f".{name}.tmp-*")]
         for path in [*leftovers, *([] if resume else checkpoints(folder))]:
             remove(path)

@@ -93,7 +93,8 @@ class _Section(dict[str, Any]):
 
 def check_deepspeed(config: Config, world_size: int) -> None:
     """Raise `UserError`, with DeepSpeed's words, for a JSON that it refuses, or has a key that it does not know."""
-    path, values = config.deepspeed.config, deepspeed_config(config, world_size)
+    path = config.deepspeed.config
+    values = deepspeed_config(config, world_size)
     with _importing_without_gpu():
         from deepspeed.runtime.config import DeepSpeedConfig
         from pydantic import ValidationError

@@ -157,7 +157,8 @@ def add_arguments(parser: Any, settings: type) -> None:
     for field in fields(settings):
         if "argument" not in field.metadata:
             continue
-        options, default = dict(field.metadata["argument"]), field.default
+        options = dict(field.metadata["argument"])
+        default = field.default
         option = f"--{options.pop('name') or field.name}".replace("_", "-")
         annotation = str(field.type).removesuffix(" | None")
         if annotation == "bool":
