@@ -14,8 +14,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from olmo_sparsity.config.fields import leaves
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.schema import leaves
 from olmo_sparsity.data.sources import read_files
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.text_fields import Fields

@@ -23,8 +23,10 @@ from omegaconf import DictConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
+from olmo_sparsity.config.fields import field_value, is_set
+from olmo_sparsity.config.olmo_fields import IGNORED
 from olmo_sparsity.config.rules import NOT_FIXED, rules
-from olmo_sparsity.config.schema import IGNORED, Config, field_value, is_set
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.config.validate import validate
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import find_shipped, user_path

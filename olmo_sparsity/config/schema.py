@@ -1,4 +1,4 @@
-"""The fields of a run's configuration: OLMo's `TrainConfig`, our sections, and which of OLMo's fields are not read.
+"""The fields of a run's configuration: OLMo's `TrainConfig`, and our sections.
 
 Load a configuration with `config.load.load_config`.
 """
@@ -6,19 +6,15 @@ Load a configuration with `config.load.load_config`.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import MutableMapping
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.config.rules import EVERY_FAMILY, checked, rules
+from olmo_sparsity.config.rules import EVERY_FAMILY, checked
 from olmo_sparsity.positions import COUPLED_SCHEMES
-from olmo_sparsity.util.errors import UserError
 
 
 @dataclass
@@ -485,140 +481,3 @@ class Config(olmo.TrainConfig):
         """How many position ids ``model.family: tuples`` tells apart, from 0 on."""
         coupled = self.positions.table_size if self.positions.is_coupled else None
         return coupled or self.target_length
-
-
-REFUSED = {
-    "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
-    "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
-    "fast_forward_batches": "set it to null, and name the steps to leave out in data.skip_steps",
-    "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
-    "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
-    "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
-    "load_path": "a run goes on with --resume; for its weights alone give --load_path a checkpoint's local folder and "
-    "set restore_dataloader: false",
-    "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
-    "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
-    "data.datasets": "groups of files are not told apart; list all of them in data.paths",
-    "data.label_mask_paths": "label masks are not implemented; set it to null",
-    "data.generate_doc_lengths": "a token attends to all before it in its window; set it to false",
-    "data.generate_attention_mask": "windows have no padding to mask; set it to false",
-    "data.drop_last": "every step trains on a whole global batch; set it to true",
-}
-"""Fields of OLMo that would change the result and are not implemented, and the remedy where one is set."""
-
-_NOT_READ = {
-    "Accelerate or DeepSpeed spreads the work": (
-        "distributed_strategy",
-        "fsdp",
-        "ddp",
-        "device_train_batch_size",
-        "device_train_grad_accum",
-        "model.init_device",
-        "model.precision",
-    ),
-    "checkpoints here have one format, in save_folder": (
-        "remote_save_folder",
-        "sharded_checkpointer",
-        "load_path_sharded_checkpointer",
-        "new_style_checkpoints",
-        "save_interval_ephemeral",
-        "force_save_unsharded",
-        "no_pre_train_checkpoint",
-        "save_data_indices",
-        "save_interval_unsharded",
-        "save_num_unsharded_checkpoints_to_keep",
-    ),
-    "not measured; metrics go to metrics.jsonl": (
-        "module_outputs_save_steps",
-        "python_profiling",
-        "torch_profiling",
-        "optimizer.metrics_log_interval",
-        "optimizer.record_update_metrics",
-    ),
-    "held-out loss has evaluation.paths, which are local and of type data.memmap_dtype": (
-        "evaluators",
-        "eval_interval",
-        "eval_subset_num_batches",
-        "eval_on_load",
-        "device_eval_batch_size",
-        "hf_datasets_cache_dir",
-    ),
-    "windows are always full": ("data.pad_direction", "tokenizer.truncate_direction"),
-    "signals and time_limit are looked for after every step": (
-        "canceled_check_interval",
-        "extra_steps_after_cancel",
-    ),
-    "Python collects its garbage by itself": ("gen1_gc_interval",),
-    "the last layer and the loss are computed together": ("fused_loss",),
-}
-IGNORED = {name: reason for reason, names in _NOT_READ.items() for name in names}
-"""Fields and sections of OLMo that change nothing about the result, and what this engine has in their place."""
-
-
-def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The value of every field by its dotted name; a section that is null counts as a field."""
-    values: dict[str, Any] = {}
-    for item in fields(config):
-        value = getattr(config, item.name)
-        inner = leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else {prefix + item.name: value}
-        values |= inner
-    return values
-
-
-def field_value(config: Any, name: str) -> Any:
-    """The value of a dotted name."""
-    return reduce(getattr, name.split("."), config)
-
-
-def is_set(config: Config, name: str) -> bool:
-    """Whether a field differs from its default; null, false, 0 and empty count as the same."""
-    value = field_value(config, name)
-    default = field_value(Config(), name)
-    return value != default and bool(value or default)
-
-
-FREE = frozenset(name for name, _, rule in rules(Config()) if rule.may_change_on_resume)
-"""Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
-draws. The precision and the text are compared as such, not by these names."""
-RECORDED = frozenset(name for name, _, rule in rules(Config()) if rule.recorded_on_resume)
-"""Fields that decide losses and may differ in a resumed run all the same, as where it goes on after it diverged. What
-changed is said, and recorded in `provenance.json` with the step."""
-ABOUT_TEXT = frozenset(name for name, _, rule in rules(Config()) if rule.about_text)
-"""Fields that mean nothing to a synthetic task."""
-
-
-def may_change(name: str) -> bool:
-    """Whether a resumed run may have another value of a field."""
-    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *RECORDED, *IGNORED))
-
-
-def parse_duration(value: int | str) -> tuple[float, str]:
-    """The number in ``10000`` or ``"1e4"`` (steps), ``"2e12T"`` (tokens) or ``"2ep"`` (epochs), and its unit.
-
-    Raises `UserError` for anything else.
-    """
-    match = re.fullmatch(r"(.*?)(T|ep|)", str(value).strip())
-    units = {"": "steps", "T": "tokens", "ep": "epochs"}
-    with suppress(ValueError, OverflowError):  # no number; infinity
-        if match and (number := float(match[1])) > 0 and number == int(number):
-            return number, units[match[2]]
-    raise UserError(
-        f"max_duration: {value!r} is no duration; give steps (10000), tokens (2e12T) or epochs (2ep)"
-    )
-
-
-def parse_steps(value: str | None) -> list[range]:
-    """The ranges of ``data.skip_steps``: ``"5:8,20:21"`` is 5, 6, 7 and 20, where 1 is the run's first step.
-
-    Raises `UserError` for anything else.
-    """
-    ranges = []
-    for part in value.split(",") if value is not None else []:
-        match = re.fullmatch(r"\s*(\d{1,18}):(\d{1,18})\s*", part)
-        if not match or not 1 <= int(match[1]) < int(match[2]):
-            raise UserError(
-                f"data.skip_steps: {value!r} is no list of ranges of steps; give 1200:1210 to leave out steps 1200 to "
-                "1209, and further ranges after commas (quoted in YAML)"
-            )
-        ranges.append(range(int(match[1]), int(match[2])))
-    return ranges

@@ -12,17 +12,11 @@ from itertools import combinations
 from olmo.config import BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
+from olmo_sparsity.config.durations import parse_duration, parse_steps
+from olmo_sparsity.config.fields import ABOUT_TEXT, field_value, is_set
+from olmo_sparsity.config.olmo_fields import REFUSED
 from olmo_sparsity.config.rules import rule_of, rules
-from olmo_sparsity.config.schema import (
-    ABOUT_TEXT,
-    REFUSED,
-    Config,
-    PositionsConfig,
-    field_value,
-    is_set,
-    parse_duration,
-    parse_steps,
-)
+from olmo_sparsity.config.schema import Config, PositionsConfig
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.util.errors import UserError

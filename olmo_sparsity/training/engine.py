@@ -22,7 +22,8 @@ from olmo.optim import build_optimizer
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
-from olmo_sparsity.config.schema import Config, parse_duration
+from olmo_sparsity.config.durations import parse_duration
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation

@@ -30,7 +30,8 @@ from olmo_sparsity.checkpoint import (
     step_of,
     verify,
 )
-from olmo_sparsity.config.schema import Config, parse_duration, parse_steps
+from olmo_sparsity.config.durations import parse_duration, parse_steps
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import open_training_data, verify_checksums
 from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
 from olmo_sparsity.evaluate.exact_match import exact_share

@@ -18,7 +18,9 @@ from olmo_sparsity.checkpoint import (
     step_of,
     weights_sha256,
 )
-from olmo_sparsity.config.schema import RECORDED, Config, field_value, leaves, may_change, parse_steps
+from olmo_sparsity.config.durations import parse_steps
+from olmo_sparsity.config.fields import RECORDED, field_value, leaves, may_change
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import METRICS_NAME

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.config.durations import parse_duration
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.config.schema import parse_duration
 from olmo_sparsity.model.build import empty_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -8,8 +8,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from olmo.config import TrainConfig
 
+from olmo_sparsity.config.fields import may_change
+from olmo_sparsity.config.olmo_fields import IGNORED, REFUSED
 from olmo_sparsity.config.rules import Rule, checked, rule_of
-from olmo_sparsity.config.schema import IGNORED, REFUSED, Config, may_change
+from olmo_sparsity.config.schema import Config
 
 
 def has_number(kind: Any) -> bool:

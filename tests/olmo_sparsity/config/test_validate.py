@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from olmo.config import TrainConfig
 
+from olmo_sparsity.config.durations import parse_duration
+from olmo_sparsity.config.fields import FREE, leaves
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.config.schema import FREE, IGNORED, REFUSED, Config, leaves, parse_duration
+from olmo_sparsity.config.olmo_fields import IGNORED, REFUSED
+from olmo_sparsity.config.schema import Config
 from tests.olmo_sparsity.config.conftest import BASE, ROOT, refusal
 from tests.support.refusals import refused
 
