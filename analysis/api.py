@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from analysis.chosen import chosen_tokens
 from analysis.measurement import Measurement
 from analysis.stats import numbers, summary
 from analysis.xray import InfluenceMap, xray
@@ -280,6 +281,45 @@ class Result(Measurement):
         `UserError` where no target is over tau, or the result has no text of such a block.
         """
         return xray(self, text_number, selector=selector)
+
+    def chosen(
+        self,
+        target_id: int | None = None,
+        *,
+        selector: str | None = None,
+        far_context: str = "true",
+        level: str | None = None,
+        unit: str | None = None,
+        sinks: int | None = None,
+    ) -> pd.DataFrame:
+        """The far tokens that a selector chose, as text: of one target, or of all targets over tau.
+
+        A row for each token: target_id, target (its text), rank (1: the most influential), piece (the chosen token's
+        text), distance_tokens (how many tokens before the target it stands), influence (in the selector's unit; NaN
+        where it was not kept) and position_id. A token that is a part of a character is shown as "é (1/2)".
+
+        A position id c of `selected` is element c of ``pieces`` in the row of `texts` of the target's block, block =
+        target_id // B; in the placebo far context, of ``placebo_pieces``. The target itself is element N + target_id %
+        B of ``pieces``, which is its position id.
+
+        Args:
+            target_id: of `targets`; None: all targets over tau, one after the other.
+            selector: by default the first of `selectors`.
+            far_context: true or placebo; the text of other far contexts is not recorded.
+            level, unit, sinks: how the tokens were given back, see `analysis.kept`; by default "text", "token"
+                and 0 where this was measured, else the first way that was. Of words, the token stands for its word.
+
+        Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.
+        """
+        return chosen_tokens(
+            self,
+            target_id,
+            selector=selector,
+            far_context=far_context,
+            level=level,
+            unit=unit,
+            sinks=sinks,
+        )
 
     def __repr__(self) -> str:
         return self.findings()

@@ -5,9 +5,12 @@ Shapes: N tokens of long context, F far tokens, blocks of B targets, k_max token
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
+from analysis.measurement import Measurement
 from analysis.pieces import readable
 from olmo_sparsity.util.errors import UserError
 
@@ -16,6 +19,69 @@ PIECES = {"true": "pieces", "placebo": "placebo_pieces"}
 
 
 def chosen_tokens(
+    result: Measurement,
+    target_id: int | None = None,
+    *,
+    selector: str | None = None,
+    far_context: str = "true",
+    level: str | None = None,
+    unit: str | None = None,
+    sinks: int | None = None,
+) -> pd.DataFrame:
+    """The frame of `Result.chosen`. Raises `UserError` where there is no such choice or its text is not recorded."""
+    if result.runs:
+        raise UserError(
+            f"{len(result.runs)} trainings are joined, and chose tokens of their own; take one of them, such as "
+            "result.trainings[0].chosen()"
+        )
+    if result.texts is None:
+        raise UserError("the result holds no texts; measure again to have them")
+    if len(result.over) == 0:
+        raise UserError("no target is over tau, so no token was chosen; measure with a lower tau")
+    selector = selector or result.selectors[0]
+    for measured, name in ((result.selectors, selector), (result.far_contexts, far_context)):
+        if name not in measured:
+            raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
+    way = _way_of(result, {"level": level, "unit": unit, "sinks": sinks})
+    choices = result.choices.iloc[result.rows_of_choices.get((selector, far_context, *way), [])]
+    if target_id is not None:
+        choices = choices[choices["target_id"] == target_id]
+    if choices.empty:
+        of_target = "any target" if target_id is None else f"target {target_id}"
+        raise UserError(
+            f"no token was chosen for {of_target} in the far context {far_context!r}; take a target_id of "
+            "result.targets that is over_tau"
+        )
+    settings = result.settings
+    return _as_text(
+        choices,
+        result.texts,
+        far_context,
+        n_long=settings["n_long"],
+        targets_per_block=settings["targets_per_block"],
+    )
+
+
+def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
+    """Level, unit and sinks of the choices that have the ``wanted`` ones: text, token and 0, else the first measured.
+
+    Raises `UserError` where no tokens were given back so.
+    """
+    ways = result.choices[[*wanted]].drop_duplicates()
+    for column, value in wanted.items():
+        if value is not None:
+            ways = ways[ways[column] == value]
+    if ways.empty:
+        how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
+        raise UserError(
+            f"no tokens were given back as {how}; choose what was measured: "
+            f"{', '.join(result.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
+        )
+    is_usual = (ways == ["text", "token", 0]).all(axis=1)
+    return tuple(ways.iloc[is_usual.argmax()])  # the first where none is
+
+
+def _as_text(
     choices: pd.DataFrame, texts: pd.DataFrame, far_context: str, *, n_long: int, targets_per_block: int
 ) -> pd.DataFrame:
     """The frame of `Result.chosen`, of some rows of `Result.choices` in one far context.

@@ -154,88 +154,18 @@ class Measurement:
     ) -> np.ndarray:
         """Any column of `choices` for the targets in `over`: (m,), or (m, length) where it holds lists."""
         key = (selector, far_context, level, unit, sinks)
-        if key not in self._rows:
-            raise KeyError(f"no choice {key}; measured were {sorted(self._rows)}")
-        rows = self._rows[key]
+        if key not in self.rows_of_choices:
+            raise KeyError(f"no choice {key}; measured were {sorted(self.rows_of_choices)}")
+        rows = self.rows_of_choices[key]
         values = self.choices[column].to_numpy()[rows]
         values = np.stack(values) if values.dtype == object else values
         found = np.full((len(self.over), *values.shape[1:]), np.nan)
         found[self.over_of_choice[rows]] = values
         return found
 
-    def chosen(
-        self,
-        target_id: int | None = None,
-        *,
-        selector: str | None = None,
-        far_context: str = "true",
-        level: str | None = None,
-        unit: str | None = None,
-        sinks: int | None = None,
-    ) -> pd.DataFrame:
-        """The far tokens that a selector chose, as text: of one target, or of all targets over tau.
-
-        A row for each token: target_id, target (its text), rank (1: the most influential), piece (the chosen token's
-        text), distance_tokens (how many tokens before the target it stands), influence (in the selector's unit; NaN
-        where it was not kept) and position_id. A token that is a part of a character is shown as "é (1/2)".
-
-        A position id c of `selected` is element c of ``pieces`` in the row of `texts` of the target's block, block =
-        target_id // B; in the placebo far context, of ``placebo_pieces``. The target itself is element N + target_id %
-        B of ``pieces``, which is its position id.
-
-        Args:
-            target_id: of `targets`; None: all targets over tau, one after the other.
-            selector: by default the first of `selectors`.
-            far_context: true or placebo; the text of other far contexts is not recorded.
-            level, unit, sinks: how the tokens were given back, see `analysis.kept`; by default "text", "token"
-                and 0 where this was measured, else the first way that was. Of words, the token stands for its word.
-
-        Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.
-        """
-        from analysis.chosen import chosen_tokens
-
-        if self.runs:
-            raise UserError(
-                f"{len(self.trainings)} trainings are joined, and chose tokens of their own; take one of them, such as "
-                "result.trainings[0].chosen()"
-            )
-        if self.texts is None:
-            raise UserError("the result holds no texts; measure again to have them")
-        if len(self.over) == 0:
-            raise UserError("no target is over tau, so no token was chosen; measure with a lower tau")
-        selector = selector or self.selectors[0]
-        for measured, name in ((self.selectors, selector), (self.far_contexts, far_context)):
-            if name not in measured:
-                raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
-        wanted = {"level": level, "unit": unit, "sinks": sinks}
-        ways = self.choices[[*wanted]].drop_duplicates()
-        for column, value in wanted.items():
-            if value is not None:
-                ways = ways[ways[column] == value]
-        if ways.empty:
-            how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
-            raise UserError(
-                f"no tokens were given back as {how}; choose what was measured: "
-                f"{', '.join(self.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
-            )
-        is_usual = (ways == ["text", "token", 0]).all(axis=1)
-        way = ways.iloc[is_usual.argmax()]  # the first where none is
-        choices = self.choices.iloc[self._rows.get((selector, far_context, *way), [])]
-        if target_id is not None:
-            choices = choices[choices["target_id"] == target_id]
-        if choices.empty:
-            of_target = "any target" if target_id is None else f"target {target_id}"
-            raise UserError(
-                f"no token was chosen for {of_target} in the far context {far_context!r}; take a target_id of "
-                "result.targets that is over_tau"
-            )
-        size = self.settings["targets_per_block"]
-        return chosen_tokens(
-            choices, self.texts, far_context, n_long=self.settings["n_long"], targets_per_block=size
-        )
-
     @cached_property
-    def _rows(self) -> dict[tuple[Any, ...], np.ndarray]:
+    def rows_of_choices(self) -> dict[tuple[Any, ...], np.ndarray]:
+        """Rows of `choices` by selector, far context, level, unit and sinks."""
         return dict(self.choices.groupby(SELECTION, observed=True).indices)
 
     @cached_property

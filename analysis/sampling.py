@@ -76,19 +76,29 @@ def sample_targets(
     places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
     places.insert(0, "target_id", np.arange(len(places)))
     places["position"] += places["target_id"] % size
-    allowed = texts.may_be_target(places["text"].to_numpy(), places["position"].to_numpy())
-    if not allowed.all():
-        counted = f"{int((~allowed).sum()):,}", f"{len(allowed):,}"
-        log.info("%s of %s drawn targets are special tokens or of a chat template: left out", *counted)
-        places = places[allowed]
-        if places.empty:
-            raise UserError(
-                "every drawn target is a special token or one of a chat template; give more targets, or longer texts"
-            )
-        block = pd.factorize(places["target_id"] // size)[0]
-        places = places.assign(target_id=block * size + places["target_id"] % size).reset_index(drop=True)
+    places = _without_no_targets(texts, places, size)
     near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
     return places if near_copy is None else places.assign(near_copy=near_copy)
+
+
+def _without_no_targets(texts: Texts, places: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:
+    """The drawn targets that may be some (`Texts.may_be_target`), with ids of blocks that follow one another.
+
+    Raises `UserError` where none is left.
+    """
+    allowed = texts.may_be_target(places["text"].to_numpy(), places["position"].to_numpy())
+    if allowed.all():
+        return places
+    counted = f"{int((~allowed).sum()):,}", f"{len(allowed):,}"
+    log.info("%s of %s drawn targets are special tokens or of a chat template: left out", *counted)
+    places = places[allowed]
+    if places.empty:
+        raise UserError(
+            "every drawn target is a special token or one of a chat template; give more targets, or longer texts"
+        )
+    block = pd.factorize(places["target_id"] // targets_per_block)[0]
+    place = places["target_id"] % targets_per_block
+    return places.assign(target_id=block * targets_per_block + place).reset_index(drop=True)
 
 
 def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -112,9 +112,11 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
             resamples: int = 2000,
             seed: int = 0,
         ) -> pd.DataFrame:
-            if one_k and not isinstance(k, Integral | None):
-                raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
-            at_k = choose_k(result.ks, k) if one_k else None  # type: ignore[arg-type]
+            at_k = None
+            if one_k:
+                if isinstance(k, Sequence):
+                    raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
+                at_k = choose_k(result.ks, k)
             of_levels = Measured.of_levels(result, at_k, resamples=resamples, seed=seed)
             rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
             whole = pd.DataFrame(rows, columns=list(columns))

@@ -31,6 +31,8 @@ from olmo_sparsity.util.text_files import TextFiles
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from analysis.texts import Texts
+
 log = logging.getLogger(__name__)
 
 MOST_CONTEXT = 1024
@@ -106,24 +108,9 @@ def influence_map(
         raise UserError(f"text takes one string or the path of a file, not a {type(text).__name__}")
     loaded = open_model(model, **options)
     source = open_texts(text if isinstance(text, TextFiles) else [text], loaded.reader)
-    least = n_short + 2  # with fewer there is nothing to measure
-    if len(source.lengths) > 1:
-        documents = f"{len(source.lengths):,}"
-        log.warning(
-            "the text holds %s documents, of which the first of %s tokens or more is read", documents, least
-        )
-    tokens = source.tokens(int(np.argmax(source.lengths >= least)))
-    text_tokens = len(tokens)
     n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
-    if not whole:
-        tokens = tokens[: max(n_long, least)]
+    tokens, text_tokens = _tokens_to_read(source, n_long, n_short, whole=whole)
     n_long = context_length(len(tokens), n_long, n_short)
-    if len(tokens) < text_tokens:
-        log.warning(
-            "the text has %s tokens, of which only the first %s are read; read all with --whole (in Python whole=True)",
-            f"{text_tokens:,}",
-            f"{len(tokens):,}",
-        )
     loaded.check_context(n_long)
     scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
     # a window has many targets: their logits must fit, too
@@ -142,9 +129,7 @@ def influence_map(
     if progress:
         seconds = estimated_seconds(scorer, tokens, parts[0], n_short, total)
         left_out = sum(end - start for _, start, end in chunks)
-        in_windows = f" in {len(parts):,} windows" if len(parts) > 1 else ""
-        line = f"about {duration(seconds)}: {left_out:,} tokens are left out, one at a time{in_windows}"
-        print(line, file=sys.stderr)
+        _say_estimate(seconds, left_out, len(parts))
     with show_progress("leaving tokens out", total, "tokens read", enabled=progress) as advance:
         frame = measure_map(scorer, tokens, parts, n_short, advance)
     loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
@@ -152,6 +137,34 @@ def influence_map(
         frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
         frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
     return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+
+
+def _tokens_to_read(source: Texts, n_long: int, n_short: int, *, whole: bool) -> tuple[np.ndarray, int]:
+    """Tokens of the first document that is long enough, or its first N; and how many the document has.
+
+    Says what is left unread.
+    """
+    least = n_short + 2  # with fewer there is nothing to measure
+    if len(source.lengths) > 1:
+        documents = f"{len(source.lengths):,}"
+        log.warning(
+            "the text holds %s documents, of which the first of %s tokens or more is read", documents, least
+        )
+    tokens = source.tokens(int(np.argmax(source.lengths >= least)))
+    read = tokens if whole else tokens[: max(n_long, least)]
+    if len(read) < len(tokens):
+        log.warning(
+            "the text has %s tokens, of which only the first %s are read; read all with --whole (in Python whole=True)",
+            f"{len(tokens):,}",
+            f"{len(read):,}",
+        )
+    return read, len(tokens)
+
+
+def _say_estimate(seconds: float, left_out: int, window_count: int) -> None:
+    in_windows = f" in {window_count:,} windows" if window_count > 1 else ""
+    line = f"about {duration(seconds)}: {left_out:,} tokens are left out, one at a time{in_windows}"
+    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)
