@@ -52,13 +52,13 @@ def chosen_tokens(
             f"no token was chosen for {of_target} in the far context {far_context!r}; take a target_id of "
             "result.targets that is over_tau"
         )
-    settings = result.settings
+    contexts = result.settings.contexts
     return _as_text(
         choices,
         result.texts,
         far_context,
-        n_long=settings["n_long"],
-        targets_per_block=settings["targets_per_block"],
+        n_long=contexts.n_long,
+        targets_per_block=contexts.targets_per_block,
     )
 
 
@@ -75,7 +75,7 @@ def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
         how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
         raise UserError(
             f"no tokens were given back as {how}; choose what was measured: "
-            f"{', '.join(result.settings['give_back'])} (LEVEL[:SINKS][/UNIT])"
+            f"{', '.join(result.settings.choices.give_back)} (LEVEL[:SINKS][/UNIT])"
         )
     is_usual = (ways == ["text", "token", 0]).all(axis=1)
     return tuple(ways.iloc[is_usual.argmax()])  # the first where none is

@@ -219,11 +219,24 @@ def _joined_by_label(
 
 def checked_influence(arguments: list[str]) -> Any:
     """The arguments of `influence`. Raises `UserError` for options that it refuses before it opens a model."""
-    from analysis.engine import SELECTORS, check_options
+    from analysis.engine import SELECTORS, check_options, far_contexts
+    from analysis.settings import ChoiceSettings, ContextSettings
 
     given = influence_parser().parse_args(arguments)
-    further = {"placebos": given.placebos, "give_back": given.give_back}
-    check_options(given.n_long, given.n_short, given.ks, given.selectors or SELECTORS, **further)
+    choices = ChoiceSettings(
+        tau_nats=given.tau_nats,
+        ks=tuple(given.ks),
+        selectors=tuple(given.selectors or SELECTORS),
+        far_contexts=far_contexts(given.placebos),
+        give_back=tuple(given.give_back),
+    )
+    contexts = ContextSettings(
+        n_long=given.n_long,
+        n_short=given.n_short,
+        seed=given.seed,
+        targets_per_block=given.targets_per_block,
+    )
+    check_options(contexts, choices)
     return given
 
 
@@ -327,10 +340,10 @@ def verify() -> None:
     from analysis.verify import verify as compare
 
     result = load(given.result)
-    model = given.model or result.settings["model"]
+    model = given.model or result.settings.model.name
     read = files_of(given) or given.corpus
     if read is None:
-        read = result.settings["texts"]
+        read = result.settings.texts.name
         if not Path(read).exists():
             raise UserError(f"{given.result} was measured on {read}; name this text with --text or --corpus")
     options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}

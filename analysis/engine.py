@@ -32,6 +32,7 @@ from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame
 from analysis.runner import stacked
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
+from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
 from analysis.token_kinds import classify
 from analysis.work import Work
@@ -69,8 +70,7 @@ class Engine:
     Targets whose ids have the same quotient by B are one block, and the remainder is the place in it.
     """
 
-    settings: dict[str, Any]
-    """Of `Result`: what is measured."""
+    settings: Settings
     texts: Texts
     decoder: TextDecoder
     scorer: Scorer
@@ -83,11 +83,14 @@ class Engine:
     """Is given L_long of the first batch."""
 
     def __post_init__(self) -> None:
-        s = self.settings
-        self.n_long, self.n_far, self.size = s["n_long"], s["n_long"] - s["n_short"], s["targets_per_block"]
-        self.give_back = [GivenBack.parse(text) for text in s["give_back"]]
+        self.lengths = self.settings.contexts
+        self.wanted = self.settings.choices
+        self.size = self.lengths.targets_per_block
+        self.give_back = [GivenBack.parse(text) for text in self.wanted.give_back]
         self.is_checked = False
-        self.faithfulness = Faithfulness(self.scorer, s["ks"], s["seed"]) if s["faithfulness"] else None
+        self.faithfulness: Faithfulness | None = None
+        if self.wanted.faithfulness:
+            self.faithfulness = Faithfulness(self.scorer, self.wanted.ks, self.lengths.seed)
 
     def measure(
         self, places: pd.DataFrame, work: Work, known: pd.DataFrame | None = None
@@ -103,7 +106,7 @@ class Engine:
             self.check_losses(targets["loss_long_nats"].to_numpy())
         over = targets[targets["over_tau"]]
         rounds = self._rounds(over)
-        contexts = self.settings["far_contexts"]
+        contexts = self.wanted.far_contexts
         tokens = [self._tokens_to_choose(self._blocks(together), len(together)) for together in rounds]
         work.begin_steps(np.repeat(tokens, len(contexts)).tolist())
         choices: list[pd.DataFrame] = []
@@ -118,7 +121,7 @@ class Engine:
             "choices": stacked([empty_frame(CHOICE_COLUMNS), *choices]),
             "texts": self._texts(over),
         }
-        if self.settings["scores"]:
+        if self.wanted.scores:
             frames["scores"] = stacked([empty_frame(SCORE_COLUMNS), *scores])
         return frames
 
@@ -131,7 +134,7 @@ class Engine:
         losses = 0.0 if is_known else self._tokens_of_losses(blocks)
         with_choices = blocks * (1 - (1 - LIKELY_OVER) ** self.size)
         choices = self._tokens_to_choose(with_choices, LIKELY_OVER * len(places))
-        work.begin_batch(len(places), losses, choices * len(self.settings["far_contexts"]))
+        work.begin_batch(len(places), losses, choices * len(self.wanted.far_contexts))
 
     def _blocks(self, targets: pd.DataFrame) -> int:
         """How many blocks some targets are of."""
@@ -140,11 +143,11 @@ class Engine:
     def _tokens_of_losses(self, blocks: int) -> float:
         """About how many tokens L_long and L_short of all targets of some blocks read."""
         behind = self.size - 1
-        read = self.n_long + self.settings["n_short"] + 2 * behind
+        read = self.lengths.n_long + self.lengths.n_short + 2 * behind
         read *= 1 if self.selecting is self.scorer else 2
         if self.faithfulness:
-            shorter = [length for length in CONTEXT_LENGTHS if length < self.n_long]
-            read += sum(length + behind for length in (self.settings["n_short"], *shorter))
+            shorter = [length for length in CONTEXT_LENGTHS if length < self.lengths.n_long]
+            read += sum(length + behind for length in (self.lengths.n_short, *shorter))
         return blocks * read
 
     def _tokens_to_choose(self, blocks: float, targets: float) -> float:
@@ -152,28 +155,28 @@ class Engine:
 
         Of selectors that are not named here nothing is expected: the first step says what they take.
         """
-        s = self.settings
-        k_max = self.settings["ks"][-1]
-        long = self.n_long + self.size - 1
-        short = s["n_short"] + self.size - 1
-        choices = len(s["selectors"]) * len(s["ks"])
-        read = targets * choices * len(s["give_back"]) * (short + k_max / 2)
-        whole = [name for name in s["selectors"] if "@" not in name]
+        wanted = self.wanted
+        n_far = self.lengths.n_far
+        long = self.lengths.n_long + self.size - 1
+        short = self.lengths.n_short + self.size - 1
+        choices = len(wanted.selectors) * len(wanted.ks)
+        read = targets * choices * len(wanted.give_back) * (short + wanted.k_max / 2)
+        whole = [name for name in wanted.selectors if "@" not in name]
         if any(name.startswith("leave-one-out") for name in whole):
-            read += blocks * self.n_far * long / 2  # what stands before the one left out is read once
+            read += blocks * n_far * long / 2  # what stands before the one left out is read once
         if any(name.startswith("leave-one-in") for name in whole):
-            read += blocks * self.n_far * (short + 1)
+            read += blocks * n_far * (short + 1)
         greedy = sum(name.startswith("greedy") for name in whole)
-        read += targets * greedy * k_max * self.n_far * (short + k_max / 2)
+        read += targets * greedy * wanted.k_max * n_far * (short + wanted.k_max / 2)
         if self.faithfulness:
-            read += blocks * SUBSETS * (SUBSET_KEEP_RATE * self.n_far + short) + targets * choices * long
+            read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * choices * long
         return read
 
     def _with_tau(self, places: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
         """What `targets` gives, with losses that were measured before."""
         columns = {name: known[name].to_numpy() for name in known if name not in places}
         gain = columns.get("selecting_gain_nats", known["loss_short_nats"] - known["loss_long_nats"])
-        columns["over_tau"] = np.asarray(gain) > self.settings["tau_nats"]
+        columns["over_tau"] = np.asarray(gain) > self.wanted.tau_nats
         return places.assign(**columns)
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
@@ -186,12 +189,12 @@ class Engine:
             "loss_short_nats": short,
         }
         gain = short - long
-        selected_by = self.settings["selected_by"]
-        if selected_by and not selected_by["untrained"]:  # untrained weights gain nothing
+        selected_by = self.settings.selected_by
+        if selected_by is not None and not selected_by.untrained:  # untrained weights gain nothing
             long, short = map(rounded, long_and_short_losses(self.selecting, contexts, index))
             gain = rounded(short - long)
             columns["selecting_gain_nats"] = gain
-        columns |= {"over_tau": gain > self.settings["tau_nats"], "kind": self._kinds(places)}
+        columns |= {"over_tau": gain > self.wanted.tau_nats, "kind": self._kinds(places)}
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
             columns |= {name: rounded(losses) for name, losses in further.items()}
@@ -216,15 +219,15 @@ class Engine:
             place = (blocks[f"{elsewhere}_{what}"].to_numpy() for what in ("text", "start"))
             contexts = placebo_contexts(self.texts, contexts, *place)
         elif far_context == SHUFFLED:
-            contexts = shuffled_contexts(contexts, self.settings["seed"])
-        k_max = min(self.settings["ks"][-1] + max(how.sinks for how in self.give_back), self.n_far)
+            contexts = shuffled_contexts(contexts, self.lengths.seed)
+        k_max = min(self.wanted.k_max + max(how.sinks for how in self.give_back), self.lengths.n_far)
         given = SelectorInput(
             self.selecting,
             contexts,
-            self.settings["seed"],
+            self.lengths.seed,
             k_max,
             targets=index,
-            names=tuple(self.settings["selectors"]),
+            names=self.wanted.selectors,
             proposing=self.proposing,
         )
         chosen = {name: find_selector(name)(given) for name in given.names}
@@ -241,14 +244,14 @@ class Engine:
                     }
                 listed = {column: list(values) for column, values in columns.items()}
                 choices.append(pd.DataFrame(keys | how.columns | listed))
-            if self.settings["scores"] and choice.scores is not None:
+            if self.wanted.scores and choice.scores is not None:
                 scores.append(pd.DataFrame(keys | {"influence": list(choice.scores.astype(np.float32))}))
 
     def _given_back(
         self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Columns of `Result.choices` of one choice given back in one way."""
-        ks = self.settings["ks"]
+        ks = self.wanted.ks
         first = how.first(choice, words, ks[-1])
         if choice.scores is None:
             place = (choice.columns[:, None] == first[:, :, None]).argmax(axis=-1)
@@ -261,7 +264,7 @@ class Engine:
             "influence": influence.astype(np.float32),
             "loss_nats": rounded(losses),
         }
-        if self.settings["special_tokens"]:
+        if self.settings.texts.special_tokens:
             columns["selected_special"] = self.texts.is_special(contexts.tokens[index[:, :1], first])
         return columns
 
@@ -288,8 +291,8 @@ class Engine:
             targets["text"].to_numpy()[first],
             targets["position"].to_numpy()[first] - place[first],
             first_id,
-            n_long=self.n_long,
-            n_short=self.settings["n_short"],
+            n_long=self.lengths.n_long,
+            n_short=self.lengths.n_short,
             targets_per_block=self.size,
         )
         return contexts, np.stack([block, place], axis=1)
@@ -301,10 +304,11 @@ class Engine:
     def _kinds(self, targets: pd.DataFrame) -> list[str]:
         """Kind of dependency of every target."""
         kinds = []
+        n_far = self.lengths.n_far
         for target_id, text, position in targets[["target_id", "text", "position"]].itertuples(index=False):
-            read = self.n_long + target_id % self.size
+            read = self.lengths.n_long + target_id % self.size
             pieces = self._pieces(text, position - read, position + 1 + TOKENS_AFTER)
-            parts = pieces[: self.n_far], pieces[self.n_far : read], pieces[read + 1 :]
+            parts = pieces[:n_far], pieces[n_far:read], pieces[read + 1 :]
             far, short, after = map("".join, parts)
             kinds.append(classify(far, short, pieces[read], after))
         return kinds
@@ -316,36 +320,34 @@ class Engine:
             target = targets.iloc[0]
             text = target["text"]
             first = target["position"] - target["target_id"] % self.size
-            pieces = self._pieces(text, first - self.n_long, first + self.size + TOKENS_AFTER)
+            pieces = self._pieces(text, first - self.lengths.n_long, first + self.size + TOKENS_AFTER)
             row = {"block": block, "text": text, "first_position": first, "pieces": pieces}
-            if PLACEBOS[0] in self.settings["far_contexts"]:
+            if PLACEBOS[0] in self.wanted.far_contexts:
                 start = target["placebo_start"]
-                row["placebo_pieces"] = self._pieces(target["placebo_text"], start, start + self.n_far)
+                row["placebo_pieces"] = self._pieces(
+                    target["placebo_text"], start, start + self.lengths.n_far
+                )
             rows.append(row)
         return pd.DataFrame(rows) if rows else empty_frame(TEXT_COLUMNS)
 
 
-def check_options(
-    n_long: int,
-    n_short: int,
-    ks: Sequence[int],
-    selectors: Sequence[str] = SELECTORS,
-    placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = ("text",),
-) -> None:
-    """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
-    if not 0 < n_short < n_long:
-        raise UserError(
-            f"N = {n_long} must be larger than M = {n_short}, and M at least 1; change one of them"
-        )
-    if not len(ks) or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
-        raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
-    for what, names in {"selector": selectors, "way to give tokens back": give_back}.items():
+def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
+    """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
+    if unknown := [name for name in placebos if name not in PLACEBOS]:
+        raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+    return "true", *(name for name in PLACEBOS if name in placebos)
+
+
+def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
+    """Raise `UserError` for settings that do not go together, before a model is opened."""
+    ks = choices.ks
+    n_far = contexts.n_far
+    if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
+        raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
+    for what, names in {"selector": choices.selectors, "way to give tokens back": choices.give_back}.items():
         if not names or len(set(names)) < len(names):
             raise UserError(f"name at least one {what}, and each once, not {list(names)}")
     # sinks are counted apart: a choice ranks so many tokens more than k
-    k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in give_back)
-    for name in selectors:
-        check_selector(name, k_max=k_max, n_far=n_long - n_short)
-    if unknown := [name for name in placebos if name not in PLACEBOS]:
-        raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+    k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in choices.give_back)
+    for name in choices.selectors:
+        check_selector(name, k_max=k_max, n_far=n_far)

@@ -14,7 +14,6 @@ Shapes: n sampled targets, m of them over tau, K values of k, k_max the largest,
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.parquet import read_frame, write_frame
+from analysis.settings import Settings
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, user_path, write_json
 
@@ -37,8 +37,6 @@ RESULT_NAME = "result.json"
 FRAMES = ("targets", "choices", "scores", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 """The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
-
-_MODEL_SETTINGS = ("model", "model_sha256", "training_seed")
 
 
 @dataclass(repr=False)
@@ -62,8 +60,8 @@ class Measurement:
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
     """
 
-    settings: dict[str, Any]
-    """What was measured on what and how: flat, as JSON; see `analysis.engine.measure`."""
+    settings: Settings
+    """What was measured, on what and how."""
     targets: pd.DataFrame
     choices: pd.DataFrame
     scores: pd.DataFrame | None = None
@@ -81,7 +79,7 @@ class Measurement:
     @property
     def ks(self) -> list[int]:
         """Numbers of influential tokens at which the loss was measured, ascending."""
-        return list(self.settings["ks"])
+        return list(self.settings.choices.ks)
 
     @property
     def k_max(self) -> int:
@@ -91,17 +89,17 @@ class Measurement:
     @property
     def n_far(self) -> int:
         """F = N - M, tokens that only the long context has."""
-        return self.settings["n_long"] - self.settings["n_short"]
+        return self.settings.contexts.n_far
 
     @property
     def selectors(self) -> list[str]:
         """Names of the selectors, as they were given."""
-        return list(self.settings["selectors"])
+        return list(self.settings.choices.selectors)
 
     @property
     def far_contexts(self) -> list[str]:
         """``true``, ``placebo`` and further placebos."""
-        return list(self.settings["far_contexts"])
+        return list(self.settings.choices.far_contexts)
 
     @property
     def has_xray(self) -> bool:
@@ -112,7 +110,7 @@ class Measurement:
     @property
     def crossfit(self) -> bool:
         """Whether one model selected and another evaluated."""
-        return self.settings.get("selected_by") is not None
+        return self.settings.selected_by is not None
 
     @cached_property
     def gain_nats(self) -> np.ndarray:
@@ -188,11 +186,10 @@ class Measurement:
             raise UserError(
                 "cross-fitted results may share a model, and cannot be joined; give those of one model each"
             )
-        if len({result.settings["model_sha256"] for result in results}) < len(results):
+        if len({result.settings.model.sha256 for result in results}) < len(results):
             raise UserError("two of the results are of the same weights; give each training once")
         for result in results[1:]:
-            differing = setting_differences(first.settings, result.settings, ignore=_MODEL_SETTINGS)
-            if differing:
+            if differing := first.settings.differences(result.settings, when="joined"):
                 raise UserError(
                     f"trainings that are joined need the same settings: {differing}; measure one again"
                 )
@@ -246,7 +243,7 @@ class Measurement:
             name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
         }
         by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
-        if any("losses_not_over_tau" in saved["settings"] for saved in head["cells"].values()):
+        if any(saved["settings"].get("losses_not_over_tau") for saved in head["cells"].values()):
             log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)
         study = {}
         for cell, saved in head["cells"].items():
@@ -256,7 +253,7 @@ class Measurement:
                 of_cell[name] = part.dropna(axis="columns", how="all") if len(part) else part
                 if name not in FRAMES[:2] and part.empty:
                     del of_cell[name]
-            settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
+            settings = Settings.from_json(saved["settings"])
             study[cell] = cls(settings, provenance=saved["provenance"], **of_cell)
         return study
 
@@ -279,7 +276,10 @@ def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
             parts = {cell: frame.assign(cell=cell) for cell, frame in parts.items()}
         if parts:
             frames[name] = pd.concat(parts.values(), ignore_index=True)
-    cells = {cell: {"settings": one.settings, "provenance": one.provenance} for cell, one in study.items()}
+    cells = {
+        cell: {"settings": one.settings.to_json(), "provenance": one.provenance}
+        for cell, one in study.items()
+    }
     with ExitStack() as files:  # all are written, then renamed: the first, result.json, as the last
         about = files.enter_context(atomic_path(folder / RESULT_NAME))
         write_json(about, {"kind": KIND, "version": VERSION, "cells": cells})
@@ -299,9 +299,3 @@ def rounded(losses: np.ndarray) -> np.ndarray:
             "a loss of the model is not finite (fp16 and bf16 may overflow); measure in fp32, or another model"
         )
     return losses.astype(np.float32).astype(np.float64)
-
-
-def setting_differences(a: Mapping[str, Any], b: Mapping[str, Any], ignore: Sequence[str] = ()) -> str:
-    """``setting old -> new`` for every setting that differs, as text; empty where none does."""
-    names = [name for name in {**a, **b} if name not in ignore and a.get(name) != b.get(name)]
-    return ", ".join(f"{name} {json.dumps(a.get(name))} -> {json.dumps(b.get(name))}" for name in names)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
-from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, targets_per_batch
+from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, far_contexts, targets_per_batch
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
@@ -19,12 +20,11 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.runner import Run
 from analysis.sampling import sample_targets
+from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
+from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
-
-_IDENTITY = ("model", "model_sha256", "training_seed", "rope_scaling")
-"""What settings say of another model that takes part."""
 
 
 def measure(
@@ -106,67 +106,60 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
     measurement.
     """
-    n_long = arguments.whole_number("n_long", n_long)
-    n_short = arguments.whole_number("n_short", n_short)
+    contexts = ContextSettings(
+        n_long=arguments.whole_number("n_long", n_long),
+        n_short=arguments.whole_number("n_short", n_short),
+        seed=arguments.whole_number("seed", seed, least=0),
+        targets_per_block=arguments.whole_number("targets_per_block", targets_per_block),
+    )
+    choices = ChoiceSettings(
+        tau_nats=arguments.finite_number("tau_nats", tau_nats),
+        ks=tuple(arguments.whole_numbers("ks", ks)),
+        selectors=tuple(arguments.names("selectors", selectors)),
+        far_contexts=far_contexts(arguments.names("placebos", placebos)),
+        give_back=tuple(arguments.names("give_back", give_back)),
+        scores=scores,
+        faithfulness=faithfulness,
+        subsets=SUBSETS if faithfulness else None,
+        keep_rate=SUBSET_KEEP_RATE if faithfulness else None,
+    )
+    check_options(contexts, choices)
     targets = arguments.whole_number("targets", targets)
-    targets_per_block = arguments.whole_number("targets_per_block", targets_per_block)
-    tau_nats = arguments.finite_number("tau_nats", tau_nats)
-    ks = arguments.whole_numbers("ks", ks)
-    selectors = arguments.names("selectors", selectors)
-    placebos = arguments.names("placebos", placebos)
-    give_back = arguments.names("give_back", give_back)
-    seed = arguments.whole_number("seed", seed, least=0)
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
-    check_options(n_long, n_short, ks, selectors, placebos, give_back)
-    drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
-    opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
+    opening: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "prefix": prefix,
+        "dtype": dtype,
+        "device": device,
+        "attn_implementation": attn_implementation,
+    }
     with ExitStack() as stack:
-
-        def opened(name: Any) -> LoadedModel:
-            return stack.enter_context(open_model(name, attn_implementation=attn_implementation, **opening))
-
-        def scorer_of(loaded: LoadedModel) -> Scorer:
-            loaded.check_context(n_long, targets_per_block)  # a trial, which takes time
-            return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
-
-        loaded = opened(model)
+        loaded = stack.enter_context(open_model(model, **opening))
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
-        places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
-        settings: dict[str, Any] = {
-            **loaded.describe(),
-            "texts": source.name,
-            "texts_sha256": source.sha256,
-            "split": split,
-            **drawing,
-            "tau_nats": tau_nats,
-            "ks": list(ks),
-            "selectors": list(selectors),
-            "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
-            "give_back": list(give_back),
-            "targets_requested": targets,
-            "scores": scores,
-            "faithfulness": faithfulness,
-            "subsets": SUBSETS if faithfulness else None,
-            "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
-            "special_tokens": source.special_tokens() or None,
-            "documents": len(source.lengths) if source.divided else None,
-            "read_with": source.read_with or None,
-            "selected_by": None,
-            "proposed_by": None,
-            "complete": False,
-        }
-        scorer = scorer_of(loaded)
+        places = sample_targets(
+            source, targets, same_group=SAME_GROUP in choices.far_contexts, **asdict(contexts)
+        )
+        scorer = _scorer(loaded, contexts, tokens_per_batch)
         scorers: dict[str, Scorer] = {}
+        others: dict[str, OtherModel] = {}
         for role, name in {"selected_by": select_with, "proposed_by": propose_with}.items():
             if name is not None:
-                other = opened(name)
+                other = stack.enter_context(open_model(name, **opening))
                 _check_other(other, loaded, role)
-                settings[role] = {named: other.describe()[named] for named in _IDENTITY}
-                settings[role]["untrained"] = other.untrained
-                scorers[role] = scorer_of(other)
+                others[role] = OtherModel.of(other.identity, untrained=other.untrained)
+                scorers[role] = _scorer(other, contexts, tokens_per_batch)
+        settings = Settings(
+            model=loaded.identity,
+            texts=_identity_of(source, split),
+            contexts=contexts,
+            choices=choices,
+            targets_requested=targets,
+            selected_by=others.get("selected_by"),
+            proposed_by=others.get("proposed_by"),
+        )
         engine = Engine(
             settings,
             source,
@@ -177,9 +170,27 @@ def measure(
             check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        size = targets_per_batch(targets_per_block)
+        size = targets_per_batch(contexts.targets_per_block)
         run = Run(engine.measure, size, places, settings, folder, progress)
         return Result.of(run.measure(shard, batches))
+
+
+def _scorer(loaded: LoadedModel, contexts: ContextSettings, tokens_per_batch: int | None) -> Scorer:
+    """Of a model that reads the long context. Raises `UserError` where it cannot."""
+    loaded.check_context(contexts.n_long, contexts.targets_per_block)  # a trial, which takes time
+    return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
+
+
+def _identity_of(source: Texts, split: str) -> TextsIdentity:
+    """What a result says of its texts."""
+    return TextsIdentity(
+        name=source.name,
+        sha256=source.sha256,
+        split=split,
+        read_with=source.read_with or None,
+        documents=len(source.lengths) if source.divided else None,
+        special_tokens=source.special_tokens() or None,
+    )
 
 
 def _check_other(other: LoadedModel, loaded: LoadedModel, role: str) -> None:

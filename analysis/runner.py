@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.arguments import whole_numbers
-from analysis.measurement import FRAMES, RESULT_NAME, Measurement, setting_differences
+from analysis.measurement import FRAMES, RESULT_NAME, Measurement
+from analysis.settings import Settings
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json
@@ -30,8 +31,6 @@ from olmo_sparsity.util.provenance import provenance
 log = logging.getLogger(__name__)
 
 PARTS = "parts"
-MAY_DIFFER = ("model", "texts", "read_with", "training_seed", "complete")
-"""Settings that may differ where a measurement goes on: checksums stand for what they name."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Run:
     """Targets of a batch, in whole blocks."""
     places: pd.DataFrame
     """Of all targets."""
-    settings: dict[str, Any]
-    """Of the measurement, see `analysis.engine.measure`."""
+    settings: Settings
     out: Path | None
     progress: bool
 
@@ -70,8 +68,8 @@ class Run:
         # shares side by side, but not beside a run without one, which may measure the same batches
         with folder_lock(parts, part=None if shard is None else shard.replace("/", "-of-")):
             if begun.is_file():
-                self._check(read_json(begun, "remove the folder, or give another"), parts)
-            write_json(begun, self.settings)
+                self._check(Settings.from_json(read_json(begun, "remove the folder, or give another")), parts)
+            write_json(begun, self.settings.to_json())
             # without its result.json, written last, a part was left by a killed process
             todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
             if len(todo) < len(mine):
@@ -81,7 +79,7 @@ class Run:
                 part.save(parts / f"batch-{batch:06d}")
             finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
             result = self._joined([Measurement.load(path.parent) for path in finished])
-            if result.settings["complete"] and shard is None:
+            if result.settings.complete and shard is None:
                 result.save(self.out)
                 remove(parts)
             return result
@@ -105,9 +103,9 @@ class Run:
                 seconds = time.monotonic() - began
                 yield batch, Measurement(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
-    def _check(self, there: Mapping[str, Any], parts: Path | None = None) -> None:
+    def _check(self, there: Settings, parts: Path | None = None) -> None:
         """Raise `UserError` where ``out``, or unfinished ``parts`` in it, were begun with other settings."""
-        if not (differing := setting_differences(there, self.settings, ignore=MAY_DIFFER)):
+        if not (differing := there.differences(self.settings, when="resumed")):
             return
         if parts is None:
             raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
@@ -118,12 +116,11 @@ class Run:
 
     def _differs_in_tau_alone(self, there: Measurement) -> bool:
         """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
-        ignored = (*MAY_DIFFER, "tau_nats")
         return (
-            there.settings.get("tau_nats") != self.settings["tau_nats"]
-            and there.settings["complete"]
+            there.settings.choices.tau_nats != self.settings.choices.tau_nats
+            and there.settings.complete
             and not len(there.over)
-            and not setting_differences(there.settings, self.settings, ignore=ignored)
+            and not there.settings.differences(self.settings, when="resumed", but_for=("tau_nats",))
         )
 
     def _known(self, there: Measurement) -> pd.DataFrame:
@@ -139,7 +136,7 @@ class Run:
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
         complete = len(frames["targets"]) == len(self.places)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
-        return Measurement({**self.settings, "complete": complete}, provenance=provenance, **frames)
+        return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)
 
 
 def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:

@@ -5,13 +5,14 @@ Everything is made anew: which targets are sampled, their losses, what every sel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from analysis.engine import targets_per_batch
-from analysis.measurement import SELECTION, Measurement, setting_differences
+from analysis.measurement import SELECTION, Measurement
 from analysis.measuring import measure
 from analysis.open_texts import files_named
 from olmo_sparsity.util.errors import UserError
@@ -22,31 +23,6 @@ TOLERANCE_NATS = 1e-3
 """Of a loss in fp32: rounding on another processor is a hundredth of it. [ours]"""
 LEAST_SAME = 0.95
 """Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
-NOT_COMPARED = (
-    "scores",
-    "model",
-    "texts",
-    "texts_sha256",
-    "read_with",
-    "training_seed",
-    "complete",
-    "faithfulness",
-    "subsets",
-    "keep_rate",
-)
-"""Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
-GIVEN_AGAIN = (
-    "n_long",
-    "n_short",
-    "targets_per_block",
-    "seed",
-    "split",
-    "tau_nats",
-    "ks",
-    "selectors",
-    "give_back",
-)
-"""Settings that are arguments of `measure` by the same name."""
 
 
 @dataclass(frozen=True)
@@ -89,28 +65,33 @@ def verify(
     settings = result.settings
     target_id = result.targets["target_id"].to_numpy()
     counted = target_id[result.over] if len(result.over) else target_id
-    batch = counted // targets_per_batch(settings["targets_per_block"])
+    batch = counted // targets_per_batch(settings.contexts.targets_per_block)
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
     again = measure(
         model,
-        _read_as_before(texts, settings.get("read_with") or {}),
-        targets=settings["targets_requested"],
-        placebos=settings["far_contexts"][1:],
-        dtype=settings["dtype"].removesuffix("-weights"),
-        prefix=",".join(map(str, settings["prefix"])) or "none",
+        _read_as_before(texts, settings.texts.read_with or {}),
+        **asdict(settings.contexts),
+        targets=settings.targets_requested,
+        tau_nats=settings.choices.tau_nats,
+        ks=settings.choices.ks,
+        selectors=settings.choices.selectors,
+        placebos=settings.choices.far_contexts[1:],
+        give_back=settings.choices.give_back,
+        prefix=",".join(map(str, settings.model.prefix)) or "none",
+        dtype=settings.model.dtype.removesuffix("-weights"),
+        split=settings.texts.split,
         batches=order[: np.searchsorted(held, targets) + 1].tolist(),
-        **{name: settings[name] for name in GIVEN_AGAIN},
         **options,
     )
-    if differing := setting_differences(settings, again.settings, ignore=NOT_COMPARED):
+    if differing := settings.differences(again.settings, when="verified"):
         raise UserError(
             f"the result cannot be verified with what is given: {differing}; give its own model and text"
         )
     return compare(result, again)
 
 
-def _read_as_before(texts: Any, read_with: dict[str, str]) -> Any:
+def _read_as_before(texts: Any, read_with: Mapping[str, str]) -> Any:
     """The texts, of files with the fields and the encoding of the result where none are named."""
     files = files_named(texts) if read_with else None
     return texts if files is None or files != TextFiles(files.paths) else replace(files, **read_with)

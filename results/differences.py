@@ -93,7 +93,7 @@ def show_persistence(title, trainings):
             sum(over_tau_column(one) * over_tau_column(other) for one, other in pairs),
         )
     }
-    if not any("losses_not_over_tau" in one.settings for one in trainings):
+    if all(one.settings.losses_not_over_tau is None for one in trainings):
         numbers["gain there [nats]"] = 1, sum(over_tau_column(one) * one.gain_nats for one, _ in pairs)
         numbers["gain under the other [nats]"] = (
             1,

@@ -18,7 +18,7 @@ def test_they_are_those_of_the_result():
     weights = SHIPPED / "model.safetensors"
     result = load(SHIPPED / "influence")
     assert weights.stat().st_size < 8_000_000
-    assert result.settings["model_sha256"] == sha256_file(weights)
+    assert result.settings.model.sha256 == sha256_file(weights)
     assert len(result.over) >= 100
 
 

@@ -327,16 +327,17 @@ def _describe(result: Measurement) -> str:
     """N, M and what is not as usual: B, and the prefix (docs/method.md, 2.1); then how much was measured."""
     settings = result.settings
     counts = numbers.counts(result)
-    block = settings.get("targets_per_block", 1)
-    prefix = settings.get("prefix")
+    lengths = settings.contexts
+    block = lengths.targets_per_block
+    prefix = settings.model.prefix
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
     said = [
-        f"N = {settings['n_long']}, M = {settings['n_short']}",
+        f"N = {lengths.n_long}, M = {lengths.n_short}",
         f", B = {block}" if block > 1 else "",
         f", prefix {' '.join(map(str, prefix))}" if prefix else "",
         f"; {counts['trainings']} trainings × " if counts["trainings"] > 1 else "; ",
         f"{counts['targets'] // counts['trainings']:,} targets of {counted(counts['documents'], 'document')}, ",
-        rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} ",
+        rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings.choices.tau_nats)} ",
         rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)",
     ]
     if counts["targets_over_tau"] == 0:
@@ -345,7 +346,7 @@ def _describe(result: Measurement) -> str:
         said.append(f"; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
     if counts["targets_measured"] < counts["targets_over_tau"]:
         said.append(f"; {counts['targets_measured']:,} measured so far")
-    if result.crossfit:
-        untrained = settings["selected_by"].get("untrained")
+    if settings.selected_by is not None:
+        untrained = settings.selected_by.untrained
         said.append(f"; cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
     return "".join([*said, f"; {interval_caption('bars: 95 %,', counts)}"])

@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from analysis.model.adapter import Adapter
 from analysis.model.check import check_long_context
 from analysis.model.tokenizer import TOKENIZER, OtherTokenizer, TextDecoder, TextTokenizer
+from analysis.settings import ModelIdentity
 from analysis.texts import TextReader
 from olmo_sparsity.util.errors import UserError, first_line
 
@@ -104,19 +105,20 @@ class LoadedModel:
         """Of the tokenizer.json; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.sha256
 
-    def describe(self) -> dict[str, Any]:
-        """What identifies it in `analysis.measurement.Result.settings`."""
-        return {
-            "model": self.name,
-            "model_sha256": self.sha256,
-            "family": self.family,
-            "parameters": self.parameters,
-            "training_seed": self.training_seed,
-            "tokenizer_sha256": self.tokenizer_sha256,
-            "prefix": list(self.prefix),
-            "rope_scaling": self.rope_scaling,
-            "dtype": self.dtype,
-        }
+    @property
+    def identity(self) -> ModelIdentity:
+        """What identifies it in the settings of a measurement."""
+        return ModelIdentity(
+            name=self.name,
+            sha256=self.sha256,
+            family=self.family,
+            parameters=self.parameters,
+            training_seed=self.training_seed,
+            tokenizer_sha256=self.tokenizer_sha256,
+            prefix=tuple(self.prefix),
+            rope_scaling=self.rope_scaling,
+            dtype=self.dtype,
+        )
 
     def _its_tokenizer(self) -> TextTokenizer:
         if self.tokenizer is None:

@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.parquet import read_parquet, write_table
+from analysis.settings import flat_json
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
     ClusterBootstrap,
@@ -173,7 +174,7 @@ class Probe(ABC):
                 sources.append(open_texts(texts, reader, split=split))
                 loaded.check_texts(sources[-1])
                 self.check(loaded)
-                about = {"label": label, **loaded.describe()}
+                about = {"label": label, **flat_json(loaded.identity)}
                 about |= {name: loaded.trained.get(name) for name in TRAINED}
             if not _same_tokens(sources[0], sources[-1]):
                 raise UserError(

@@ -200,7 +200,7 @@ def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.D
         ("gain_nats", gain, one),
         ("absolute_gain_nats", np.abs(gain), one),
         ("share_over_tau", over, one),
-        ("share_below_minus_tau", selecting_gain_nats(result) < -result.settings["tau_nats"], one),
+        ("share_below_minus_tau", selecting_gain_nats(result) < -result.settings.choices.tau_nats, one),
         ("share_of_gain", gain * over, gain),
         ("loss_short_over_tau_nats", short * finished, finished),
         ("loss_long_over_tau_nats", long * finished, finished),
@@ -220,7 +220,7 @@ def persistence(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
     ratios = [
         ("selecting_gain_nats", over * selecting_gain_nats(result), over),
         ("gain_nats", over * gain, over),
-        ("share_still_over_tau", over * (gain > result.settings["tau_nats"]), over),
+        ("share_still_over_tau", over * (gain > result.settings.choices.tau_nats), over),
     ]
     return _of_targets(result, ratios if result.crossfit else [], resamples, seed)
 
@@ -317,7 +317,7 @@ def gain_bins(measured: Measured) -> Iterator[Row]:
     chance of that model, which cross-fitting is to avoid.
     """
     gain = selecting_gain_nats(measured.result)[measured.over]
-    for low, high in pairwise(gain_edges(measured.result.settings["tau_nats"])):
+    for low, high in pairwise(gain_edges(measured.result.settings.choices.tau_nats)):
         inside = (gain > low) & (gain <= high)
         keys: Row = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
         keys["n_documents"] = len(np.unique(measured.document[inside]))
@@ -375,11 +375,11 @@ def distances(measured: Measured) -> Iterator[Row]:
 
     A bin excludes to_tokens; uniform is its share of tokens drawn uniformly.
     """
-    settings = measured.result.settings
+    lengths = measured.result.settings.contexts
     k = measured.k
-    edges = distance_edges(settings["n_long"], settings["n_short"])
+    edges = distance_edges(lengths.n_long, lengths.n_short)
     for selector, context in product(measured.selectors, measured.far_contexts):
-        back = settings["n_long"] - measured.of_choices("selected", selector, context)[:, :k]
+        back = lengths.n_long - measured.of_choices("selected", selector, context)[:, :k]
         for low, high in pairwise(edges):
             inside = ((back >= low) & (back < high)).sum(axis=1)
             keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}

@@ -245,8 +245,8 @@ def why_no_recovery(result: Measurement) -> str:
 
 def none_over_tau(result: Measurement) -> str:
     """Of a Result without a target over tau: that none gains so much, and how much the largest gain is."""
-    so_far = "" if result.settings["complete"] else " measured so far"
-    tau = nats(result.settings["tau_nats"])
+    so_far = "" if result.settings.complete else " measured so far"
+    tau = nats(result.settings.choices.tau_nats)
     largest = largest_gain(result)
     return f"none of {len(result.targets):,} targets{so_far} gains more than {tau} from the long context{largest}"
 

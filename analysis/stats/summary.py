@@ -31,10 +31,11 @@ def findings(result: Measurement) -> str:
     """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
     settings = result.settings
     size = numbers.counts(result)
-    block = settings.get("targets_per_block", 1)
+    lengths = settings.contexts
     trainings = size["trainings"]
     said = [
-        f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
+        f"{settings.model.name} on {settings.texts.name}: "
+        f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
         f"{f', {trainings} trainings together' if trainings > 1 else ''}"
     ]
@@ -57,7 +58,7 @@ def findings(result: Measurement) -> str:
         ]
         return "\n".join(said)
     said.append(
-        f"{size['targets_over_tau']:,} gain more than {nats(settings['tau_nats'])} from the long context: "
+        f"{size['targets_over_tau']:,} gain more than {nats(settings.choices.tau_nats)} from the long context: "
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
     )
     if result.gain_nats.sum() > 0:
@@ -99,10 +100,10 @@ def _measured_in(result: Measurement) -> list[str]:
 def _of_documents(result: Measurement) -> list[str]:
     """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
     said = []
-    settings = result.settings
-    if documents := settings.get("documents"):
+    texts = result.settings.texts
+    if documents := texts.documents:
         said.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
-    if special := settings.get("special_tokens"):
+    if special := texts.special_tokens:
         said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
     return said
 
@@ -148,7 +149,7 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
         if len(frame):
             tables.append(_table(frame, name, title, across))
     for training in result.runs:
-        title = f"recovery, training seed {training.settings['training_seed']} by itself"
+        title = f"recovery, training seed {training.settings.model.training_seed} by itself"
         if reason := why_no_recovery(training):
             tables.append(f"{title}: {reason}")
             continue

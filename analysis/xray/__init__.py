@@ -31,7 +31,9 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
         raise UserError(
             "the result holds no texts; measure again to have them, or take analysis.influence_map"
         )
-    size, selector = result.settings["targets_per_block"], selector or result.selectors[0]
+    settings = result.settings
+    size = settings.contexts.targets_per_block
+    selector = selector or result.selectors[0]
     targets = result.targets.assign(block=result.targets["target_id"] // size)
     shown = targets["block"].isin(result.texts["block"])
     if text_number is not None:
@@ -47,7 +49,7 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     tokens[["loss_long_nats", "loss_short_nats"]] = np.nan
     tokens["first_far"] = 0
     of_block = targets[targets["block"] == block].set_index("target_id")
-    places = result.settings["n_long"] + of_block.index % size
+    places = settings.contexts.n_long + of_block.index % size
     for name in ("loss_long_nats", "loss_short_nats"):
         tokens.loc[places, name] = of_block[name].to_numpy()
     influence = [np.empty(0, dtype=np.float32)] * len(tokens)
@@ -58,7 +60,8 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
         scores[slice(None) if result.scores is not None else row.selected] = row.influence
         influence[places[of_block.index.get_loc(row.target_id)]] = scores
     names = ("model", "model_sha256", "n_long", "n_short", "prefix", "tau_nats", "dtype")
-    about = {name: result.settings[name] for name in names}
+    saved = settings.to_json()
+    about = {name: saved[name] for name in names}
     about |= {"text": f"text {text['text']}", "selector": selector}
     about["commit"] = result.provenance.get("commit", "")
     return InfluenceMap(tokens.assign(influence=influence), about)

@@ -83,7 +83,7 @@ def models_of(times):
             cells = []
             for number, one in own:
                 for cell, result in study.items():
-                    weights = (result.settings["model_sha256"], result.settings["rope_scaling"])
+                    weights = (result.settings.model.sha256, result.settings.model.rope_scaling)
                     if cell.startswith("inside/") and weights == (one["model_sha256"], one["rope_scaling"]):
                         cells.append(cell.removeprefix("inside/"))
                 model["seeds"].append(by_position(length["trainings"], times, number=number))

@@ -45,7 +45,8 @@ def by_position(folder, result):
     """Label, parameters, and the losses and rise of the model that a result evaluates."""
     length = json.loads((HERE / folder / "length.json").read_text())
     weights = ("model_sha256", "rope_scaling")
-    one = next(m for m in length["models"] if all(m[name] == result.settings[name] for name in weights))
+    settings = result.settings.to_json()
+    one = next(m for m in length["models"] if all(m[name] == settings[name] for name in weights))
     rows = [row for row in length["numbers"] if row["model"] == one["label"]]
     window = one["training_length"]
     losses = [row for row in rows if row["name"] == "loss_at_length_nats"]

@@ -55,8 +55,9 @@ def main(folder, texts, out):
         key_losses["ours"] += long[ours].tolist()
         print(line["group"], counts)
     perplexity = {name: float(np.exp(np.mean(losses))) for name, losses in key_losses.items()}
-    of_model = {name: loaded.describe()[name] for name in ("model_sha256", "tokenizer_sha256", "dtype")}
-    about = {**of_model, "texts": Path(texts).name, "texts_sha256": sha256_file(texts)}
+    model = loaded.identity
+    about = {"model_sha256": model.sha256, "tokenizer_sha256": model.tokenizer_sha256, "dtype": model.dtype}
+    about |= {"texts": Path(texts).name, "texts_sha256": sha256_file(texts)}
     write_json(
         out, {**about, "n_long": N, "n_short": M, "sliding_window": S, **counts, "longppl": perplexity}
     )

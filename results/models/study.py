@@ -19,7 +19,7 @@ import pandas as pd
 from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
-from analysis.measurement import FRAMES, RESULT_NAME, save_study, setting_differences
+from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import read_parquet
 from analysis.runner import stacked
 from analysis.stats import numbers
@@ -45,11 +45,11 @@ def collect(runs):
         if not new:
             continue
         joined = [*before, *new]
-        if different := setting_differences(joined[0].settings, new[0].settings, ignore=("complete",)):
+        if different := joined[0].settings.differences(new[0].settings, but_for=("complete",)):
             raise SystemExit(f"{folder} was measured with other settings: {different}")
         frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
         # the keys of random tokens say nothing, and cannot be made smaller; those of weak targets would take most room
-        drawn = (frames["choices"]["selector"] == "random") | (joined[0].settings["tau_nats"] < 1)
+        drawn = (frames["choices"]["selector"] == "random") | (joined[0].settings.choices.tau_nats < 1)
         keys = frames["choices"].loc[drawn, "influence"]
         frames["choices"].loc[drawn, "influence"] = keys.map(np.zeros_like)
         seconds = sum(part.provenance["seconds"] for part in joined)
@@ -65,7 +65,7 @@ def shares_by_tau(result):
     for tau in TAUS:
         at_tau = replace(
             result,
-            settings={**result.settings, "tau_nats": tau},
+            settings=result.settings.but(tau_nats=tau),
             targets=result.targets.assign(over_tau=result.gain_nats > tau),
             choices=result.choices.iloc[:0],
         )
@@ -177,13 +177,18 @@ def within(result, nats=0.1):
 def chosen(result, which, tau_nats):
     """The same measurement with other targets in the place of those over tau, as far as tokens were chosen for them.
 
-    ``settings["without_choices"]``: for how many none were.
+    ``provenance["without_choices"]``: for how many none were.
     """
     targets = result.targets.assign(over_tau=which & result.targets["over_tau"])
     ids = targets.loc[targets["over_tau"], "target_id"]
     choices = result.choices[result.choices["target_id"].isin(ids)]
-    settings = result.settings | {"tau_nats": tau_nats, "without_choices": int(which.sum()) - len(ids)}
-    return replace(result, settings=settings, targets=targets, choices=choices)
+    return replace(
+        result,
+        settings=result.settings.but(tau_nats=tau_nats),
+        targets=targets,
+        choices=choices,
+        provenance=result.provenance | {"without_choices": int(which.sum()) - len(ids)},
+    )
 
 
 def by_half(result, losses):
@@ -228,7 +233,7 @@ def at_ks(result, ks):
         influence=[each[: max(ks)] for each in result.choices["influence"]],
         loss_nats=[each[columns] for each in result.choices["loss_nats"]],
     )
-    return replace(result, settings=result.settings | {"ks": list(ks)}, choices=choices)
+    return replace(result, settings=result.settings.but(ks=list(ks)), choices=choices)
 
 
 def of_both_seeds(first, second):
@@ -246,7 +251,7 @@ def of_both_seeds(first, second):
 def beside(one, other):
     """The choices of both at the targets and counts of the other, so that they are compared in pairs."""
     one, ids = at_ks(one, other.ks), other.targets["target_id"]
-    settings = one.settings | {"selectors": [*one.selectors, *other.selectors]}
+    settings = one.settings.but(selectors=[*one.selectors, *other.selectors])
     choices = stacked([one.choices[one.choices["target_id"].isin(ids)], other.choices])
     return replace(other, settings=settings, choices=choices)
 
@@ -295,10 +300,9 @@ def brackets(model):
 def main():
     """Print all tables of every cell, and draw its figure."""
     for cell, result in cells().items():
-        targets = (
-            f"{len(result.over)} of {len(result.targets):,} targets over {result.settings['tau_nats']:g} nats"
-        )
-        if without := result.settings.get("without_choices"):
+        tau = f"{result.settings.choices.tau_nats:g} nats"
+        targets = f"{len(result.over)} of {len(result.targets):,} targets over {tau}"
+        if without := result.provenance.get("without_choices"):
             targets += f"; for {without} more no token was chosen"
         print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):

@@ -49,7 +49,7 @@ def test_tokens_of_the_template_are_read_and_are_no_targets(fast, tmp_path):
     ids = [4 * blocks.index(target // 4) + target % 4 for target in expected["target_id"]]
     result = measure(model, tmp_path / "chats.jsonl", out=tmp_path / "out", **options)
     pd.testing.assert_frame_equal(result.targets, expected.assign(target_id=ids).reset_index(drop=True))
-    assert measure(model, CHATS, **options).settings["texts_sha256"] == result.settings["texts_sha256"]
+    assert measure(model, CHATS, **options).settings.texts.sha256 == result.settings.texts.sha256
 
 
 def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):

@@ -28,8 +28,8 @@ def by_model():
 
 def test_a_chooses_and_b_measures(first, by_model):
     assert by_model.crossfit and not first.crossfit
-    named = by_model.settings["selected_by"]
-    assert named["model_sha256"] == first.settings["model_sha256"] != by_model.settings["model_sha256"]
+    named = by_model.settings.selected_by
+    assert named.sha256 == first.settings.model.sha256 != by_model.settings.model.sha256
     assert np.array_equal(
         by_model.over, first.over
     )  # the targets are those over tau for the model that chooses
@@ -60,7 +60,7 @@ def test_a_smaller_model_proposes(first):
     screened = "leave-one-out@gradient:4"
     result = small(selectors=(screened, "random"), propose_with=model(1))
     proposed = crossed(selectors=("gradient",))
-    assert result.settings["proposed_by"]["model_sha256"] == proposed.settings["model_sha256"]
+    assert result.settings.proposed_by.sha256 == proposed.settings.model.sha256
     assert np.array_equal(result.over, first.over)
     _, ours, theirs = np.intersect1d(result.over, proposed.over, return_indices=True)
     assert len(ours) >= 3
@@ -75,7 +75,7 @@ def test_untrained_weights_choose_for_the_targets_of_the_trained_model(first, tm
     random_model("gpt_neox").save_pretrained(tmp_path)
     model()[1].save(str(tmp_path / "tokenizer.json"))
     result = small(selectors=SELECTORS, select_with=f"{tmp_path}@untrained")
-    assert result.settings["selected_by"]["untrained"]
+    assert result.settings.selected_by.untrained
     assert "selecting_gain_nats" not in result.targets
     assert np.array_equal(result.over, first.over)
     for far_context in ("true", "placebo"):

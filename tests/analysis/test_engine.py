@@ -39,7 +39,7 @@ def whole(request):
 
 
 def again(whole, **changes):
-    per_block = whole.settings["targets_per_block"]
+    per_block = whole.settings.contexts.targets_per_block
     return small(**{"placebos": PLACEBOS, "targets_per_block": per_block, **changes})
 
 
@@ -89,7 +89,7 @@ def test_what_was_measured_without_further_placebos_is_the_same(whole):
 
 
 def test_the_texts_of_blocks_are_their_tokens(whole):
-    size, tokens = whole.settings["targets_per_block"], small_tokens()
+    size, tokens = whole.settings.contexts.targets_per_block, small_tokens()
     over = whole.targets.iloc[whole.over]
     assert whole.texts["block"].tolist() == sorted(set(over["target_id"] // size))
     for row in whole.texts.itertuples():
@@ -117,11 +117,11 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, st
         stops_after(2)
         again(whole, out=tmp_path)
     kept = [load(path.parent) for path in (tmp_path / "parts").glob("*/result.json")]
-    size = engine.targets_per_batch(whole.settings["targets_per_block"])
+    size = engine.targets_per_batch(whole.settings.contexts.targets_per_block)
     assert sum(len(part.targets) for part in kept) == 2 * size
     stops_after(1)  # nothing but the third batch is left
     result = again(whole, out=tmp_path)
-    assert result.settings == whole.settings and result.settings["complete"]
+    assert result.settings == whole.settings and result.settings.complete
     assert_same(result, whole)
     assert_same(load(tmp_path), whole)
     assert not (tmp_path / "parts").exists()
@@ -148,7 +148,7 @@ def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_i
 def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_after):
     for number in (3, 1):
         part = again(whole, out=tmp_path, shard=f"{number}/3")
-        assert not part.settings["complete"]
+        assert not part.settings.complete
     assert not (tmp_path / "result.json").exists()
     assert_same(again(whole, out=tmp_path, shard="2/3"), whole)
     stops_after(0)
@@ -235,7 +235,7 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, wh
     with refused("a loss of the model is not finite"):
         small(out=tmp_path)
     monkeypatch.undo()
-    assert small(out=tmp_path).settings["complete"]
+    assert small(out=tmp_path).settings.complete
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def measured(request):
 
 
 def subsets_of(measured, target):
-    block = int(target.target_id) // measured.settings["targets_per_block"]
+    block = int(target.target_id) // measured.settings.contexts.targets_per_block
     return far_subsets(F, SUBSETS, seed=0, block=block)
 
 

@@ -49,7 +49,7 @@ def losses_are_not_measured(monkeypatch):
 )
 def test_it_is_a_whole_result_in_memory_and_from_its_folder(tmp_path, changes):
     result = small(tau_nats=TAU, out=tmp_path, **changes)
-    assert result.settings["complete"] and not len(result.over) and not (tmp_path / "parts").exists()
+    assert result.settings.complete and not len(result.over) and not (tmp_path / "parts").exists()
     for one in (result, load(tmp_path), small(tau_nats=TAU, **changes)):
         assert_same(one, result)
         assert one.settings == result.settings
@@ -123,7 +123,7 @@ def test_a_lower_tau_takes_the_losses_and_is_a_fresh_measurement_to_the_last_bit
     fresh = small(tau_nats=1.5, **changes)
     request.getfixturevalue("losses_are_not_measured")
     for shard in shards:
-        assert load(tmp_path).settings["tau_nats"] == TAU  # until the new one is whole
+        assert load(tmp_path).settings.choices.tau_nats == TAU  # until the new one is whole
         result = small(tau_nats=1.5, out=tmp_path, shard=shard, **changes)
     for one in (result, load(tmp_path)):
         assert len(one.over) and one.settings == fresh.settings
@@ -158,7 +158,7 @@ def test_nothing_is_over_a_higher_tau_either(tmp_path, request):
     small(tau_nats=TAU, out=tmp_path)
     request.getfixturevalue("losses_are_not_measured")
     small(tau_nats=TAU + 1, out=tmp_path)
-    assert load(tmp_path).settings["tau_nats"] == TAU + 1
+    assert load(tmp_path).settings.choices.tau_nats == TAU + 1
     with refused("was measured with other settings: tau_nats 91.0 -> 1.5, ks"):
         small(tau_nats=1.5, ks=(1, 2), out=tmp_path)
 
@@ -201,5 +201,5 @@ def test_one_of_several_has_nothing_over_tau(tmp_path):
         recovery = numbers.recovery(joined)
         assert recovery["value"].tolist() == pytest.approx(numbers.recovery(some)["value"].tolist())
         assert "training seed 1 by itself: no target is over tau: none of 400" in summary(joined)
-    neither = Result.join([quiet, replace(quiet, settings=quiet.settings | {"model_sha256": "f"})])
+    neither = Result.join([quiet, replace(quiet, settings=quiet.settings.but(model_sha256="f"))])
     assert "none of 800 targets" in str(neither)

@@ -128,7 +128,7 @@ def test_a_written_out_document_is_measured_as_the_document_itself(tokenizer):
     together = measure(model, dict(zip("ab", packed, strict=True)), **OPTIONS, prefix="bos")
     pd.testing.assert_frame_equal(alone.targets, together.targets)
     pd.testing.assert_frame_equal(alone.choices, together.choices)
-    assert together.settings["prefix"] == [41] != [model[0].config.bos_token_id]
+    assert together.settings.model.prefix == [41] != [model[0].config.bos_token_id]
 
 
 def test_one_packed_text_has_placebos_from_its_own_documents(tokenizer, caplog):
@@ -161,12 +161,12 @@ def test_it_is_said_that_texts_are_divided(tokenizer, caplog, tau_nats):
     with caplog.at_level("INFO"):
         result = measure(model, [" </s> ".join(texts[:2]), texts[2]], **options)
     assert line in caplog.text and line in str(result) and "special tokens" not in str(result)
-    assert (result.settings["documents"], result.settings["special_tokens"]) == (3, None)
+    assert (result.settings.texts.documents, result.settings.texts.special_tokens) == (3, None)
     caplog.clear()
     with caplog.at_level("INFO"):
         result = measure(model, [f"{text} <turn> </s>" for text in texts], **options)
     assert "3 special tokens in the texts are no targets" in str(result)
-    assert "divide the texts" not in caplog.text + str(result) and result.settings["documents"] is None
+    assert "divide the texts" not in caplog.text + str(result) and result.settings.texts.documents is None
 
 
 def test_a_token_for_unknown_words_ends_no_document(caplog):

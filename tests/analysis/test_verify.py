@@ -32,10 +32,14 @@ def folder(rows, tmp_path_factory):
 
 def test_files_are_read_with_the_fields_of_the_result(rows, folder):
     result = load(folder)
-    assert result.settings["read_with"] == {"text_field": "body", "group_field": "site", "encoding": "utf-16"}
-    for texts in (result.settings["texts"], [rows], TextFiles([rows]), TEXTS):
+    assert result.settings.texts.read_with == {
+        "text_field": "body",
+        "group_field": "site",
+        "encoding": "utf-16",
+    }
+    for texts in (result.settings.texts.name, [rows], TextFiles([rows]), TEXTS):
         assert verify(result, model(), texts, **AGAIN).holds
-    assert measure(model(), TEXTS, **SMALL).settings["read_with"] is None
+    assert measure(model(), TEXTS, **SMALL).settings.texts.read_with is None
 
 
 def test_another_grouping_is_named(rows, folder):

@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
+from analysis.settings import Settings
 
 CURVES = {
     "leave-one-out": ((0.20, 0.60, 0.80, 0.90), (0.05, 0.10, 0.20, 0.30)),
@@ -70,7 +71,8 @@ def made_result(
         "selected_by": {"model": "runs/b", "model_sha256": "e" * 64, "training_seed": 2} if crossfit else None,
         "proposed_by": None, "complete": True, **settings,
     }  # fmt: skip
-    n_far, ks = options["n_long"] - options["n_short"], options["ks"]
+    made = Settings.from_json(options)
+    n_far, ks = made.contexts.n_far, made.choices.ks
     rows = []
     for target in np.flatnonzero(targets["over_tau"]):
         for selector in selectors:
@@ -83,5 +85,5 @@ def made_result(
                 rows.append((target, selector, far_context, "text", "token", 0, selected, influence, loss))
     columns = ["target_id", *SELECTION, "selected", "influence", "loss_nats"]
     return Result(
-        options, targets, pd.DataFrame(rows, columns=columns), provenance={"commit": "abc", "command": "made"}
+        made, targets, pd.DataFrame(rows, columns=columns), provenance={"commit": "abc", "command": "made"}
     )

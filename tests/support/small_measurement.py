@@ -57,15 +57,15 @@ def small(measured: Any = None, **changes: Any) -> Result:
 
 def read(result: Result, target: Any) -> int:
     """How many tokens of long context a target has: N, and in a block its place more."""
-    return N + int(target.target_id) % result.settings["targets_per_block"]
+    return N + int(target.target_id) % result.settings.contexts.targets_per_block
 
 
 def window(result: Result, target: Any, tokens: Sequence[np.ndarray], far_context: str) -> np.ndarray | None:
     """The tokens that a target is given, with the far ones of a far context; None where it has none."""
     text = tokens[target.text][target.position - read(result, target) : target.position]
     if far_context == "shuffled":
-        block = target.target_id // result.settings["targets_per_block"]
-        order = np.random.default_rng([Stream.SHUFFLED, result.settings["seed"], block]).permutation(F)
+        block = target.target_id // result.settings.contexts.targets_per_block
+        order = np.random.default_rng([Stream.SHUFFLED, result.settings.contexts.seed, block]).permutation(F)
         return np.concatenate([text[:F][order], text[F:]])
     if far_context == "true":
         return text

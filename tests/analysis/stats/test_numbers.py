@@ -342,13 +342,9 @@ def by_hand(long_nats: Sequence[float] = (1,) * 8) -> Result:
         for far_context, shares, chosen in (("true", true, selected), ("placebo", placebo, [[1, 0, 2]] * 5))
         for target, share, tokens in zip(over, shares, chosen, strict=True)
     ]  # fmt: skip
-    settings = made_result().settings | {
-        "n_long": 8,
-        "n_short": 2,
-        "ks": [1, 3],
-        "selectors": ["leave-one-out"],
-    }
-    settings["targets_per_block"] = 1
+    settings = made_result().settings.but(
+        n_long=8, n_short=2, ks=[1, 3], selectors=["leave-one-out"], targets_per_block=1
+    )
     columns = ["target_id", *SELECTION, "selected", "influence", "loss_nats"]
     return Result(settings, targets, pd.DataFrame(rows, columns=columns))
 
@@ -511,7 +507,7 @@ def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(with_plac
 
 def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
     choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "placebo"))]
-    settings = with_placebos.settings | {"far_contexts": ["true", "placebo"]}
+    settings = with_placebos.settings.but(far_contexts=["true", "placebo"])
     bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True))
     assert numbers.placebos(bare).empty
     for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, numbers.faithfulness):
