@@ -1,7 +1,8 @@
 """How much the far context helps a model on a batch of targets, and what k influential far tokens give back.
 
-Targets are measured in batches of whole blocks. A batch is the unit of work: a process that is killed loses the one it
-was at, shards take whole batches, and each forward pass is that of one uninterrupted run, to the last bit.
+The losses of targets are measured in batches of whole blocks, and tokens are chosen a block at a time;
+`analysis.runner` says which, and keeps what is finished. Each forward pass is the same whatever came before it, so that
+a measurement that was interrupted or shared is that of one run to the last bit.
 Shapes: n targets in blocks of B, m of them over tau, N long and M short context length, F = N - M far tokens, K values
 of k, k_max the largest of them. Losses are nats.
 """
@@ -24,18 +25,16 @@ from analysis.contexts import (
     placebo_contexts,
     shuffled_contexts,
 )
-from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS, Faithfulness
+from analysis.faithfulness import Faithfulness
 from analysis.kept import GivenBack, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
-from analysis.parquet import empty_frame
-from analysis.runner import stacked
+from analysis.parquet import empty_frame, stacked
 from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
 from analysis.token_kinds import classify
-from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -44,12 +43,12 @@ SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nea
 PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED)
 """Far contexts beside the true one: of another text, from elsewhere in the target's own group, and the true one with
 its tokens in random order [ours]."""
+ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
+"""Far contexts that are read in another place: how the columns of the targets that say where begin."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
-"""Targets that selectors choose for at once where B = 1; otherwise those of one block."""
-LIKELY_OVER = 0.25
-"""Share of the targets that is taken to be over tau until their losses are known, for the time left [ours]."""
+"""Targets over tau that selectors choose for at once where B = 1; otherwise those of one block."""
 CHOICE_COLUMNS = ("target_id", *SELECTION, "selected", "influence", "loss_nats")
 SCORE_COLUMNS = ("target_id", "selector", "far_context", "influence")
 TEXT_COLUMNS = ("block", "text", "first_position", "pieces")
@@ -92,94 +91,71 @@ class Engine:
         if self.wanted.faithfulness:
             self.faithfulness = Faithfulness(self.scorer, self.wanted.ks, self.lengths.seed)
 
-    def measure(
-        self, places: pd.DataFrame, work: Work, known: pd.DataFrame | None = None
-    ) -> dict[str, pd.DataFrame]:
-        """The frames of a `Result`, by name, of the targets of one batch.
+    def on_read(self, read: Callable[[int], None]) -> None:
+        """``read`` is told how many tokens a model has read, after every forward pass."""
+        for scorer in (self.scorer, self.selecting, self.proposing):
+            if scorer is not None:
+                scorer.on_read = read
 
-        ``work`` is told what is done. ``known``: the same targets, measured before with another tau.
+    def losses(self, places: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The frame `targets` of a `Result`, of one batch; `rounds` divides it.
+
+        ``known``: the same targets, measured before with another tau.
         """
-        self._begin(work, places, known is not None)
-        targets = self.targets(places) if known is None else self._with_tau(places, known)
+        targets = self._measured(places) if known is None else self._with_tau(places, known)
         if not self.is_checked:
             self.is_checked = True
             self.check_losses(targets["loss_long_nats"].to_numpy())
+        return targets
+
+    def rounds(self, targets: pd.DataFrame) -> list[pd.DataFrame]:
+        """The targets of a batch, divided into those that selectors choose for at once: blocks.
+
+        Blocks of one target go together, with `TARGETS_PER_ROUND` over tau.
+        """
+        target_id = targets["target_id"].to_numpy()
+        number = target_id // self.size
+        if self.size == 1:
+            over = np.cumsum(targets["over_tau"].to_numpy())
+            number = np.maximum(over - 1, 0) // TARGETS_PER_ROUND
+        return [of_round for _, of_round in targets.groupby(number)]
+
+    def choices(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The other frames of a `Result`, by name, of the targets of one round."""
         over = targets[targets["over_tau"]]
-        rounds = self._rounds(over)
-        contexts = self.wanted.far_contexts
-        tokens = [self._tokens_to_choose(self._blocks(together), len(together)) for together in rounds]
-        work.begin_steps(np.repeat(tokens, len(contexts)).tolist())
-        choices: list[pd.DataFrame] = []
-        scores: list[pd.DataFrame] = []
-        for together in rounds:
-            for far_context in contexts:
-                self._choose(together, far_context, choices, scores)
-                work.finish_step()
-        work.finish_batch()
-        frames = {
-            "targets": targets,
-            "choices": stacked([empty_frame(CHOICE_COLUMNS), *choices]),
-            "texts": self._texts(over),
-        }
+        choices = [empty_frame(CHOICE_COLUMNS)]
+        scores = [empty_frame(SCORE_COLUMNS)]
+        for far_context in self.wanted.far_contexts:
+            there = over
+            if far_context in ELSEWHERE:
+                there = over[over[f"{ELSEWHERE[far_context]}_start"] >= 0]
+            if len(there):
+                contexts, index = self._far_context(there, far_context)
+                chosen = self._select(contexts, index)
+                further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+                words = self._words(contexts)[index[:, 0]]
+                for name, choice in chosen.items():
+                    keys = {"target_id": there["target_id"], "selector": name, "far_context": far_context}
+                    for how in self.give_back:
+                        columns = self._given_back(how, choice, contexts, index, words)
+                        if how == GivenBack():
+                            columns |= _rounded_nats(further.get(name, {}))
+                        choices.append(_rows(keys | how.columns, columns))
+                    if choice.scores is not None:
+                        scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
+        frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.wanted.scores:
-            frames["scores"] = stacked([empty_frame(SCORE_COLUMNS), *scores])
+            frames["scores"] = stacked(scores)
         return frames
 
-    def _begin(self, work: Work, places: pd.DataFrame, is_known: bool) -> None:
-        """Begin a batch of the work; ``is_known``: the losses of its targets need not be measured."""
-        for scorer in (self.scorer, self.selecting, self.proposing):
-            if scorer is not None:
-                scorer.on_read = work.read
-        blocks = self._blocks(places)
-        losses = 0.0 if is_known else self._tokens_of_losses(blocks)
-        with_choices = blocks * (1 - (1 - LIKELY_OVER) ** self.size)
-        choices = self._tokens_to_choose(with_choices, LIKELY_OVER * len(places))
-        work.begin_batch(len(places), losses, choices * len(self.wanted.far_contexts))
-
-    def _blocks(self, targets: pd.DataFrame) -> int:
-        """How many blocks some targets are of."""
-        return (targets["target_id"] // self.size).nunique()
-
-    def _tokens_of_losses(self, blocks: int) -> float:
-        """About how many tokens L_long and L_short of all targets of some blocks read."""
-        behind = self.size - 1
-        read = self.lengths.n_long + self.lengths.n_short + 2 * behind
-        read *= 1 if self.selecting is self.scorer else 2
-        if self.faithfulness:
-            shorter = [length for length in CONTEXT_LENGTHS if length < self.lengths.n_long]
-            read += sum(length + behind for length in (self.lengths.n_short, *shorter))
-        return blocks * read
-
-    def _tokens_to_choose(self, blocks: float, targets: float) -> float:
-        """About how many tokens choosing for so many targets of so many blocks reads, in one far context.
-
-        Of selectors that are not named here nothing is expected: the first step says what they take.
-        """
-        wanted = self.wanted
-        n_far = self.lengths.n_far
-        long = self.lengths.n_long + self.size - 1
-        short = self.lengths.n_short + self.size - 1
-        choices = len(wanted.selectors) * len(wanted.ks)
-        read = targets * choices * len(wanted.give_back) * (short + wanted.k_max / 2)
-        whole = [name for name in wanted.selectors if "@" not in name]
-        if any(name.startswith("leave-one-out") for name in whole):
-            read += blocks * n_far * long / 2  # what stands before the one left out is read once
-        if any(name.startswith("leave-one-in") for name in whole):
-            read += blocks * n_far * (short + 1)
-        greedy = sum(name.startswith("greedy") for name in whole)
-        read += targets * greedy * wanted.k_max * n_far * (short + wanted.k_max / 2)
-        if self.faithfulness:
-            read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * choices * long
-        return read
-
     def _with_tau(self, places: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
-        """What `targets` gives, with losses that were measured before."""
+        """What `_measured` gives, with losses that were measured before."""
         columns = {name: known[name].to_numpy() for name in known if name not in places}
         gain = columns.get("selecting_gain_nats", known["loss_short_nats"] - known["loss_long_nats"])
         columns["over_tau"] = np.asarray(gain) > self.wanted.tau_nats
         return places.assign(**columns)
 
-    def targets(self, places: pd.DataFrame) -> pd.DataFrame:
+    def _measured(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
         contexts, index = self._contexts(places)
         long, short = map(rounded, long_and_short_losses(self.scorer, contexts, index))
@@ -200,26 +176,19 @@ class Engine:
             columns |= {name: rounded(losses) for name, losses in further.items()}
         return places.assign(**columns)
 
-    def _choose(
-        self,
-        targets: pd.DataFrame,
-        far_context: str,
-        choices: list[pd.DataFrame],
-        scores: list[pd.DataFrame],
-    ) -> None:
-        """Append what every selector chooses for some targets of a batch in a far context, and L_k of it."""
-        elsewhere = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}.get(far_context)
-        if elsewhere:
-            targets = targets[targets[f"{elsewhere}_start"] >= 0]
-        if len(targets) == 0:
-            return
+    def _far_context(self, targets: pd.DataFrame, far_context: str) -> tuple[Contexts, np.ndarray]:
+        """What `_contexts` gives, with this far context."""
         contexts, index = self._contexts(targets)
-        if elsewhere:
+        if far_context in ELSEWHERE:
             blocks = targets.iloc[np.unique(index[:, 0], return_index=True)[1]]
-            place = (blocks[f"{elsewhere}_{what}"].to_numpy() for what in ("text", "start"))
+            place = (blocks[f"{ELSEWHERE[far_context]}_{what}"].to_numpy() for what in ("text", "start"))
             contexts = placebo_contexts(self.texts, contexts, *place)
         elif far_context == SHUFFLED:
             contexts = shuffled_contexts(contexts, self.lengths.seed)
+        return contexts, index
+
+    def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
+        """What every selector chooses, by its name."""
         k_max = min(self.wanted.k_max + max(how.sinks for how in self.give_back), self.lengths.n_far)
         given = SelectorInput(
             self.selecting,
@@ -230,22 +199,7 @@ class Engine:
             names=self.wanted.selectors,
             proposing=self.proposing,
         )
-        chosen = {name: find_selector(name)(given) for name in given.names}
-        further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
-        words = self._words(contexts)[index[:, 0]]
-        for name, choice in chosen.items():
-            keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
-            for how in self.give_back:
-                columns = self._given_back(how, choice, contexts, index, words)
-                if how == GivenBack():
-                    columns |= {
-                        column: rounded(values) if column.endswith("_nats") else values
-                        for column, values in further.get(name, {}).items()
-                    }
-                listed = {column: list(values) for column, values in columns.items()}
-                choices.append(pd.DataFrame(keys | how.columns | listed))
-            if self.wanted.scores and choice.scores is not None:
-                scores.append(pd.DataFrame(keys | {"influence": list(choice.scores.astype(np.float32))}))
+        return {name: find_selector(name)(given) for name in given.names}
 
     def _given_back(
         self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
@@ -274,12 +228,6 @@ class Engine:
         if all(how.unit != "word" for how in self.give_back):
             return np.zeros_like(far)
         return np.stack([word_numbers(self.decoder.pieces(tokens.tolist())) for tokens in far])
-
-    def _rounds(self, over: pd.DataFrame) -> list[pd.DataFrame]:
-        """The targets that selectors choose for at once."""
-        if self.size > 1:
-            return [block for _, block in over.groupby(over["target_id"] // self.size)]
-        return [over[start : start + TARGETS_PER_ROUND] for start in range(0, len(over), TARGETS_PER_ROUND)]
 
     def _contexts(self, targets: pd.DataFrame) -> tuple[Contexts, np.ndarray]:
         """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
@@ -329,6 +277,16 @@ class Engine:
                 )
             rows.append(row)
         return pd.DataFrame(rows) if rows else empty_frame(TEXT_COLUMNS)
+
+
+def _rows(keys: dict[str, Any], columns: dict[str, np.ndarray]) -> pd.DataFrame:
+    """A row a target: the keys, and a list or a number in each further column."""
+    return pd.DataFrame(keys | {name: list(values) for name, values in columns.items()})
+
+
+def _rounded_nats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns, losses among them as a saved result has them."""
+    return {name: rounded(values) if name.endswith("_nats") else values for name, values in columns.items()}
 
 
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:

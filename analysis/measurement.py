@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +24,11 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from analysis.parquet import read_frame, write_frame
+from analysis.parquet import read_frame
+from analysis.saved import read_head, write_saved
 from analysis.settings import Settings
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, read_json, user_path, write_json
+from olmo_sparsity.util.files import user_path
 
 log = logging.getLogger(__name__)
 
@@ -230,14 +230,12 @@ class Measurement:
         Raises `UserError` for a folder without a result, of another version, or damaged.
         """
         folder = user_path(folder)
-        head = read_json(
-            folder / RESULT_NAME, "give a folder that `olmo-sparsity influence --out` or Result.save wrote"
+        head = read_head(
+            folder / RESULT_NAME,
+            KIND,
+            VERSION,
+            "give a folder that `olmo-sparsity influence --out` or Result.save wrote",
         )
-        if (head.get("kind"), head.get("version")) != (KIND, VERSION):
-            raise UserError(
-                f"{folder} holds a {head.get('kind')} of version {head.get('version')}, this code reads {KIND} "
-                f"{VERSION}; measure again"
-            )
         paths = {name: folder / f"{name}.parquet" for name in FRAMES}
         frames = {
             name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
@@ -264,12 +262,11 @@ class Measurement:
 def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
     """Write several results, by the name of their cell, as one: `load_study` reads them."""
     folder = user_path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     study = {str(cell): result for cell, result in study.items()}
     for result in study.values():
         if result.runs:
             raise ValueError("save the results that were joined, each as a cell: join them after reading")
-    frames = {}
+    frames: dict[str, pd.DataFrame | None] = dict.fromkeys(FRAMES)
     for name in FRAMES:
         parts = {cell: frame for cell, one in study.items() if (frame := getattr(one, name)) is not None}
         if list(study) != [""]:
@@ -280,16 +277,7 @@ def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
         cell: {"settings": one.settings.to_json(), "provenance": one.provenance}
         for cell, one in study.items()
     }
-    with ExitStack() as files:  # all are written, then renamed: the first, result.json, as the last
-        about = files.enter_context(atomic_path(folder / RESULT_NAME))
-        write_json(about, {"kind": KIND, "version": VERSION, "cells": cells})
-        for name, frame in frames.items():
-            write_frame(files.enter_context(atomic_path(folder / f"{name}.parquet")), frame)
-        # without it the frames may be of two results, and are not read
-        (folder / RESULT_NAME).unlink(missing_ok=True)
-        for name in FRAMES:
-            if name not in frames:
-                (folder / f"{name}.parquet").unlink(missing_ok=True)
+    write_saved(folder / RESULT_NAME, {"kind": KIND, "version": VERSION, "cells": cells}, frames)
 
 
 def rounded(losses: np.ndarray) -> np.ndarray:

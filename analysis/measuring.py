@@ -12,13 +12,13 @@ from typing import Any
 from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
-from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, far_contexts, targets_per_batch
+from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, far_contexts
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
-from analysis.runner import Run
+from analysis.runner import Runner
 from analysis.sampling import sample_targets
 from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
 from analysis.texts import Texts
@@ -170,9 +170,8 @@ def measure(
             check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        size = targets_per_batch(contexts.targets_per_block)
-        run = Run(engine.measure, size, places, settings, folder, progress)
-        return Result.of(run.measure(shard, batches))
+        runner = Runner(engine, places, folder, progress)
+        return Result.of(runner.run(shard, batches))
 
 
 def _scorer(loaded: LoadedModel, contexts: ContextSettings, tokens_per_batch: int | None) -> Scorer:

@@ -52,6 +52,12 @@ def empty_frame(columns: Sequence[str]) -> pd.DataFrame:
     return schema.empty_table().to_pandas()
 
 
+def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
+    """Frames one below the other; None where there are none."""
+    filled = [frame for frame in frames if frame is not None and len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else frames[0]
+
+
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as Parquet, atomically: float32, zstd, a checksum in every page."""
     table = pa.table(

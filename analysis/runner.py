@@ -1,9 +1,8 @@
-"""Parts of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
+"""The run of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
 
-A folder that is written holds `parts/`, one folder for each finished batch, which is a saved `Result`, until a run
-without a shard makes them its result. Batches are the same whoever measures them, so that the whole is that of one
-uninterrupted run. A whole result with no target over tau lends its losses to a run with another tau, and stays until
-that is whole.
+A folder that is written holds `parts/`, finished blocks of targets, each part a saved `Result`, until a run without a
+shard makes them its result. Batches are the same whoever measures them, so that the whole is that of one uninterrupted
+run. A whole result with no target over tau lends its losses to a run with another tau, and stays until that is whole.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,99 +21,164 @@ import numpy as np
 import pandas as pd
 
 from analysis.arguments import whole_numbers
-from analysis.measurement import FRAMES, RESULT_NAME, Measurement
+from analysis.engine import Engine, targets_per_batch
+from analysis.measurement import FRAMES, RESULT_NAME, SELECTION, Measurement
+from analysis.parquet import stacked
+from analysis.saved import Parts, open_parts
 from analysis.settings import Settings
-from analysis.work import Work
+from analysis.work import Work, likely_tokens_to_choose, tokens_of_losses, tokens_to_choose
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import folder_lock, read_json, remove, write_json
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
 
 log = logging.getLogger(__name__)
 
 PARTS = "parts"
+SECONDS_BETWEEN_PARTS = 2.0
+"""Blocks that take less time are kept together: a killed process loses what it did in this time, or one block."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run over batches of targets, with the parts that it and other runs have written."""
+class Runner:
+    """Measures the targets of a measurement that are not measured yet, batch by batch, and keeps what is finished."""
 
-    measure_batch: Callable[[pd.DataFrame, Work, pd.DataFrame | None], dict[str, pd.DataFrame]]
-    """The frames of some places, by name, given the work to tell of, and the targets with losses where these are known
-    from another tau."""
-    size: int
-    """Targets of a batch, in whole blocks."""
+    engine: Engine
     places: pd.DataFrame
     """Of all targets."""
-    settings: Settings
     out: Path | None
+    """The folder; None: all stays in memory."""
     progress: bool
 
-    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Measurement:
-        """Measure the batches that are not finished, and return all that are."""
-        count = max(self.places["target_id"]) // self.size + 1
+    @property
+    def settings(self) -> Settings:
+        """Of the measurement."""
+        return self.engine.settings
+
+    def run(self, shard: str | None, batches: Sequence[int] | None) -> Measurement:
+        """Measure the batches of a shard, or those that are named, and return all targets that are measured."""
+        count = self._batch_numbers().max() + 1
         mine = _batches_of(shard, count) if batches is None else _checked_batches(batches, count)
         if self.out is None:
-            return self._joined([part for _, part in self._measured(mine, None)])
+            in_memory: list[Measurement] = []
+            self._measure(mine, in_memory.append)
+            return self._joined(in_memory)
         known = None
         if (self.out / RESULT_NAME).is_file():
             whole = Measurement.load(self.out)
             if not self._differs_in_tau_alone(whole):
-                self._check(whole.settings)
+                if differing := whole.settings.differences(self.settings, when="resumed"):
+                    raise UserError(
+                        f"{self.out} was measured with other settings: {differing}; give another folder"
+                    )
                 log.info("%s is complete already", self.out)
                 return whole
             known = self._known(whole)
-        parts = self.out / PARTS
-        begun = self.out / PARTS / "settings.json"
-        parts.mkdir(parents=True, exist_ok=True)
-        # shares side by side, but not beside a run without one, which may measure the same batches
-        with folder_lock(parts, part=None if shard is None else shard.replace("/", "-of-")):
-            if begun.is_file():
-                self._check(Settings.from_json(read_json(begun, "remove the folder, or give another")), parts)
-            write_json(begun, self.settings.to_json())
-            # without its result.json, written last, a part was left by a killed process
-            todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
-            if len(todo) < len(mine):
-                done = len(mine) - len(todo)
-                log.info("%s goes on: %s of %s batches are finished", self.out, done, len(mine))
-            for batch, part in self._measured(todo, known):
-                part.save(parts / f"batch-{batch:06d}")
-            finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
-            result = self._joined([Measurement.load(path.parent) for path in finished])
+        share = None if shard is None else shard.replace("/", "-of-")
+        with self._open_parts(share) as parts:
+            kept = [Measurement.load(head.parent) for head in parts.finished()]
+            measured = {target for part in kept for target in part.targets["target_id"]}
+            if done := sum(target in measured for target in self._targets_of(mine)["target_id"]):
+                log.info(
+                    "%s goes on: %s of %s targets are measured", self.out, done, len(self._targets_of(mine))
+                )
+
+            def keep(part: Measurement) -> None:
+                first = f"targets-{part.targets['target_id'].min():08d}"
+                part.save(parts.path(first if share is None else f"{first}-{share}").parent)
+                kept.append(part)
+
+            self._measure(mine, keep, measured, known)
+            if shard is not None:  # others may have finished theirs
+                kept = [Measurement.load(head.parent) for head in parts.finished()]
+            result = self._joined(kept)
             if result.settings.complete and shard is None:
                 result.save(self.out)
-                remove(parts)
+                parts.remove()
             return result
 
-    def _measured(
-        self, batches: Sequence[int], known: pd.DataFrame | None
-    ) -> Iterator[tuple[int, Measurement]]:
-        """Measure batches, and give each when it is finished; ``known``: all targets where they have losses."""
-        made = provenance()
-        made["created"] = made.pop("started")
-        batch_of_target = self.places["target_id"] // self.size
-        total = int(batch_of_target.isin(batches).sum())
-        shown = {"enabled": self.progress, "steady": False}
-        with show_progress("targets measured", total, "targets", **shown) as advance:
-            work = Work(total, advance)
-            for batch in batches:
-                began = time.monotonic()
-                of_batch = batch_of_target == batch
-                before = None if known is None else known[of_batch]
-                frames = self.measure_batch(self.places[of_batch], work, before)
-                seconds = time.monotonic() - began
-                yield batch, Measurement(self.settings, provenance={**made, "seconds": seconds}, **frames)
+    def _measure(
+        self,
+        batches: Sequence[int],
+        keep: Callable[[Measurement], None],
+        measured: Collection[int] = (),
+        known: pd.DataFrame | None = None,
+    ) -> None:
+        """Measure what is not measured of some batches, and have it kept, part by part.
 
-    def _check(self, there: Settings, parts: Path | None = None) -> None:
-        """Raise `UserError` where ``out``, or unfinished ``parts`` in it, were begun with other settings."""
-        if not (differing := there.differences(self.settings, when="resumed")):
+        Args:
+            batches: their numbers.
+            keep: is given every part when it is finished, also those that Ctrl-C or an error leaves.
+            measured: ids of targets that are measured already.
+            known: all targets, where they have losses of another tau.
+        """
+        places = self._targets_of(batches)
+        done = int(places["target_id"].isin(measured).sum())
+        if done == len(places):
             return
-        if parts is None:
-            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
-        raise UserError(
-            f"{self.out} was begun with other settings, and is not finished: {differing}; give another folder, or "
-            f"remove {parts} to begin anew"
+        bar = partial(show_progress, "targets measured", len(places), "targets", done=done, estimates=False)
+        with bar(enabled=self.progress) as advance:
+            work = Work(len(places) - done, advance)
+            self.engine.on_read(work.read)
+            rounds = _Rounds(self.settings, keep, work)
+            try:
+                for batch in batches:
+                    of_batch = self._batch_numbers() == batch
+                    to_measure = self.places[of_batch]
+                    if to_measure["target_id"].isin(measured).all():
+                        continue
+                    before = None if known is None else known[of_batch]
+                    self._measure_batch(to_measure, before, measured, rounds, work)
+            finally:
+                rounds.keep()
+
+    def _measure_batch(
+        self,
+        places: pd.DataFrame,
+        known: pd.DataFrame | None,
+        measured: Collection[int],
+        rounds: _Rounds,
+        work: Work,
+    ) -> None:
+        """Measure one batch: the losses of all its targets, and then round by round what is not ``measured``."""
+        size = self.settings.contexts.targets_per_block
+        blocks = _blocks(places, size)
+        work.begin_batch(
+            int((~places["target_id"].isin(measured)).sum()),
+            0.0 if known is not None else tokens_of_losses(self.settings, blocks),
+            likely_tokens_to_choose(self.settings, len(places), blocks),
         )
+        targets = self.engine.losses(places, known)
+        todo = [
+            of_round
+            for of_round in self.engine.rounds(targets)
+            if not of_round["target_id"].isin(measured).all()
+        ]
+        over = [of_round[of_round["over_tau"]] for of_round in todo]
+        work.begin_steps([tokens_to_choose(self.settings, len(some), _blocks(some, size)) for some in over])
+        for of_round in todo:
+            frames = {"targets": of_round, **self.engine.choices(of_round)}
+            work.finish_step()
+            rounds.add(frames)
+        work.finish_batch()
+
+    def _open_parts(self, share: str | None) -> AbstractContextManager[Parts]:
+        """The parts in ``out``. Raises `UserError` where they were begun with other settings."""
+        assert self.out is not None
+
+        def differences(there: dict[str, Any]) -> str:
+            return Settings.from_json(there).differences(self.settings, when="resumed")
+
+        # shares side by side, but not beside a run without one, which may measure the same batches
+        return open_parts(
+            self.out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
+        )
+
+    def _batch_numbers(self) -> pd.Series:
+        """Of every target, the number of its batch."""
+        return self.places["target_id"] // targets_per_batch(self.settings.contexts.targets_per_block)
+
+    def _targets_of(self, batches: Sequence[int]) -> pd.DataFrame:
+        return self.places[self._batch_numbers().isin(batches)]
 
     def _differs_in_tau_alone(self, there: Measurement) -> bool:
         """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
@@ -133,16 +199,61 @@ class Run:
 
     def _joined(self, parts: Sequence[Measurement]) -> Measurement:
         """The parts as one result."""
+        parts = sorted(parts, key=lambda part: part.targets["target_id"].min())
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        if frames["targets"]["target_id"].duplicated().any():  # by shares of different numbers
+            keys = {"targets": ["target_id"], "texts": ["block"]}
+            for name, frame in frames.items():
+                if frame is not None:
+                    of_row = keys.get(
+                        name, [column for column in ("target_id", *SELECTION) if column in frame]
+                    )
+                    frames[name] = frame.drop_duplicates(of_row, ignore_index=True)
         complete = len(frames["targets"]) == len(self.places)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
         return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)
 
 
-def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
-    """Frames one below the other; None where there are none."""
-    filled = [frame for frame in frames if frame is not None and len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else frames[0]
+@dataclass
+class _Rounds:
+    """Finished rounds that are not kept yet."""
+
+    settings: Settings
+    write: Callable[[Measurement], None]
+    work: Work
+    frames: list[dict[str, pd.DataFrame]] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=provenance)
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, frames: dict[str, pd.DataFrame]) -> None:
+        """Another one; all are kept when the last time was `SECONDS_BETWEEN_PARTS` ago.
+
+        A part has targets that follow one another: in the order of their first ones parts are the whole.
+        """
+        if self.frames and self.frames[-1]["targets"].index[-1] + 1 != frames["targets"].index[0]:
+            self.keep()
+        self.frames.append(frames)
+        if time.monotonic() - self.began >= SECONDS_BETWEEN_PARTS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Have all kept now."""
+        rounds = self.frames
+        if not rounds:
+            return
+        self.frames = []
+        now = time.monotonic()
+        about = {**self.made, "seconds": now - self.began}
+        about["created"] = about.pop("started")
+        frames = {name: stacked([frames[name] for frames in rounds]) for name in rounds[0]}
+        self.write(Measurement(self.settings, provenance=about, **frames))
+        self.work.keep(len(frames["targets"]))
+        self.began = now
+
+
+def _blocks(targets: pd.DataFrame, targets_per_block: int) -> int:
+    """How many blocks some targets are of."""
+    return (targets["target_id"] // targets_per_block).nunique()
 
 
 def _checked_batches(batches: Any, count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Targets that are not over tau take next to no time, and how many are over it is known only once the losses of their
 batch are. So a batch of targets counts as done by the share of its tokens that were read. Batches are alike: what one
-still takes is estimated by what the steps before took.
+still takes is estimated by what the steps before took. The bar counts targets that are kept, whatever comes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS
+from analysis.settings import Settings
 from olmo_sparsity.util.progress import duration
 
 log = logging.getLogger(__name__)
 
 SECONDS_BEFORE_ESTIMATE = 10.0
 """The time that is said to be needed rests on so many seconds: the first passes may be slow."""
+LIKELY_OVER = 0.25
+"""Share of the targets that is taken to be over tau until their losses are known, for the time left [ours]."""
 
 
 class Work:
@@ -25,16 +29,18 @@ class Work:
 
     Args:
         targets: of all batches.
-        advance: is given how many targets more are done; a part of one where it is at it.
+        show: is given how many targets more are kept, and the time left in words.
     """
 
-    def __init__(self, targets: int, advance: Callable[[float], Any] = lambda targets: None):
+    def __init__(self, targets: int, show: Callable[[int, str], Any] = lambda kept, left: None):
         self.targets = targets
-        self.advance = advance
+        self.show = show
         self.began = time.monotonic()
         self.is_estimated = False
-        self._done = self._before = 0.0
-        """Targets, and those of finished batches."""
+        self.done = 0.0
+        """Targets, a part of the batch that it is at included; it never goes back, though estimates change."""
+        self._before = 0.0
+        """Targets of finished batches."""
         self._read_in_steps = self._expected_in_steps = 0.0
         """Tokens of all finished steps."""
         self.begin_batch(0, 0, 0)
@@ -77,15 +83,21 @@ class Work:
         self.begin_batch(0, 0, 0)
         self._show()
 
-    def _show(self) -> None:
-        done = self._before + self._of_batch * self._fraction()
-        if done > self._done:  # it never goes back, though estimates change
-            self.advance(done - self._done)
-            self._done = done
+    def keep(self, targets: int) -> None:
+        """So many more targets are kept, and will not be measured again."""
+        self._show(targets)
+
+    def _show(self, kept: int = 0) -> None:
+        self.done = max(self.done, self._before + self._of_batch * self._fraction())
         seconds = time.monotonic() - self.began
-        if seconds >= SECONDS_BEFORE_ESTIMATE and done and not self.is_estimated:
-            self.is_estimated = True
-            log.info("about %s for %s targets", duration(seconds * self.targets / done), f"{self.targets:,}")
+        left = ""
+        if seconds >= SECONDS_BEFORE_ESTIMATE and self.done:
+            whole = seconds * self.targets / self.done
+            left = f"{duration(whole - seconds)} left" if whole - seconds >= 0.5 else ""
+            if not self.is_estimated:
+                self.is_estimated = True
+                log.info("about %s for %s targets", duration(whole), f"{self.targets:,}")
+        self.show(kept, left)
 
     def _fraction(self) -> float:
         """Of the batch."""
@@ -102,3 +114,48 @@ class Work:
         done = losses + scale * sum(self._steps[: self._finished_steps]) + step
         whole = self._loss_tokens + scale * sum(self._steps)
         return done / whole if whole else 0.0
+
+
+# --- how many tokens are read ---
+
+
+def tokens_of_losses(settings: Settings, blocks: int) -> float:
+    """About how many tokens L_long and L_short of all targets of some blocks read."""
+    lengths = settings.contexts
+    behind = lengths.targets_per_block - 1
+    read = lengths.n_long + lengths.n_short + 2 * behind
+    read *= 1 if settings.selected_by is None else 2
+    if settings.choices.faithfulness:
+        shorter = [length for length in CONTEXT_LENGTHS if length < lengths.n_long]
+        read += sum(length + behind for length in (lengths.n_short, *shorter))
+    return blocks * read
+
+
+def likely_tokens_to_choose(settings: Settings, targets: int, blocks: int) -> float:
+    """`tokens_to_choose`, before it is known how many of some targets are over tau."""
+    with_choices = blocks * (1 - (1 - LIKELY_OVER) ** settings.contexts.targets_per_block)
+    return tokens_to_choose(settings, LIKELY_OVER * targets, with_choices)
+
+
+def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float:
+    """About how many tokens choosing for so many targets of so many blocks reads, in all far contexts.
+
+    Of selectors that are not named here nothing is expected: the first step says what they take.
+    """
+    wanted = settings.choices
+    lengths = settings.contexts
+    n_far = lengths.n_far
+    long = lengths.n_long + lengths.targets_per_block - 1
+    short = lengths.n_short + lengths.targets_per_block - 1
+    choices = len(wanted.selectors) * len(wanted.ks)
+    read = targets * choices * len(wanted.give_back) * (short + wanted.k_max / 2)
+    whole = [name for name in wanted.selectors if "@" not in name]
+    if any(name.startswith("leave-one-out") for name in whole):
+        read += blocks * n_far * long / 2  # what stands before the one left out is read once
+    if any(name.startswith("leave-one-in") for name in whole):
+        read += blocks * n_far * (short + 1)
+    greedy = sum(name.startswith("greedy") for name in whole)
+    read += targets * greedy * wanted.k_max * n_far * (short + wanted.k_max / 2)
+    if wanted.faithfulness:
+        read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * choices * long
+    return read * len(wanted.far_contexts)

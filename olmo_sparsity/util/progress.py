@@ -29,29 +29,27 @@ class _Lines:
 
 @contextmanager
 def progress(
-    description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, steady: bool = True
+    description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, estimates: bool = True
 ) -> Iterator[Advance]:
     """Show progress on standard error while the block runs; yields ``advance(n=1, note="")``.
 
     ``total`` and ``done`` count ``unit``s (plural, "targets"); ``done`` is what an earlier run finished.
     In a terminal this is a bar with rate and time left; elsewhere a line every 15 seconds, so that a SLURM
     log stays readable. ``enabled=False`` shows nothing. ``n`` may be a part of a unit.
-    ``steady``: the time left is by the last steps; else by all of them, for work whose steps differ.
+    ``estimates``: show rate and time left, for work whose steps are alike; else the note has what is known of them.
     """
     is_scaled = total >= SCALED_FROM
     done_of_total = "{n_fmt}/{total_fmt}{unit}" if is_scaled else "{n:.0f}/{total:.0f}{unit}"
+    times = "{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}" if estimates else "{elapsed}{postfix}"
     how: dict[str, Any] = {
         "dynamic_ncols": True,
-        "bar_format": "{l_bar}{bar}| "
-        + done_of_total
-        + " [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
+        "bar_format": "{l_bar}{bar}| " + done_of_total + " [" + times + "]",
     }
     if not sys.stderr.isatty():
-        line = "{desc}: " + done_of_total + ", {rate_noinv_fmt}, {remaining} left{postfix}"
+        times = ", {rate_noinv_fmt}, {remaining} left{postfix}" if estimates else ", {elapsed}{postfix}"
+        line = "{desc}: " + done_of_total + times
         how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
         how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
-    if not steady:
-        how["smoothing"] = 0
     with tqdm(
         desc=description,
         total=total,

@@ -1,9 +1,16 @@
 """The measurement end to end on a small model: against plain passes, interrupted, in shards, and what is refused."""
 
+import shutil
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import engine, measuring, runner
@@ -31,11 +38,35 @@ from tests.support.small_measurement import (
     small_tokens,
 )
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module", params=[1, 3])
 def whole(request):
     """The result with all placebos, of single targets and of blocks."""
     return small(placebos=PLACEBOS, targets_per_block=request.param)
+
+
+def kept_in(out):
+    """Ids of the targets that an unfinished measurement has kept, ascending."""
+    parts = [load(path.parent) for path in (out / "parts").glob("*/result.json")]
+    return sorted(target for part in parts for target in part.targets["target_id"])
+
+
+def shown_by_the_bar(monkeypatch):
+    """The bar of the last measurement: how many targets it has shown, and of how many."""
+    bar = SimpleNamespace()
+
+    def show_progress(description, total, unit, *, done, **_):
+        bar.total, bar.done = total, done
+
+        def advance(n, note):
+            bar.done += n
+
+        return nullcontext(advance)
+
+    monkeypatch.setattr(runner, "show_progress", show_progress)
+    return bar
 
 
 def again(whole, **changes):
@@ -45,19 +76,21 @@ def again(whole, **changes):
 
 @pytest.fixture
 def stops_after(monkeypatch):
-    """Interrupt the engine after so many batches."""
-    original = engine.Engine.targets
+    """Interrupt the engine after so many rounds; gives the targets that it measured before, round by round."""
+    original = engine.Engine.choices
 
-    def stop(batches):
-        done = []
+    def stop(rounds):
+        measured = []
 
-        def targets(self, places):
-            if len(done) == batches:
+        def choices(self, targets):
+            if len(measured) == rounds:
                 raise KeyboardInterrupt
-            done.append(1)
-            return original(self, places)
+            frames = original(self, targets)
+            measured.append(targets)
+            return frames
 
-        monkeypatch.setattr(engine.Engine, "targets", targets)
+        monkeypatch.setattr(engine.Engine, "choices", choices)
+        return measured
 
     return stop
 
@@ -112,19 +145,65 @@ def test_scores_are_those_that_choices_are_made_from():
         assert row.influence_of_all[row.selected].tolist() == row.influence.tolist()
 
 
-def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, stops_after):
+@pytest.mark.parametrize("seconds_between_parts", [0.0, 1e9])
+def test_an_interrupted_measurement_goes_on_where_it_stopped(
+    whole, tmp_path, stops_after, monkeypatch, seconds_between_parts
+):
+    """Ctrl-C in the middle of a batch loses the block that it came in, and nothing else, however parts are cut."""
+    monkeypatch.setattr(runner, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
+    shown = shown_by_the_bar(monkeypatch)
+    rounds = 3 if whole.settings.contexts.targets_per_block == 1 else 7
+    first = stops_after(rounds)
     with pytest.raises(KeyboardInterrupt):
-        stops_after(2)
         again(whole, out=tmp_path)
-    kept = [load(path.parent) for path in (tmp_path / "parts").glob("*/result.json")]
+    kept = kept_in(tmp_path)
+    assert kept == pd.concat(first)["target_id"].tolist() and len(first) == rounds
     size = engine.targets_per_batch(whole.settings.contexts.targets_per_block)
-    assert sum(len(part.targets) for part in kept) == 2 * size
-    stops_after(1)  # nothing but the third batch is left
+    assert len(kept) % size > 0, "it stopped between two batches"
+    assert (shown.done, shown.total) == (len(kept), len(whole.targets))
+    rest = stops_after(1000)
     result = again(whole, out=tmp_path)
+    assert kept + pd.concat(rest)["target_id"].tolist() == whole.targets["target_id"].tolist()
+    assert shown.done == shown.total
     assert result.settings == whole.settings and result.settings.complete
     assert_same(result, whole)
     assert_same(load(tmp_path), whole)
     assert not (tmp_path / "parts").exists()
+
+
+def test_what_a_kill_loses_is_one_block(tmp_path):
+    """Of a process that is killed in its sixth block, and has no time to do anything."""
+    code = f"""
+import os, signal
+from analysis import engine, runner
+from tests.support.small_measurement import small
+runner.SECONDS_BETWEEN_PARTS = 0.0
+original = engine.Engine.choices
+rounds = []
+def choices(self, targets):
+    if len(rounds) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rounds.append(1)
+    return original(self, targets)
+engine.Engine.choices = choices
+small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert kept_in(tmp_path) == list(range(5 * 16))
+    assert_same(
+        small(out=tmp_path, targets_per_block=16, targets=160), small(targets_per_block=16, targets=160)
+    )
+
+
+def test_shares_of_different_numbers_measure_nothing_twice_in_the_result(whole, tmp_path):
+    """Jobs of shares 1/3 and 1/2, side by side, both measure the first batch."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    again(whole, out=one, shard="1/3")
+    again(whole, out=other, shard="1/2")
+    for part in (other / "parts").glob("targets-*"):
+        shutil.copytree(part, one / "parts" / part.name)
+    assert_same(again(whole, out=one), whole)
 
 
 def test_other_settings_are_refused_before_all_is_measured(tmp_path, stops_after):
@@ -184,22 +263,25 @@ def test_the_time_left_is_right_within_a_factor_of_two(monkeypatch, changes):
     """By a clock of tokens that the model reads, from the losses of the first batch on. It was once shown when the
     first block was done, and targets that are not over tau counted as much as others, which take a hundred times as
     long."""
-    read, shown = [0], []
+    read, done = [0], []
 
     class Counting(Scorer):
         def _logits(self, passes, rows, prefixes, queries):
             read[0] += passes.length(rows) * len(rows) - int(passes.shared[rows].min()) * len(rows)
             return super()._logits(passes, rows, prefixes, queries)
 
-    def advance(targets):
-        shown.append((read[0], targets))
+    class Watched(Work):
+        def _show(self, kept=0):
+            super()._show(kept)
+            if self.done > (done[-1][1] if done else 0):
+                done.append((read[0], self.done))
 
     monkeypatch.setattr(measuring, "Scorer", Counting)
-    monkeypatch.setattr(runner, "show_progress", lambda *_, **how: nullcontext(advance))
+    monkeypatch.setattr(runner, "Work", Watched)
     result = small(tokens_per_batch=256, **changes)
-    time, targets = np.array(shown).T
-    done = np.cumsum(targets) / len(result.targets)
-    assert done[-1] == pytest.approx(1) and (targets > 0).all()
+    time, targets = np.array(done).T
+    done = targets / len(result.targets)
+    assert done[-1] == pytest.approx(1)
     assert np.diff(done).max() < 0.1
     estimates = time / done / read[0]
     assert estimates.max() < 2 and estimates.min() > 0.5
@@ -209,15 +291,18 @@ def test_the_time_is_said_in_words_once_some_of_it_has_passed(monkeypatch, caplo
     clock = [100.0]
     monkeypatch.setattr("analysis.work.time.monotonic", lambda: clock[0])
     caplog.set_level("INFO")
-    advanced = []
-    work = Work(320, advanced.append)
+    shown = []
+    work = Work(320, lambda kept, left: shown.append((kept, left)))
     work.begin_batch(64, 100, 5000)
     work.read(50)
     work.begin_steps([1000, 1000])
     for _ in range(4):
         clock[0] += 6.0
         work.read(100)
-    assert sum(advanced) == pytest.approx(64 * 500 / 2100)
+    assert work.done == pytest.approx(64 * 500 / 2100)
+    assert shown[0] == (0, "") and shown[-1] == (0, "8 min left")
+    work.keep(64)
+    assert shown[-1] == (64, "8 min left")
     # after 12 s 300 of 2,100 tokens of a batch of 64 were read
     assert caplog.messages == ["about 7 min for 320 targets"] and duration(12 * 7 * 320 / 64) == "7 min"
 

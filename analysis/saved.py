@@ -1,0 +1,106 @@
+"""How measurements are kept on disk: a JSON file that says what it is, and tables beside it, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.parquet import write_frame
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, write_json
+
+
+def write_saved(
+    head: Path,
+    about: Mapping[str, Any],
+    frames: Mapping[str, pd.DataFrame | None],
+    *,
+    write: Callable[[Path, pd.DataFrame], None] = write_frame,
+) -> None:
+    """Write the JSON file ``head`` and the frames beside it, as Parquet files of these names.
+
+    All are written under other names first, and ``head`` gets its own as the last: without it nothing is read. Of a
+    frame that is None an older file is removed.
+    """
+    head.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as files:  # which gives names in the opposite order
+        write_json(files.enter_context(atomic_path(head)), about)
+        for name, frame in frames.items():
+            if frame is not None:
+                write(files.enter_context(atomic_path(head.parent / f"{name}.parquet")), frame)
+        # without it the frames may be of two results, and are not read
+        head.unlink(missing_ok=True)
+        for name, frame in frames.items():
+            if frame is None:
+                (head.parent / f"{name}.parquet").unlink(missing_ok=True)
+
+
+def read_head(head: Path, kind: str, version: int, remedy: str) -> dict[str, Any]:
+    """The JSON file of something saved. Raises `UserError`, with the remedy, where there is none, and for another kind
+    or version."""
+    about = read_json(head, remedy)
+    if (about.get("kind"), about.get("version")) != (kind, version):
+        raise UserError(
+            f"{head} is {about.get('kind') or 'a file'} of version {about.get('version')}, this code reads {kind} "
+            f"{version}; measure again"
+        )
+    return about
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The finished parts of a measurement that is not finished: a folder with a folder for each, by name."""
+
+    folder: Path
+    head: str
+    """The name of the JSON file that each part has: what a killed process left without one does not count."""
+
+    def path(self, name: str) -> Path:
+        """The JSON file of a part, to be written with `write_saved`."""
+        return self.folder / name / self.head
+
+    def finished(self) -> list[Path]:
+        """The JSON files of all finished parts, by name."""
+        return sorted(self.folder.glob(f"*/{self.head}"))
+
+    def remove(self) -> None:
+        """Remove all: the measurement is finished."""
+        remove(self.folder)
+
+
+@contextmanager
+def open_parts(
+    folder: Path,
+    head: str,
+    settings: Mapping[str, Any],
+    *,
+    differences: Callable[[dict[str, Any]], str],
+    share: str | None = None,
+) -> Iterator[Parts]:
+    """The parts that an interrupted process left in a folder, to go on with; while it runs, no other process may.
+
+    Args:
+        folder: of the parts.
+        head: see `Parts`.
+        settings: as JSON, of the whole measurement.
+        differences: says how other settings differ from these, as text; empty where they do not.
+        share: what this process measures, such as "1-of-3": others of other shares may run beside it.
+
+    Raises `UserError` where the parts were begun with other settings, or another process is at it.
+    """
+    with folder_lock(folder, part=share):
+        begun = folder / "settings.json"
+        if begun.is_file():
+            there = read_json(begun, "remove the folder, or give another")
+            if differing := differences(there):
+                raise UserError(
+                    f"{folder.parent} was begun with other settings, and is not finished: {differing}; give another "
+                    f"folder, or remove {folder} to begin anew"
+                )
+        write_json(begun, settings)
+        yield Parts(folder, head)
