@@ -54,10 +54,7 @@ def open_checkpoint(path: str | Path) -> LoadedModel:
     folder = resolve_checkpoint(path)
     model, config = load_model(folder)
     tokenizer = folder / TOKENIZER
-    window = config.model.max_sequence_length
-    scheme = config.positions.scheme
-    # one more than the largest position id of training; contiguous ids ignore the target length
-    reach = window if scheme == "contiguous" else config.target_length
+    window_length = config.model.max_sequence_length
     return LoadedModel(
         model=adapter_of(model, str(folder)),
         name=str(folder),
@@ -67,9 +64,9 @@ def open_checkpoint(path: str | Path) -> LoadedModel:
         training_seed=config.seed,
         of_project=True,
         trained={
-            "training_length": window,
-            "position_scheme": scheme,
-            "position_target": reach if reach > window else None,
+            "training_length": window_length,
+            "position_scheme": config.positions.scheme,
+            "position_target": config.max_positions if config.max_positions > window_length else None,
             "share_of_needles": config.needles.share,
         },
     )

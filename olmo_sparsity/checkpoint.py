@@ -92,13 +92,17 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
 def save_checkpoint(
     run: str | Path,
-    config: Config,
     state: TrainState,
+    *,
+    config: Config,
     weights: dict[str, Tensor],
     optimizer: dict[str, Tensor],
     tokenizer: bytes | None,
 ) -> Path:
-    """Write one checkpoint folder, atomically, and return it. Raises `UserError` where the disk is full."""
+    """Write one checkpoint folder, atomically, and return it. ``tokenizer``: the content of a tokenizer.json, if known.
+
+    Raises `UserError` where the disk is full.
+    """
     folder = step_folder(run, state.step)
     try:
         with atomic_path(folder) as temporary:

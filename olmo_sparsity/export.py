@@ -21,7 +21,7 @@ from torch import Tensor
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
-from olmo_sparsity.data.windows import fitting_tokenizer
+from olmo_sparsity.data.build import fitting_tokenizer
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
@@ -63,7 +63,7 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, bf16: bool = F
         "training_seed": config.seed,
         "architecture": type(model).__name__,
         "parameters": model.num_parameters(),
-        "max_positions": position_reach(config),
+        "max_positions": config.max_positions,
         "tokenizer_sha256": sha256_file(tokens),
         **provenance(),
     }
@@ -118,13 +118,6 @@ def family_of(config: ModelConfig) -> str:
     return family
 
 
-def position_reach(config: Config) -> int:
-    """One more than the largest position id of training: T' of the position scheme, or the window."""
-    if config.positions.scheme == "contiguous":  # it ignores the target length
-        return config.model.max_sequence_length
-    return config.target_length
-
-
 def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> Any:
     """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -135,7 +128,7 @@ def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> A
     pad = shape.pad_token_id
     pad = pad if pad < shape.embedding_rows else eos  # where the model has no row for it; training reads none
     ids = {
-        "max_position_embeddings": position_reach(config),
+        "max_position_embeddings": config.max_positions,
         "bos_token_id": eos,  # in training an end of text stands before every document but the first
         "eos_token_id": eos,
         # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
@@ -217,7 +210,7 @@ def assert_same_logits(original: PositionedOLMo | PositionedNeoX, exported: Any,
     length = min(config.model.max_sequence_length, 64)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.model.vocab_size, (1, length), generator=generator)
-    jumping = torch.randperm(position_reach(config), generator=generator)[:length].sort().values[None]
+    jumping = torch.randperm(config.max_positions, generator=generator)[:length].sort().values[None]
     for ids in (torch.arange(length)[None], jumping):
         expected = original(tokens, position_ids=ids).logits
         # Without a mask, transformers takes a jump of the ids for the beginning of another document.
@@ -232,7 +225,8 @@ def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
     """tokenizer_config.json by transformers; tokenizer.json byte for byte, unless it would add, cut or pad tokens."""
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer, shape = fitting_tokenizer(config, path), config.model  # neither cuts nor pads
+    shape = config.model
+    tokenizer = fitting_tokenizer(path, shape.vocab_size)  # neither cuts nor pads
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = processors.ByteLevel()  # which adds nothing, as corpora are encoded
     eos, pad = map(tokenizer.id_to_token, (shape.eos_token_id, shape.pad_token_id))
@@ -246,7 +240,7 @@ def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
         bos_token=eos,  # a name only: nothing is added to a text
         eos_token=eos,
         pad_token=pad if pad in special else eos,  # naming an ordinary token would change how text is split
-        model_max_length=position_reach(config),
+        model_max_length=config.max_positions,
         clean_up_tokenization_spaces=False,
     )
     wrapped.save_pretrained(folder)

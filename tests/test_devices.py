@@ -9,9 +9,9 @@ import torch
 from olmo_sparsity.data.windows import Batch, collate
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
-from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import forward_backward
 from tests.support import tiny, tiny_task
+from tests.support.engines import prepared_engine
 from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
 
 T = 16
@@ -84,12 +84,11 @@ def test_a_tensor_left_on_the_cpu_is_found():
 @pytest.mark.parametrize("family", ["text", "task"])
 def test_no_number_is_read_before_the_step(tmp_path, family):
     """On a GPU each would make the processor wait until all that it has asked for is computed."""
-    config = tiny.train_config(tmp_path) if family == "text" else tiny_task.config(tmp_path)
-    engine = Engine(config, build_model(config))
+    make = tiny.train_config if family == "text" else tiny_task.config
+    engine = prepared_engine(make(tmp_path, "--device_train_microbatch_size=2"))
     item = {"input_ids": np.arange(13) % 6, "position_ids": np.arange(13), "counts": True}
     together = collate([item] * 12)
     ids = {"id_labels": together.position_ids} if family == "task" else {}
-    engine.micro_batch_size = 2
     with HostReads() as counted:
         losses = forward_backward(engine, replace(together, **ids), None)
         assert counted.seen == []

@@ -27,7 +27,7 @@ class Shape:
     """W."""
     heads: int
     """H."""
-    window: int
+    window_length: int
     """Tokens of a training window."""
 
 

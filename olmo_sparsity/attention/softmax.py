@@ -26,8 +26,8 @@ def masked_softmax(scores: Tensor, mask: AttentionMask) -> Tensor:
 class ScalableSoftmax(Attention):
     """SSMax (Nakanishi 2025, arXiv 2501.19399): the scores times s log n, s learned by each head.
 
-    s is 1 / log(window) plus a bias that is 0 at first [ours], so that an untrained model has the usual scores at the
-    end of its window.
+    s is 1 / log T, of the training window's length T, plus a bias that is 0 at first [ours], so that an untrained model
+    has the usual scores at the end of its window.
     """
 
     reads_ids = True
@@ -42,20 +42,23 @@ class ScalableSoftmax(Attention):
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        s = 1 / math.log(self.shape.window) + self.s_bias.float()
+        s = 1 / math.log(self.shape.window_length) + self.s_bias.float()
         scale = s[:, None, None] * mask.context_length.log()
         return masked_softmax(scale * self.scores(q, k), mask)
 
 
 @ATTENTIONS.register("log-n")
 class LogLengthTemperature(Attention):
-    """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021, and others since)."""
+    """The scores times max(1, log n / log T): the usual softmax up to the training window's length T.
+
+    Su 2021, and others since.
+    """
 
     reads_ids = True
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        scale = (mask.context_length.log() / math.log(self.shape.window)).clamp_min(1)
+        scale = (mask.context_length.log() / math.log(self.shape.window_length)).clamp_min(1)
         return masked_softmax(scale * self.scores(q, k), mask)
 
 

@@ -199,7 +199,7 @@ class SparseK(Attention):
         """See `Attention`; they sum to 1 at most."""
         scores = self.scores(q, k)
         u = extras.float().transpose(-1, -2).expand(scores.shape)
-        near = mask.distance < self.shape.window // 8
-        chosen = sparsek(u, mask.seen & ~near, self.shape.window // 4)
+        near = mask.distance < self.shape.window_length // 8
+        chosen = sparsek(u, mask.seen & ~near, self.shape.window_length // 4)
         chosen = torch.where(mask.seen & near, 1.0, chosen)
         return masked_softmax(scores, replace(mask, seen=chosen > 0)) * chosen

@@ -76,7 +76,7 @@ def main() -> None:
     given = parser().parse_args()
 
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
-    from olmo_sparsity.data.batches import TaskPositions
+    from olmo_sparsity.data.build import task_positions
     from olmo_sparsity.evaluate.exact_match import measure
     from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
     from olmo_sparsity.model.build import as_predictor
@@ -99,7 +99,7 @@ def main() -> None:
         rows = measure(
             predictor,
             task,
-            TaskPositions(config),
+            task_positions(config),
             cells,
             samples=given.samples,
             seed=given.seed,
@@ -119,7 +119,7 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
-    from olmo_sparsity.data.batches import TaskPositions, task_of
+    from olmo_sparsity.data.build import task_of, task_positions
     from olmo_sparsity.evaluate.exact_match import grid, multiples_of_training_length
     from olmo_sparsity.tasks import make_task
 
@@ -133,7 +133,7 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
             f"--parameters {given.parameters} number the symbols in another way; leave them as they were trained"
         )
     lengths = given.lengths or multiples_of_training_length(task)
-    return task, grid(TaskPositions(config), task, lengths, given.ks)
+    return task, grid(task_positions(config), task, lengths, given.ks)
 
 
 def _parameters(text: str) -> dict[str, Any]:

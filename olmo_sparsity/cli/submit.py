@@ -148,9 +148,8 @@ def _is_missing(options: argparse.Namespace, corpora: Iterable[str | Path | None
 def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for what training would refuse before its first step; weights and checksums are not read."""
     from olmo_sparsity.config.load import load_config
-    from olmo_sparsity.data.batches import open_training_data
-    from olmo_sparsity.evaluate.exact_match import TaskEvaluation
-    from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+    from olmo_sparsity.data.build import open_training_data
+    from olmo_sparsity.evaluate.build import open_evaluation
     from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.resume import initial_checkpoint, starting_checkpoint
 
@@ -164,7 +163,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     if not is_missing:
         steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
-            (HeldoutEvaluation if is_text else TaskEvaluation)(config)
+            open_evaluation(config)
     model = check_run(config, processes, steps_per_epoch)
     last = starting_checkpoint(config, resume=True)
     weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()

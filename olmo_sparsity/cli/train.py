@@ -75,9 +75,9 @@ def _described(config: Config, model: Model) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     embedding = token_embedding(model).weight.numel()
     batch = config.global_train_batch_size
-    length = config.model.max_sequence_length
+    window_length = config.model.max_sequence_length
     return (
         f"{OmegaConf.to_yaml(OmegaConf.structured(config))}\n"
         f"parameters        {total:,} ({total - embedding:,} without the token embedding)\n"
-        f"tokens per step   {batch} windows x {length} tokens = {batch * length:,}"
+        f"tokens per step   {batch} windows x {window_length} tokens = {batch * window_length:,}"
     )

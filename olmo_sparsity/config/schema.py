@@ -477,7 +477,14 @@ class Config(olmo.TrainConfig):
         return self.positions.target_length or self.model.max_sequence_length
 
     @property
-    def tuple_reach(self) -> int:
+    def max_positions(self) -> int:
+        """One more than the largest position id of training: T' of the position scheme, or the window's length."""
+        if self.positions.scheme == "contiguous":  # it ignores the target length
+            return self.model.max_sequence_length
+        return self.target_length
+
+    @property
+    def num_tuple_ids(self) -> int:
         """How many position ids ``model.family: tuples`` tells apart, from 0 on."""
         coupled = self.positions.table_size if self.positions.is_coupled else None
         return coupled or self.target_length

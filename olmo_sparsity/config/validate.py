@@ -118,11 +118,14 @@ def _of_other_family(config: Config) -> Iterator[str]:
 
 def _of_positions(config: Config) -> Iterator[str]:
     positions = config.positions
-    length = config.model.max_sequence_length
+    window_length = config.model.max_sequence_length
     scheme = positions.scheme
-    target = positions.target_length
-    if config.target_length < length + (scheme == "pose"):
-        yield f"positions.target_length: {target} is too small for {scheme} of windows of {length}; raise it"
+    shortest = window_length + 1 if scheme == "pose" else window_length
+    if config.target_length < shortest:
+        yield (
+            f"positions.target_length: {positions.target_length} is too small for {scheme} of windows of "
+            f"{window_length}; raise it"
+        )
     for name, read_with in (
         ("positions.content", ("pose",)),
         ("positions.coupled_share", ("predicted",)),
@@ -139,7 +142,7 @@ def _of_positions(config: Config) -> Iterator[str]:
 def _of_text(config: Config) -> Iterator[str]:
     needles = config.needles
     scheme = config.positions.scheme
-    length = config.model.max_sequence_length
+    window_length = config.model.max_sequence_length
     for name in ("task.parameters", "task.length_groups", "evaluation.until"):
         if is_set(config, name):
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
@@ -149,13 +152,14 @@ def _of_text(config: Config) -> Iterator[str]:
         yield "corpus.path: excludes data.paths; set one of them to null"
     if config.data.paths and config.evaluation.interval is not None and not config.evaluation.paths:
         yield "evaluation.interval: data.paths are for training; set evaluation.paths to token files, or this to null"
-    if scheme == "pose" and not 2 <= config.positions.chunks <= length // 2:
-        yield f"positions.chunks: {config.positions.chunks} is not in 2 … {length // 2}, half of a window; 2 is usual"
+    most_chunks = window_length // 2
+    if scheme == "pose" and not 2 <= config.positions.chunks <= most_chunks:
+        yield f"positions.chunks: {config.positions.chunks} is not in 2 … {most_chunks}, half of a window; 2 is usual"
     if not needles.value_tokens:
         yield "needles.value_tokens: [] is no number of tokens; give one or several"
     elif needles.share:
         tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
-        if needles.per_window > _MOST_NEEDLES or 2 * tokens > 0.75 * length:
+        if needles.per_window > _MOST_NEEDLES or 2 * tokens > 0.75 * window_length:
             yield f"needles.per_window: at most {_MOST_NEEDLES}, in 3/4 of a window; these have 2 x {tokens} tokens"
 
 

@@ -1,7 +1,7 @@
-"""What a run trains on: prepared text (`windows.py`), or batches of a synthetic task, generated on the fly.
+"""Training batches of a synthetic task, generated on the fly; those of text are made in `windows.py`.
 
 What a step trains on is a function of (seed, step) alone, whatever the number of processes, workers or restarts.
-Shapes: B samples, T tokens of a training window (shorter samples are padded behind their end).
+Shapes: B samples, T tokens of a training window, `window_length` (shorter samples are padded behind their end).
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ import torch
 from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
-from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, check_ids, open_verified
-from olmo_sparsity.data.windows import (
-    Batch,
-    TrainingBatches,
-    TrainingData,
-    identity_of,
-)
+from olmo_sparsity.config.schema import DataConfig, PositionsConfig
+from olmo_sparsity.data.windows import Batch, Shard, TrainingBatches
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX
-from olmo_sparsity.tasks import Task, TaskBatch, make_task
+from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.rng import Stream, generators
 
@@ -31,24 +25,14 @@ _SAMPLES_AT_ONCE = 512
 _TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0
 
 
-def task_of(config: Config) -> Task:
-    """The task that ``config`` names, with its parameters."""
-    assert config.task.name is not None, "a config without a task trains on text"
-    return make_task(config.task.name, config.task.parameters)
-
-
-def task_text(config: Config) -> str | None:
-    """The prepared corpus that a task takes its background from; None: it has none, or there is no task."""
-    return None if config.task.name is None else config.task.parameters.get("text")
-
-
 class TaskPositions:
-    """The position ids of a task's samples, as the config's scheme has them."""
+    """The position ids of a task's samples, as the scheme of the section `positions` has them."""
 
-    def __init__(self, config: Config):
-        self.settings = config.positions
-        self.table_size = config.positions.table_size or 0
-        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
+    def __init__(self, settings: PositionsConfig, target_length: int):
+        """``target_length``: T', below which the ids stay that are not coupled."""
+        self.settings = settings
+        self.table_size = settings.table_size or 0
+        self.options = positions.SchemeOptions(target_length, settings.chunks)
 
     def ids(self, batch: TaskBatch, *, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         """Position ids of the samples ``indices`` (B,), (B, T) of the scheme's type; 0 at padding.
@@ -127,19 +111,19 @@ class TaskPositions:
 def to_batch(
     samples: TaskBatch,
     ids: np.ndarray,
-    length: int,
+    window_length: int,
     *,
     predicts_ids: bool,
     coupled: np.ndarray | None = None,
 ) -> Batch:
-    """What the loop trains on: samples and their ids (B, ≤ T), padded to ``length`` T.
+    """What the loop trains on: samples and their ids (B, ≤ T), padded to T, ``window_length``.
 
     Labels are the next tokens; the loss counts where the next token is one of the response. That of its id counts in
     the samples that are ``coupled`` (B,); None: in all.
     """
 
     def padded(values: np.ndarray) -> torch.Tensor:
-        wide = np.zeros((len(values), length), dtype=values.dtype)
+        wide = np.zeros((len(values), window_length), dtype=values.dtype)
         wide[:, : values.shape[1]] = values
         return torch.from_numpy(wide)
 
@@ -160,70 +144,49 @@ def to_batch(
 class TaskData(TrainingBatches, Dataset[Batch]):
     """Batches of a task; item n is this process's part of the global batch of step n."""
 
-    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        super().__init__(config, rank=rank, world_size=world_size)
-        self.task, self.positions = task_of(config), TaskPositions(config)
-        if text := task_text(config):
-            self.identity = identity_of(CorpusManifest.load(text).splits["train"])
+    def __init__(
+        self,
+        task: Task,
+        positions: TaskPositions,
+        shard: Shard,
+        loading: DataConfig,
+        *,
+        window_length: int,
+        seed: int,
+        identity: str | None = None,
+    ):
+        """``seed``: of samples and ids. ``identity``: of the text that the task takes its background from."""
+        super().__init__(shard, loading)
+        self.task = task
+        self.positions = positions
+        self.window_length = window_length
+        self.seed = seed
+        self.identity = identity
 
     def __getitem__(self, step: int) -> Batch:
         return self.of_steps(step, 1)[0]
 
     def of_steps(self, first_step: int, number: int) -> list[Batch]:
         """The batches of consecutive steps made at once: numpy's calls cost hardly more for more rows."""
-        config = self.config
-        places = np.arange(self.rank, self.batch_size, self.world_size)
+        batch_size = self.shard.batch_size
+        places = np.arange(self.shard.rank, batch_size, self.shard.world_size)
         steps = np.arange(first_step, first_step + number)
-        indices = (self.batch_size * steps[:, None] + places).reshape(-1)
-        samples = self.task.sample("train", config.seed, indices)
-        ids = self.positions.ids(samples, split="train", seed=config.seed, indices=indices)
+        indices = (batch_size * steps[:, None] + places).reshape(-1)
+        samples = self.task.sample("train", self.seed, indices)
+        ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
+        settings = self.positions.settings
         coupled = None
-        if config.positions.coupled_share < 1:
-            coupled = self.positions.has_coupled_ids(seed=config.seed, indices=indices)
-        predicts_ids = config.positions.predicts_ids
-        length = config.model.max_sequence_length
-        return to_batch(samples, ids, length, predicts_ids=predicts_ids, coupled=coupled).split(self.share)
+        if settings.coupled_share < 1:
+            coupled = self.positions.has_coupled_ids(seed=self.seed, indices=indices)
+        batch = to_batch(
+            samples, ids, self.window_length, predicts_ids=settings.predicts_ids, coupled=coupled
+        )
+        return batch.split(self.shard.size)
 
     def batches(self, first_step: int) -> Iterator[Batch]:
-        if self.config.data.num_workers:
+        if self.loading.num_workers:
             steps = range(first_step, 1 << 60)
-            yield from self._loader(self, batch_size=None, sampler=steps, pin_memory=self.pin_memory)
-        number = max(1, _SAMPLES_AT_ONCE // self.share)
+            yield from self._loader(self, batch_size=None, sampler=steps)
+        number = max(1, _SAMPLES_AT_ONCE // self.shard.size)
         for step in count(first_step, number):
             yield from self.of_steps(step, number)
-
-
-# --- what the loop trains on, and the check of prepared files before it starts ---
-
-
-def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
-    """A task, or token files (`corpus.path`, `data.paths`), as ``config`` says.
-
-    Raises `UserError` for text or token files that are missing, unreadable or of another tokenizer.
-    """
-    data = TrainingData if config.task.name is None else TaskData
-    return data(config, rank=rank, world_size=world_size)
-
-
-def verify_checksums(config: Config) -> None:
-    """Verify all token files that a run reads; for one process of a run, before its first step.
-
-    Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and
-    in the vocabulary. Raises `UserError` for the first one that is not right.
-    """
-    splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
-    evaluates = config.evaluation.interval is not None
-    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
-    if config.corpus.path is not None:
-        splits.append((config.corpus.path, "train"))
-        if evaluates and not evaluation_paths:
-            splits.append((config.corpus.path, "heldout"))
-    for folder, split in splits:
-        open_verified(folder, split)
-    without_manifest = [*(config.data.paths or ()), *evaluation_paths]
-    if without_manifest:
-        TokenFiles(
-            without_manifest, config.data.memmap_dtype, config.model.eos_token_id
-        )  # each can be opened
-    for path in without_manifest:
-        check_ids(path, config.data.memmap_dtype, config.model.vocab_size)

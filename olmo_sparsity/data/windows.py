@@ -1,7 +1,7 @@
 """Training batches, and those of token files that are cut into windows, each with its position ids and needles.
 
 Example i of epoch e is the same, position ids included, whatever the number of processes, workers or restarts.
-Shapes: B examples, T tokens.
+Shapes: B examples, T tokens of a training window (`window_length`).
 """
 
 from __future__ import annotations
@@ -11,30 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from olmo.data.util import find_periodic_sequences
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from olmo_sparsity import positions
-from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import (
-    TOKENIZER_NAME,
-    CorpusManifest,
-    TokenFile,
-    TokenFiles,
-    id_range,
-    load_tokenizer,
-    tokenizer_file,
-)
+from olmo_sparsity.config.schema import DataConfig, InstanceFilterConfig, NeedlesConfig, PositionsConfig
+from olmo_sparsity.data.tokens import TokenFile, TokenFiles
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX
+from olmo_sparsity.positions import SchemeOptions, position_ids
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.rng import Stream
 from olmo_sparsity.util.signals import leave_signals_to_main_process
 
@@ -139,15 +128,36 @@ def identity_of(files: Sequence[TokenFile]) -> str:
     return sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
-def local_batch_size(config: Config, processes: int) -> int:
+def local_batch_size(global_batch_size: int, processes: int) -> int:
     """Windows of a global batch that each process reads. Raises `UserError` where they are not equally many."""
-    share, rest = divmod(config.global_train_batch_size, processes)
+    share, rest = divmod(global_batch_size, processes)
     if rest:
         raise UserError(
-            f"global_train_batch_size {config.global_train_batch_size} cannot be shared by {processes} processes; "
+            f"global_train_batch_size {global_batch_size} cannot be shared by {processes} processes; "
             f"make it a multiple of {processes}"
         )
     return share
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A process's part of every global batch: its examples rank, rank + world_size, …
+
+    Raises `UserError` where not all processes have equally many.
+    """
+
+    batch_size: int
+    """Of the global batch."""
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        local_batch_size(self.batch_size, self.world_size)
+
+    @property
+    def size(self) -> int:
+        """How many examples that are."""
+        return self.batch_size // self.world_size
 
 
 class TrainingBatches(ABC):
@@ -158,13 +168,10 @@ class TrainingBatches(ABC):
     steps_per_epoch: int | None = None
     """Whole global batches of one pass over the text; None where that is not known."""
 
-    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        self.config = config
-        self.rank = rank
-        self.world_size = world_size
-        self.batch_size = config.global_train_batch_size
-        self.share = local_batch_size(config, world_size)
-        self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
+    def __init__(self, shard: Shard, loading: DataConfig):
+        """``loading``: the section `data`, of which PyTorch's loader reads its options."""
+        self.shard = shard
+        self.loading = loading
 
     @abstractmethod
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -172,11 +179,16 @@ class TrainingBatches(ABC):
 
     def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """PyTorch's loader with the workers that the config asks for."""
-        data = self.config.data
-        options = {"worker_init_fn": leave_signals_to_main_process, **options}
-        if data.num_workers:
-            options = {"prefetch_factor": data.prefetch_factor, "timeout": data.timeout, **options}
-        return DataLoader(dataset, num_workers=data.num_workers, **options)
+        loading = self.loading
+        if loading.num_workers:
+            options = {"prefetch_factor": loading.prefetch_factor, "timeout": loading.timeout, **options}
+        return DataLoader(
+            dataset,
+            num_workers=loading.num_workers,
+            pin_memory=loading.pin_memory and torch.cuda.is_available(),
+            worker_init_fn=leave_signals_to_main_process,
+            **options,
+        )
 
 
 # --- windows of token files ---
@@ -185,18 +197,28 @@ class TrainingBatches(ABC):
 class WindowDataset(Dataset[dict[str, Any]]):
     """Windows of token files; set ``epoch`` before reading, because ids are redrawn at every visit."""
 
-    def __init__(self, config: Config, tokens: TokenFiles):
-        self.config = config
+    def __init__(
+        self,
+        tokens: TokenFiles,
+        *,
+        window_length: int,
+        positions: PositionsConfig,
+        target_length: int,
+        seed: int,
+        weaver: NeedleWeaver,
+        instance_filter: InstanceFilterConfig | None = None,
+    ):
+        """``target_length``: T', below which the ids stay. ``seed``: of the ids."""
         self.tokens = tokens
+        self.window_length = window_length
+        self.positions = positions
+        self.scheme_options = SchemeOptions(target_length, positions.chunks)
+        self.seed = seed
+        self.weaver = weaver
+        self.instance_filter = instance_filter
         self.epoch = 0
-        self.length = config.model.max_sequence_length
-        self.skips = config.positions.content == "skip"
-        self.reach = config.target_length if self.skips else self.length
-        """How many tokens from its start on a window may take its own from."""
         # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
-        self.first_windows = np.cumsum([0, *(length // self.length for length in tokens.lengths)])
-        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
-        self.weaver = NeedleWeaver(config)
+        self.first_windows = np.cumsum([0, *(length // window_length for length in tokens.lengths)])
 
     def __len__(self) -> int:
         return int(self.first_windows[-1])
@@ -205,23 +227,34 @@ class WindowDataset(Dataset[dict[str, Any]]):
         """Window ``index`` of this epoch: ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids`
         has them, and ``counts``, False where the instance filter drops it."""
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
-        start = (index - int(self.first_windows[file])) * self.length
-        stretch = self.tokens.read(file, start, start + self.reach)
-        config = self.config
-        seed = self.config.seed
-        eos = self.config.model.eos_token_id
-        ids = positions.position_ids(
-            config.positions.scheme, self.length, self.options, seed=seed, epoch=self.epoch, index=index
+        start = (index - int(self.first_windows[file])) * self.window_length
+        ids = position_ids(
+            self.positions.scheme,
+            self.window_length,
+            self.scheme_options,
+            seed=self.seed,
+            epoch=self.epoch,
+            index=index,
         )
-        # With `content: skip` the text skips as the ids do, where its document goes on for T' tokens.
-        goes_on = self.skips and len(stretch) == self.reach and not (stretch == eos).any()
-        window = (stretch[ids] if goes_on else stretch[: self.length]).astype(np.int64)
-        window = self.weaver.weave(window, epoch=self.epoch, index=index)
+        text = self._text(file, start, ids).astype(np.int64)
+        window = self.weaver.weave(text, epoch=self.epoch, index=index)
         return {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
+
+    def _text(self, file: int, start: int, ids: np.ndarray) -> np.ndarray:
+        """The tokens (T,) of a window that begins at ``start``.
+
+        With `content: skip` the text skips as the ids do, where its document goes on for T' tokens.
+        """
+        if self.positions.content == "skip":
+            target_length = self.scheme_options.target_length
+            stretch = self.tokens.read(file, start, start + target_length)
+            if len(stretch) == target_length and not (stretch == self.tokens.eos_token_id).any():
+                return stretch[ids]
+        return self.tokens.read(file, start, start + self.window_length)
 
     def _passes_filter(self, window: np.ndarray) -> bool:
         """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
-        limits = self.config.data.instance_filter
+        limits = self.instance_filter
         if limits is None:
             return True
         repeated = find_periodic_sequences(
@@ -246,15 +279,26 @@ class TrainingData(TrainingBatches):
 
     steps_per_epoch: int
 
-    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        super().__init__(config, rank=rank, world_size=world_size)
-        self.dataset = WindowDataset(config, open_training_tokens(config))
+    def __init__(
+        self,
+        dataset: WindowDataset,
+        shard: Shard,
+        loading: DataConfig,
+        *,
+        order_seed: int,
+        first_epoch: int = 0,
+    ):
+        """``order_seed``: of the order of windows, which also depends on the epoch, counted from ``first_epoch``."""
+        super().__init__(shard, loading)
+        self.dataset = dataset
+        self.order_seed = order_seed
+        self.first_epoch = first_epoch
         self.identity = self._identity()
-        self.steps_per_epoch = len(self.dataset) // self.batch_size
+        self.steps_per_epoch = len(dataset) // shard.batch_size
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"the training tokens give {len(self.dataset):,} windows of {self.dataset.length} tokens, fewer than "
-                f"global_train_batch_size {self.batch_size}; add text or lower the batch size or the window"
+                f"the training tokens give {len(dataset):,} windows of {dataset.window_length} tokens, fewer than "
+                f"global_train_batch_size {shard.batch_size}; add text or lower the batch size or the window"
             )
 
     def _identity(self) -> str:
@@ -276,19 +320,19 @@ class TrainingData(TrainingBatches):
 
     def _epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
         """The rest of an epoch, in the order that OLMo's `IterableDataset` has."""
-        data = self.config.data
-        self.dataset.epoch = epoch + (self.config.epoch or 0)
+        self.dataset.epoch = self.first_epoch + epoch
         order = np.arange(len(self.dataset), dtype=np.uint32)
-        seed = self.config.seed if data.seed is None else data.seed
-        np.random.Generator(np.random.PCG64(seed + self.dataset.epoch)).shuffle(order)
-        order = order[first_step * self.batch_size : self.steps_per_epoch * self.batch_size]
+        np.random.Generator(np.random.PCG64(self.order_seed + self.dataset.epoch)).shuffle(order)
+        batch_size = self.shard.batch_size
+        order = order[first_step * batch_size : self.steps_per_epoch * batch_size]
         yield from self._loader(
             self.dataset,
-            batch_size=self.share,
-            sampler=map(int, order[self.rank :: self.world_size]),  # a list of 5 million takes 180 MB
+            batch_size=self.shard.size,
+            sampler=map(
+                int, order[self.shard.rank :: self.shard.world_size]
+            ),  # a list of 5 million takes 180 MB
             collate_fn=collate,
-            pin_memory=self.pin_memory,
-            persistent_workers=data.persistent_workers and data.num_workers > 0,
+            persistent_workers=self.loading.persistent_workers and self.loading.num_workers > 0,
         )
 
 
@@ -303,7 +347,7 @@ def is_held_out(key: np.ndarray) -> bool:
 
 
 class NeedleWeaver:
-    """Weaves the needles that `needles` of a config asks for into training windows, which are then
+    """Weaves the needles that the section `needles` asks for into training windows, which are then
 
         text[:p]  key  value  text[p:p']  key  value  text[p':]        (T tokens; the end of the text is left out)
 
@@ -313,13 +357,14 @@ class NeedleWeaver:
     that are never woven (`is_held_out`). What a window gets is a function of (seed, epoch, index).
     """
 
-    def __init__(self, config: Config):
-        self.settings, self.seed = config.needles, config.seed
-        special = [config.model.eos_token_id, config.model.pad_token_id]
-        self.vocabulary = np.setdiff1d(np.arange(config.model.vocab_size), special)
+    def __init__(self, settings: NeedlesConfig, *, vocabulary: np.ndarray, seed: int):
+        """``vocabulary``: the token ids (n,) that needles are made of."""
+        self.settings = settings
+        self.vocabulary = vocabulary
+        self.seed = seed
 
     def weave(self, window: np.ndarray, *, epoch: int, index: int) -> np.ndarray:
-        """The window (T,) with needles, whose tokens do not occur in it elsewhere; or the window unchanged."""
+        """The window's tokens (T,) with needles, which do not occur in it elsewhere; or the window unchanged."""
         settings = self.settings
         if settings.share == 0:
             return window
@@ -344,57 +389,3 @@ class NeedleWeaver:
             needles = np.split(drawn, np.cumsum(lengths)[:-1])
             if not any(is_held_out(needle[: self.settings.key_tokens]) for needle in needles):
                 return needles
-
-
-# --- the tokens that a run trains on, and its tokenizer ---
-
-
-def open_training_tokens(config: Config) -> TokenFiles:
-    """The token files that ``config`` trains on, checked against its tokenizer and vocabulary.
-
-    Raises `UserError` for a missing or truncated file, a tokenizer that does not match, or no corpus at all.
-    """
-    if config.corpus.path is not None:
-        tokens = TokenFiles.of_split(config.corpus.path, "train")
-        check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
-        return tokens
-    if (path := run_tokenizer(config)) is not None:
-        fitting_tokenizer(config, path)
-    return TokenFiles(config.data.paths or (), config.data.memmap_dtype, config.model.eos_token_id)
-
-
-def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
-    """Refuse a corpus made with another tokenizer than the model's."""
-    for name, wanted, made_with in [
-        ("vocab_size", config.model.vocab_size, manifest.vocab_size),
-        ("eos_token_id", config.model.eos_token_id, manifest.eos_token_id),
-    ]:
-        if wanted != made_with:
-            raise UserError(
-                f"{config.corpus.path} was made with a tokenizer of {name} {made_with}, the model has {wanted}; "
-                f"set --model.{name}={made_with} or prepare the corpus with the model's tokenizer"
-            )
-    path = run_tokenizer(config)
-    assert path is not None, "a corpus has a tokenizer"
-    if sha256_file(path) != manifest.tokenizer_sha256:
-        raise UserError(
-            f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again"
-        )
-
-
-def fitting_tokenizer(config: Config, path: Path) -> Tokenizer:
-    """The tokenizer at ``path``. Raises `UserError` where it has ids beyond the model's vocabulary."""
-    tokenizer = load_tokenizer(path)
-    if (largest := id_range(tokenizer)) > config.model.vocab_size:
-        raise UserError(
-            f"the tokenizer {path} has vocab_size {largest}, the model has {config.model.vocab_size}; "
-            f"set --model.vocab_size={largest} or name the model's tokenizer"
-        )
-    return tokenizer
-
-
-def run_tokenizer(config: Config) -> Path | None:
-    """The tokenizer.json of a run: the one its config names, else its corpus's own; None where neither is known."""
-    if config.tokenizer.identifier is not None:
-        return tokenizer_file(config.tokenizer.identifier)
-    return Path(config.corpus.path) / TOKENIZER_NAME if config.corpus.path is not None else None

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config.schema import Config
 from olmo_sparsity.config.validate import small_tables
-from olmo_sparsity.data.batches import TaskPositions, task_of
+from olmo_sparsity.data.batches import TaskPositions
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
@@ -172,18 +171,29 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
 class TaskEvaluation:
     """Exact match of a run on a task while it trains, on the same samples every time.
 
-    At 1, 2 and 3 times the longest training length, `evaluation.windows` samples of each; where the task has a k, with
-    the largest of training.
+    At 1, 2 and 3 times the longest training length, ``samples`` samples of each; where the task has a k, with the
+    largest of training.
     """
 
-    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        task: Task,
+        positions: TaskPositions,
+        *,
+        samples: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         """Raises `UserError` where the task refuses those lengths."""
-        options = config.evaluation
-        self.task, self.positions = task_of(config), TaskPositions(config)
-        lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
-        self.cells = grid(self.positions, self.task, lengths, self.task.ks("train")[-1:] or None)
-        self.how: dict[str, Any] = {"samples": options.windows, "seed": options.seed}
-        self.how |= {"rank": rank, "world_size": world_size}
+        self.task = task
+        self.positions = positions
+        self.samples = samples
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        lengths = multiples_of_training_length(task, MULTIPLES_IN_TRAINING)
+        self.cells = grid(positions, task, lengths, task.ks("train")[-1:] or None)
 
     def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
         """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.
@@ -191,8 +201,18 @@ class TaskEvaluation:
         ``model`` is on ``device``, whole and in evaluation mode. Every process calls this at the same step and gets the
         same result; what they do in between is not in step, so ZeRO 3 must have gathered the weights.
         """
-        given = as_predictor(model), self.task, self.positions, self.cells
-        rows = measure(*given, device=device, reduce_sum=reduce_sum, **self.how)
+        rows = measure(
+            as_predictor(model),
+            self.task,
+            self.positions,
+            self.cells,
+            samples=self.samples,
+            seed=self.seed,
+            device=device,
+            rank=self.rank,
+            world_size=self.world_size,
+            reduce_sum=reduce_sum,
+        )
         return {"exact_match": [asdict(row) for row in rows]}
 
 

@@ -1,7 +1,7 @@
 """Held-out loss while training, in windows of the training length; `analysis.probes.length` measures it by position.
 
 Every evaluation of every run reads the same windows, whatever the number of processes. No random state is touched.
-Shapes: B windows, T tokens of a training window.
+Shapes: B windows, T tokens of a training window (`window_length`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.windows import Batch, check_corpus_matches, collate
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.data.windows import Batch, collate
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
@@ -27,28 +26,39 @@ class HeldoutEvaluation:
     """The held-out loss of a run in windows of the training length T, packed as training packs them, but with
     contiguous position ids from 0; the same windows every time."""
 
-    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        """Opens the held-out token files, and chooses at most `evaluation.windows` windows by seed and text alone.
+    def __init__(
+        self,
+        tokens: TokenFiles,
+        *,
+        window_length: int,
+        windows: int,
+        seed: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        """Chooses at most so many ``windows`` of held-out text by seed and text alone; ``batch_size`` are read at once.
 
-        Raises `UserError` where there is no held-out text, or too little for one window.
+        Raises `UserError` where there is too little text for one window.
         """
-        options = config.evaluation
-        self.rank, self.world_size, self.length = rank, world_size, config.model.max_sequence_length
-        self.batch_size = config.device_train_microbatch_size
-        self.tokens = open_heldout_tokens(config)
-        windows = [
+        self.tokens = tokens
+        self.window_length = window_length
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        all_windows = [
             (file, start)
-            for file, length in enumerate(self.tokens.lengths)
-            for start in range(0, length - self.length + 1, self.length)
+            for file, length in enumerate(tokens.lengths)
+            for start in range(0, length - window_length + 1, window_length)
         ]
-        if not windows:
+        if not all_windows:
             raise UserError(
-                f"the held-out text has {sum(self.tokens.lengths):,} tokens, fewer than one window of {self.length}; "
+                f"the held-out text has {sum(tokens.lengths):,} tokens, fewer than one window of {window_length}; "
                 "hold more text out, or set evaluation.interval: null"
             )
-        generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, 0])
-        chosen = generator.permutation(len(windows))[: options.windows]
-        self.windows = np.array(windows, dtype=np.int64)[np.sort(chosen)]
+        generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, seed, 0])
+        chosen = generator.permutation(len(all_windows))[:windows]
+        self.windows = np.array(all_windows, dtype=np.int64)[np.sort(chosen)]
         """(n, 2): file and first token."""
 
     @torch.no_grad()
@@ -69,7 +79,7 @@ class HeldoutEvaluation:
         return {
             "heldout_loss_nats": loss / tokens,
             "heldout_tokens": int(tokens),
-            "heldout_window_tokens": self.length,
+            "heldout_window_tokens": self.window_length,
         }
 
     def _batches(self) -> Iterator[Batch]:
@@ -81,18 +91,6 @@ class HeldoutEvaluation:
 
     def _item(self, number: int) -> dict[str, Any]:
         file, start = self.windows[number % len(self.windows)]
-        window = self.tokens.read(file, start, start + self.length).astype(np.int64)
-        ids = np.arange(self.length, dtype=np.int64)
+        window = self.tokens.read(file, start, start + self.window_length).astype(np.int64)
+        ids = np.arange(self.window_length, dtype=np.int64)
         return {"input_ids": window, "position_ids": ids, "counts": number < len(self.windows)}
-
-
-def open_heldout_tokens(config: Config) -> TokenFiles:
-    """The held-out token files: `evaluation.paths`, else the split of the corpus. Raises `UserError` for neither."""
-    if config.evaluation.paths:
-        return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
-    if config.corpus.path is None:
-        raise UserError(
-            "there is no held-out text; set evaluation.paths to token files, or evaluation.interval: null"
-        )
-    check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
-    return TokenFiles.of_split(config.corpus.path, "heldout")

@@ -14,7 +14,7 @@ import torch
 from olmo_sparsity.checkpoint import load_state, weights_sha256
 from olmo_sparsity.config.fields import field_value
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import task_of
+from olmo_sparsity.data.build import task_of
 from olmo_sparsity.evaluate.exact_match import Cell, LengthResult
 from olmo_sparsity.model.predictive import PositionPredictor
 from olmo_sparsity.tasks import Task

@@ -61,7 +61,7 @@ def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
     if model.family == "olmo":
         return PositionedOLMo(replace(model, init_device=init_device), init_params=init_params)
     if model.family == "tuples":
-        return TupleAttention(model, config.tuple_reach)
+        return TupleAttention(model, config.num_tuple_ids)
     return PositionedNeoX(model)
 
 

@@ -46,7 +46,7 @@ class PositionedBlock(OLMoSequentialBlock):
 
     mixer: Attention | None
     """What attends in the place of the softmax."""
-    window: int | None
+    rope_window: int | None
     """Keys are seen whose ids are fewer than this many behind; None: all of them."""
     current: CurrentPositions
     kept: int = 0
@@ -62,7 +62,7 @@ class PositionedBlock(OLMoSequentialBlock):
     ) -> tuple[Tensor, KeyValue | None]:
         """As OLMo's block: from (B, T, W) to (B, T, W), or (B, Q, W), and the keys and values with ``use_cache``."""
         kept = self.kept if 0 < self.kept < x.shape[1] else x.shape[1]
-        if self.mixer is None and self.window is None and kept == x.shape[1]:
+        if self.mixer is None and self.rope_window is None and kept == x.shape[1]:
             return super().forward(x, attention_bias, layer_past, use_cache, **options)
         last = x[:, -kept:]
         attended, present = self._attend(x, kept, attention_bias, layer_past)
@@ -90,14 +90,14 @@ class PositionedBlock(OLMoSequentialBlock):
         if self.config.rope:
             q, k = self.rotary_emb(q, k)
         keys = k.shape[-2]
-        is_plain = self.mixer is None and self.window is None
+        is_plain = self.mixer is None and self.rope_window is None
         if attention_bias is None and (not is_plain or kept < keys):
             attention_bias = causal_attention_bias(keys, x.device)
         if attention_bias is not None:
             attention_bias = attention_bias[:, :, keys - kept : keys, :keys]
-        if self.window is not None:
+        if self.rope_window is not None:
             assert attention_bias is not None
-            attention_bias = self._within_window(attention_bias, self.window)
+            attention_bias = self._within_rope_window(attention_bias, self.rope_window)
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.mixer is None:
             bias = None if attention_bias is None else self._cast_attn_bias(attention_bias, k.dtype)
@@ -132,12 +132,12 @@ class PositionedBlock(OLMoSequentialBlock):
             q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
         return [q, *kv.split(self.fused_dims[1:], dim=-1)]
 
-    def _within_window(self, attention_bias: Tensor, window: int) -> Tensor:
-        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is ``window`` ids or more from the query."""
+    def _within_rope_window(self, attention_bias: Tensor, rope_window: int) -> Tensor:
+        """The bias, its lowest number where a key (B, 1 or H, Q, K) is ``rope_window`` ids or more from the query."""
         ids = self.current.ids
         assert ids is not None
         away = (ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]).abs()
-        return attention_bias.masked_fill(away >= window, torch.finfo(attention_bias.dtype).min)
+        return attention_bias.masked_fill(away >= rope_window, torch.finfo(attention_bias.dtype).min)
 
     def _for_each_head(self, of_groups: Tensor) -> Tensor:
         """Keys or values of as many heads as there are queries."""
@@ -178,7 +178,10 @@ class PositionedOLMo(OLMo):
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
-            block.mixer, block.window, block.current, block.kept = None, None, self.current_positions, 0
+            block.mixer = None
+            block.rope_window = None
+            block.current = self.current_positions
+            block.kept = 0
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:
@@ -193,7 +196,7 @@ class PositionedOLMo(OLMo):
                     block.rotary_emb = Unrotated()
                 else:
                     block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
-                    block.window = config.rope_window
+                    block.rope_window = config.rope_window
         elif config.learns_positions:
             parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
             parts["wpe"].current = self.current_positions

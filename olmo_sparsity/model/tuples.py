@@ -36,20 +36,22 @@ class TupleAttention(nn.Module):
     ``logits`` are log probabilities. A column before which there is no tuple has a uniform distribution.
     """
 
-    def __init__(self, config: ModelConfig, reach: int):
-        """With freshly drawn weights. ``reach``: ids are told apart up to reach - 1, and larger ones are like it."""
+    def __init__(self, config: ModelConfig, num_ids: int):
+        """With freshly drawn weights. Ids are told apart up to ``num_ids`` - 1, and larger ones are like it."""
         super().__init__()
         self.config = config
         options = config.tuples
         vocabulary = config.embedding_rows
-        self.size, self.locality, self.anchored = options.size, options.locality, options.anchored
+        self.size = options.size
+        self.locality = options.locality
+        self.anchored = options.anchored
         self.vocabulary = vocabulary
-        self.reach = reach
-        self.farthest = reach - 1 if options.locality is None else options.locality
+        self.num_ids = num_ids
+        self.farthest = num_ids - 1 if options.locality is None else options.locality
         gaps = (2 * self.farthest + 1) ** (self.size - 1)
         self.relative = options.relative
         self.content = nn.Embedding(vocabulary**self.size, 1)
-        self.positions = nn.Embedding(gaps * (1 if options.relative else reach), 1)
+        self.positions = nn.Embedding(gaps * (1 if options.relative else num_ids), 1)
         self.values = nn.Embedding(vocabulary**self.size, vocabulary)
         for table in (self.content, self.positions, self.values):
             nn.init.normal_(table.weight, std=_INIT_STD)
@@ -158,7 +160,7 @@ class TupleAttention(nn.Module):
         if self.locality is not None:
             counts = counts & (highest - lowest <= self.locality)
         if not self.relative:
-            gap_code = gap_code * self.reach + ids[:, last, None].clamp_max(self.reach - 1)
+            gap_code = gap_code * self.num_ids + ids[:, last, None].clamp_max(self.num_ids - 1)
         scores = self.content(code)[..., 0].float() + self.positions(gap_code)[..., 0].float()
         scores = scores.masked_fill(~counts, _NO_WEIGHT)
         weights = scores.softmax(dim=-1)

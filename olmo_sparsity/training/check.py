@@ -11,7 +11,6 @@ import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 
 import torch
 from torch import nn
@@ -21,11 +20,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, SchedulerConfig
 from olmo_sparsity.data.windows import Batch, local_batch_size
 from olmo_sparsity.model.build import Model, empty_model
-from olmo_sparsity.training.engine import make_optimizer
-from olmo_sparsity.training.loop import Schedule
+from olmo_sparsity.training.build import build_optimizer, build_schedule
+from olmo_sparsity.training.engine import compile_options
+from olmo_sparsity.training.plan import Schedule
 from olmo_sparsity.training.zero import check_deepspeed
 from olmo_sparsity.util.errors import UserError
 
@@ -37,19 +37,17 @@ def check_run(config: Config, processes: int, steps_per_epoch: int | None = None
 
     ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
     """
-    local_batch_size(config, processes)
+    local_batch_size(config.global_train_batch_size, processes)
     with _one_line("model"):
         model = empty_model(config, device="meta")
         _read_once(config)
     with _one_line("optimizer"):
-        make_optimizer(config, model)
+        build_optimizer(config, model)
     with _one_line("scheduler"):
-        _check_schedule(Schedule(config, steps_per_epoch))
+        _check_schedule(build_schedule(config, steps_per_epoch), config.scheduler)
     if config.compile is not None:
-        options = asdict(config.compile)
-        del options["from_steps"]
         with _one_line("compile"):
-            torch.compile(nn.Identity(), **options)
+            torch.compile(nn.Identity(), **compile_options(config.compile))
     if config.deepspeed.config is not None:
         check_deepspeed(config, processes)
     return model
@@ -68,15 +66,14 @@ def _read_once(config: Config) -> None:
             model(**batch.model_inputs, **batch.targets, z_weight=0.0)["loss_nats"].backward()
 
 
-def _check_schedule(schedule: Schedule) -> None:
+def _check_schedule(schedule: Schedule, options: SchedulerConfig) -> None:
     """Refuse learning rates and clipping bounds that are none, at steps spread over the run."""
     steps = {
         *range(1, schedule.max_steps + 1, max(1, schedule.max_steps // _STEPS_LOOKED_AT)),
         schedule.max_steps,
     }
-    options = schedule.config.scheduler
-    for length in (options.t_warmup, options.t_max or 0):
-        near = int(length / schedule.scale)
+    for edge in (options.t_warmup, options.t_max or 0):
+        near = int(edge / schedule.units_per_step)
         steps |= {step for step in range(near - 1, near + 2) if 1 <= step <= schedule.max_steps}
     for step in sorted(steps):
         rate = schedule.learning_rate(step)

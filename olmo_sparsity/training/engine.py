@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.optim import build_optimizer
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
-from olmo_sparsity.config.durations import parse_duration
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -45,20 +43,20 @@ def cpu_has_fast_bf16() -> bool:
     return uses_avx512 and not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor_features())
 
 
-def chosen_precision(config: Config) -> str:
-    """Accelerate's name of the precision: what the config says, or bf16 where the machine has it.
+def chosen_precision(precision: str | None) -> str:
+    """Accelerate's name of the config's ``precision``; where that is None, bf16 if the machine has it.
 
     Raises `UserError` for bf16 on a GPU without it, such as a V100: emulated it is many times slower than fp32.
     """
     on_gpu = torch.cuda.is_available()
     gpu_has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    if config.precision == "amp_bf16" and on_gpu and not gpu_has_bf16:
+    if precision == "amp_bf16" and on_gpu and not gpu_has_bf16:
         raise UserError(
             f"precision: {torch.cuda.get_device_name()} has no bf16; set --precision=fp32, or null to let the machine "
             "decide"
         )
-    if config.precision is not None:
-        return {"amp_bf16": "bf16", "fp32": "no"}[config.precision]
+    if precision is not None:
+        return {"amp_bf16": "bf16", "fp32": "no"}[precision]
     return "bf16" if gpu_has_bf16 or (not on_gpu and cpu_has_fast_bf16()) else "no"
 
 
@@ -66,12 +64,6 @@ def choose_flash_attention() -> None:
     """Let PyTorch's attention call what OLMO_SPARSITY_FLASH_ATTENTION names, such as FA3, where it is installed."""
     if name := os.environ.get("OLMO_SPARSITY_FLASH_ATTENTION"):
         activate_flash_attention_impl(name)
-
-
-def z_weight(config: Config) -> float:
-    """Weight of OLMo's z-loss beside the cross-entropy."""
-    weight = config.auxiliary_loss_multiplier
-    return (1e-4 if weight is None else weight) if config.softmax_auxiliary_loss else 0.0
 
 
 def rendezvous_timeout() -> timedelta:
@@ -85,50 +77,55 @@ def process_group() -> InitProcessGroupKwargs:
     return InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
 
 
-def make_optimizer(config: Config, model: Model) -> torch.optim.Optimizer:
-    """OLMo's optimizer of the model's parameters."""
-    optimizer = build_optimizer(config, model)
-    if isinstance(optimizer, torch.optim.AdamW):
-        for group in optimizer.param_groups:
-            group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
-    return optimizer
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine computes a step."""
+
+    micro_batch_size: int
+    """Examples of one forward pass."""
+    precision: str = "no"
+    """Accelerate's name: bf16, or no, which is fp32."""
+    z_weight: float = 0.0
+    """Weight of OLMo's z-loss beside the cross-entropy."""
+    dropout_seed: int | None = None
+    """None: the model has no dropout."""
+    activation_checkpointing: ActivationCheckpointingStrategy | None = None
+    compiler: CompilerConfig | None = None
+    """None: nothing is compiled."""
 
 
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
-    def __init__(self, config: Config, model: Model | None = None):
-        """Meets the other processes; ``model``, where it is given, is prepared at once."""
+    def __init__(self) -> None:
+        """Meets the other processes."""
         keep_freed_memory()
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]  # Accelerate would take them for ours: steps to accumulate, FSDP, a compiler
-        self.config = config
-        self.accelerator = self._make_accelerator(config)
+        self.accelerator = self._make_accelerator()
         self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
-        self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.rank = self.accelerator.process_index
+        self.processes = self.accelerator.num_processes
         self.device = self.accelerator.device
         choose_flash_attention()
-        if model is not None:
-            self.prepare(model)
 
-    def prepare(self, model: Model) -> None:
-        """Make ``model`` the one that is trained: move it to the device, compile it and wrap it. Collective."""
-        config = self.config
-        self.micro_batch_size = config.device_train_microbatch_size
-        self._z_weight, self._is_bf16 = z_weight(config), chosen_precision(config) == "bf16"
-        kinds = ("attention", "residual", "embedding")
-        self._has_dropout = any(getattr(config.model, f"{kind}_dropout") for kind in kinds)
-        if config.task.length_groups is not None and self.processes > 1:
-            raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
+    def prepare(self, model: Model, optimizer: torch.optim.Optimizer, settings: EngineSettings) -> None:
+        """Make ``model``, which is on the engine's device, the one that is trained: compile it and wrap it. Collective.
+
+        ``optimizer``: of its parameters.
+        """
+        self.settings = settings
         decoder = decoder_of(model)
-        if config.activation_checkpointing is not None:
+        checkpointing = settings.activation_checkpointing
+        if checkpointing is not None:
             assert not isinstance(decoder, TupleAttention), "the config was checked"
-            decoder.set_activation_checkpointing(config.activation_checkpointing)
+            decoder.set_activation_checkpointing(checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
-        self.raw_model = model.to(self.device).train()
-        optimizer = make_optimizer(config, model)
-        by_layer = config.activation_checkpointing is not None or self._gathers_layers
-        step_model = compiled(config, model, by_layer=by_layer)
+        self.raw_model = model.train()
+        step_model = None
+        if settings.compiler is not None:
+            by_layer = checkpointing is not None or self.gathers_layers
+            step_model = compiled(model, settings.compiler, by_layer=by_layer)
         self.is_compiled = step_model is not None
         with warnings.catch_warnings():
             # PyTorch 2.13 has another name for it, which Accelerate does not know yet; every process would say so.
@@ -139,7 +136,7 @@ class Engine:
         if isinstance(decoder, PositionedOLMo):
             decoder.prepare_loss()
 
-    def _make_accelerator(self, config: Config) -> Accelerator:
+    def _make_accelerator(self) -> Accelerator:
         is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
         # No second copy of the gradients; and a forward pass is no collective, so that one process may repeat its own.
         buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
@@ -150,15 +147,15 @@ class Engine:
         )
 
     @property
-    def _gathers_layers(self) -> bool:
+    def gathers_layers(self) -> bool:
         """Whether a process has the weights of a layer only while it computes with them."""
         return False
 
-    def seed_dropout(self, seed: int, step: int) -> None:
+    def seed_dropout(self, step: int) -> None:
         """Make dropout a function of (seed, step, process), so that resuming needs no random state."""
-        if not self._has_dropout:  # seeding every generator takes 0.4 ms
+        if self.settings.dropout_seed is None:  # seeding every generator takes 0.4 ms
             return
-        words = np.random.SeedSequence([seed, step, self.rank]).generate_state(1)
+        words = np.random.SeedSequence([self.settings.dropout_seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
     def loss_sums(self, part: Batch) -> dict[str, Tensor]:
@@ -169,9 +166,9 @@ class Engine:
         try:
             with nullcontext() if self.is_compiled else uncompiled(), self._forward_context():
                 part = part.to(self.device)
-                return self.model(**part.model_inputs, **part.targets, z_weight=self._z_weight)
+                return self.model(**part.model_inputs, **part.targets, z_weight=self.settings.z_weight)
         except RuntimeError as error:
-            if not (self.is_compiled and is_of_compiler(error)) or self._gathers_layers:
+            if not (self.is_compiled and is_of_compiler(error)) or self.gathers_layers:
                 raise
             reason = getattr(error, "inner_exception", error)
             log.warning("not compiled: compiling failed (%s)", first_line(reason))
@@ -179,7 +176,8 @@ class Engine:
         return self.loss_sums(part)
 
     def _forward_context(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bf16)
+        is_bf16 = self.settings.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16)
 
     def synchronising(self, last: bool) -> Any:
         """Context in which gradients are exchanged between processes after the last micro-batch only."""
@@ -189,20 +187,12 @@ class Engine:
         """Accumulate the gradients of a loss; ``last``: of this step's micro-batches."""
         loss.backward()
 
-    def open_evaluation(self, config: Config) -> HeldoutEvaluation | TaskEvaluation:
-        """What the run is measured by while it trains: held-out text, or exact match on test samples of its task."""
-        if config.task.name is None:
-            return HeldoutEvaluation(config, rank=self.rank, world_size=self.processes)
-        if self._gathers_layers:  # in every forward pass, which all make together: each decodes everything
-            return TaskEvaluation(config)
-        return TaskEvaluation(config, rank=self.rank, world_size=self.processes)
-
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
         self.model.eval()
         with uncompiled(), self._forward_context():  # one shape was compiled, that of training
             if isinstance(evaluation, TaskEvaluation):
-                reduce_sum = (lambda value: value) if self._gathers_layers else self.sum_over_processes
+                reduce_sum = (lambda value: value) if self.gathers_layers else self.sum_over_processes
                 row = evaluation.run(self.raw_model, reduce_sum, self.device)
             else:
                 row = evaluation.run(self.model, self.sum_over_processes, self.device)
@@ -297,27 +287,23 @@ class Engine:
 # --- compiling ---
 
 
-def compiled(config: Config, model: Model, *, by_layer: bool = False) -> Any:
+def compile_options(compiler: CompilerConfig) -> dict[str, Any]:
+    """What `torch.compile` is given."""
+    options = asdict(compiler)
+    del options["from_steps"]
+    return options
+
+
+def compiled(model: Model, compiler: CompilerConfig, *, by_layer: bool = False) -> Any:
     """What to train with: the compiled model, which shares all tensors with ``model``; None where nothing is compiled.
 
-    Runs of fewer than `compile.from_steps` steps are not, nor is fine-grained checkpointing, which breaks the graph
-    inside of every layer. ``by_layer``: each layer is compiled by itself, and ``model`` returned, for layers that are
-    computed again in the backward pass (compiled inside of that), or gathered from other processes one by one; tuples
-    have none. The config alone decides, so a resumed run computes as it did before.
+    ``by_layer``: each layer is compiled by itself, and ``model`` returned, for layers that are computed again in the
+    backward pass (compiled inside of that), or gathered from other processes one by one; tuples have none.
     """
-    if config.compile is None:
-        return None
-    options = asdict(config.compile)
-    decoder = decoder_of(model) if by_layer else None
-    amount, unit = parse_duration(config.max_duration)
-    # How many steps an epoch has is not known here.
-    steps = {"steps": amount, "tokens": amount / config.tokens_per_step, "epochs": math.inf}[unit]
-    if from_steps := options.pop("from_steps"):
-        is_broken = config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained
-        if steps < from_steps or is_broken:
-            return None
-    if decoder is None:
+    options = compile_options(compiler)
+    if not by_layer:
         return torch.compile(model, **options)
+    decoder = decoder_of(model)
     if isinstance(decoder, TupleAttention):
         return None
     for block in decoder.blocks():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import resource
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,10 +18,8 @@ from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch import nn
 
-from olmo_sparsity.config.schema import Config
-from olmo_sparsity.model.build import empty_model, token_embedding
+from olmo_sparsity.config.schema import WandbConfig
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import missing_module
 from olmo_sparsity.util.files import set_aside, write_text
@@ -47,38 +44,40 @@ class Monitor:
 
     def __init__(
         self,
-        config: Config,
+        trackers: Sequence[Tracker],
         *,
         first_step: int,
         last_step: int,
-        enabled: bool = True,
+        tokens_per_step: int,
+        speed_steps: int,
+        mfu_per_rate: float | None = None,
         device: torch.device = _CPU,
-        processes: int = 1,
+        enabled: bool = True,
     ):
-        """``enabled``: in the main process."""
-        self.config = config
-        self.enabled = enabled
+        """``trackers`` are open, and closed with the monitor. ``speed_steps``: over how many the speed is a mean.
+
+        ``mfu_per_rate``: MFU at one token per second; None: not known. ``enabled``: in the main process.
+        """
+        self.trackers = trackers
+        self.first_step = first_step
+        self.last_step = last_step
+        self.tokens_per_step = tokens_per_step
+        self.speed_steps = speed_steps
+        self.mfu_per_rate = mfu_per_rate
         self.device = device
-        self.tokens_per_step, self.first_step, self.last_step = config.tokens_per_step, first_step, last_step
-        peak = peak_flops(config, device) if enabled else None
-        self.utilisation_per_rate = flops_per_token(config) / (peak * processes) if peak else None
+        self.enabled = enabled
         self.paused_seconds = 0.0
         self.note = ""
-        self.trackers: list[Tracker] = []
 
     def __enter__(self) -> Monitor:
         total = self.last_step * self.tokens_per_step
         done = self.first_step * self.tokens_per_step
         with ExitStack() as stack:
             stack.push(self._close_trackers)
-            if self.enabled:
-                self.trackers.append(MetricsFile(self.config, self.first_step))
-            if self.enabled and self.config.wandb:
-                self.trackers.append(WeightsAndBiases(self.config, self.first_step))
             bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
             self.advance = stack.enter_context(bar)
             self.opened = stack.pop_all()
-        self.step_times = deque([self._training_time()], maxlen=self.config.speed_monitor.window_size + 1)
+        self.step_times = deque([self._training_time()], maxlen=self.speed_steps + 1)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -125,7 +124,7 @@ class Monitor:
         is_last = step == self.last_step
         return [tracker for tracker in self.trackers if is_last or step % tracker.interval == 0]
 
-    def _write(self, step: int, values: dict[str, Any], trackers: list[Tracker]) -> None:
+    def _write(self, step: int, values: dict[str, Any], trackers: Sequence[Tracker]) -> None:
         for tracker in trackers:
             tracker.write({"step": step, "tokens": step * self.tokens_per_step, **values})
 
@@ -133,8 +132,8 @@ class Monitor:
         seconds = self.step_times[-1] - self.step_times[0]
         rate = (len(self.step_times) - 1) * self.tokens_per_step / max(seconds, 1e-9)
         values = {"tokens_per_second": rate}
-        if self.utilisation_per_rate is not None:
-            values["mfu"] = rate * self.utilisation_per_rate
+        if self.mfu_per_rate is not None:
+            values["mfu"] = rate * self.mfu_per_rate
         return {**values, "peak_memory_gb": peak_memory_gb(self.device)}
 
 
@@ -152,9 +151,9 @@ def peak_memory_gb(device: torch.device) -> float:
 class MetricsFile:
     """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped."""
 
-    def __init__(self, config: Config, done_steps: int):
-        self.interval = config.console_log_interval
-        path = Path(config.save_folder) / METRICS_NAME
+    def __init__(self, folder: Path, done_steps: int, *, interval: int):
+        self.interval = interval
+        path = folder / METRICS_NAME
         repair_metrics(path, done_steps)
         kept = [row for row in read_metrics(path) if row["step"] <= done_steps] if done_steps else []
         _write_rows(path, kept)
@@ -183,12 +182,13 @@ class WeightsAndBiases:
     END_SECONDS = 10.0
     """How long the end of the run waits for the last rows to be taken."""
 
-    def __init__(self, config: Config, done_steps: int):
-        options = config.wandb
-        assert options is not None
-        self.config, self.folder = config, Path(config.save_folder)
+    def __init__(self, options: WandbConfig, folder: Path, done_steps: int, *, run_config: dict[str, Any]):
+        """``run_config``: the settings that W&B shows beside the run."""
+        self.options = options
+        self.folder = folder
+        self.run_config = run_config
         self.interval = options.log_interval
-        path = self.folder / RUN_ID_NAME
+        path = folder / RUN_ID_NAME
         if done_steps == 0 or not path.is_file():
             write_text(path, uuid.uuid4().hex[:12] + "\n")
         self.run_id = path.read_text(encoding="utf8").strip()
@@ -271,16 +271,14 @@ class WeightsAndBiases:
             more = {"mode": mode}
             with suppress(Exception):  # its service may have died; it would hold the id of the run
                 wandb.teardown()
-        options = self.config.wandb
-        assert options is not None
         return wandb.init(
             dir=str(self.folder),
-            project=options.project,
-            entity=options.entity,
-            group=options.group,
-            name=options.name,
-            tags=options.tags,
-            config=self.config.asdict(exclude=["wandb"]),
+            project=self.options.project,
+            entity=self.options.entity,
+            group=self.options.group,
+            name=self.options.name,
+            tags=self.options.tags,
+            config=self.run_config,
             id=self.run_id,
             **more,
         )
@@ -367,57 +365,3 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-# --- model FLOPs; their quotient with what a device can do is the model FLOPs utilisation (MFU) ---
-
-_PEAK_TERAFLOPS = {
-    # name as torch.cuda.get_device_name gives it, dense bf16 TFLOP/s of NVIDIA's data sheets;
-    # the first that fits counts, so variants stand before the plain name
-    r"\bB200\b": 2250.0,
-    r"\bH(100|200) NVL\b": 835.5,
-    r"\bH100 PCIe\b": 756.0,
-    r"\b(G?H200|H100|H800)\b": 989.4,
-    r"\bA(100|800)\b": 312.0,
-    r"\bA40\b": 149.7,
-    r"\bA30\b": 165.0,
-    r"\bL40S\b": 362.0,
-    r"\bL40\b": 181.0,
-    r"\bL4\b": 121.0,
-}
-
-
-def flops_per_token(config: Config) -> float:
-    """Model FLOPs of training on one token, forward and backward: 6 N + 12 L d T (PaLM, Chowdhery et al. 2022, app. B).
-
-    N: elements of all matrices that every token is multiplied with: the output projection is one of them, tied or not;
-    the look-up tables of tokens and positions are not. L layers, d = `d_model`, T = `max_sequence_length`: attention
-    counts as the full T x T matrix, also where a causal kernel skips half of it, as in MFU figures of others. Not
-    counted: recomputation under activation checkpointing, norms, activations, softmax, the loss, the optimizer, and
-    that DAPE v2 convolves T x T scores.
-    """
-    model = empty_model(config, device="meta")
-    sizes = config.model
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = sum(
-        parameter.numel()
-        for parameter in model.parameters()
-        if parameter.ndim == 2 and id(parameter) not in tables
-    )
-    if sizes.weight_tying and sizes.family == "olmo":  # the head of GPT-NeoX is a matrix of its own
-        matrices += token_embedding(model).weight.numel()
-    return 6.0 * matrices + 12.0 * sizes.n_layers * sizes.d_model * sizes.max_sequence_length
-
-
-def peak_flops(config: Config, device: torch.device) -> float | None:
-    """FLOP/s that one device does at most in dense bf16, whatever the run's precision; None where it is not known.
-
-    `speed_monitor.gpu_flops_available` overrides the table. A processor, or part of a GPU (MIG), is not guessed.
-    """
-    if config.model.family == "tuples":
-        return None  # it looks up instead of multiplying matrices
-    if config.speed_monitor.gpu_flops_available is not None:
-        return float(config.speed_monitor.gpu_flops_available)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    fitting = (peak * 1e12 for pattern, peak in _PEAK_TERAFLOPS.items() if re.search(pattern, name))
-    return None if "MIG" in name else next(fitting, None)

@@ -1,7 +1,8 @@
 """Training, to be read downward: batch, forward, backward, clip, step, log, save, stop.
 
-One loop for every model, task and number of processes. `engine.py` has what depends on processes and devices, `zero.py`
-the same over DeepSpeed, `resume.py` which checkpoint a run goes on from.
+One loop for every model, task and number of processes. `build.py` makes the parts that a config asks for. `engine.py`
+has what depends on processes and devices, `zero.py` the same over DeepSpeed, `plan.py` what happens at which step,
+`resume.py` which checkpoint a run goes on from.
 """
 
 from __future__ import annotations
@@ -12,32 +13,35 @@ import time
 from pathlib import Path
 
 import torch
-from olmo.config import SchedulerUnits
-from olmo.optim import build_scheduler
 from torch import Tensor
 
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     OPTIMIZER,
     WEIGHTS,
-    TrainState,
-    checkpoints,
     load_optimizer,
     load_state,
     load_weights,
-    save_checkpoint,
-    step_folder,
     step_of,
     verify,
 )
-from olmo_sparsity.config.durations import parse_duration, parse_steps
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import open_training_data, verify_checksums
-from olmo_sparsity.data.windows import Batch, TrainingBatches, run_tokenizer
-from olmo_sparsity.evaluate.exact_match import exact_share
+from olmo_sparsity.data.build import open_training_data, verify_checksums
+from olmo_sparsity.data.windows import Batch, TrainingBatches
+from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
+from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine, chosen_precision
+from olmo_sparsity.training.build import (
+    build_engine,
+    build_plan,
+    build_saver,
+    open_monitor,
+    open_run_evaluation,
+    prepare_model,
+)
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.log import METRICS_NAME, Monitor, repair_metrics
+from olmo_sparsity.training.plan import Plan
 from olmo_sparsity.training.resume import (
     append_provenance,
     initial_checkpoint,
@@ -46,9 +50,8 @@ from olmo_sparsity.training.resume import (
     run_folder,
     starting_checkpoint,
 )
-from olmo_sparsity.training.zero import ZeroEngine
+from olmo_sparsity.training.saving import CheckpointSaver
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     weights are changed; the gradient under ZeRO before they are saved), and `StoppedBySignal` after saving on SIGUSR1,
     SIGTERM or Ctrl-C.
     """
-    engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config)
+    engine = build_engine(config)
     # One process looks at the folder: another may be shown an older state of it.
     last = engine.on_main(lambda: starting_checkpoint(config, resume))
     if last is not None and engine.on_main(lambda: is_finished(config, last)):
@@ -78,7 +81,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
-    engine.prepare(model)
+    prepare_model(engine, config, model)
     data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
     engine.refuse_unequal(str(data.identity), "the text to train on")
     with run_folder(config, engine, last, resume):
@@ -86,74 +89,70 @@ def train(config: Config, *, resume: bool = False) -> Path:
         if last is None:
             engine.on_main(lambda: verify_checksums(config))
         wait_for_verification()
-        first_step = 0 if last is None else restore(engine, last, data)
+        first_step = 0 if last is None else restore(engine, last, data.identity)
         engine.on_main(lambda: append_provenance(config, last))
-        return run_steps(config, engine, data, first_step)
+        plan = build_plan(config, first_step=first_step, steps_per_epoch=data.steps_per_epoch)
+        evaluation = open_run_evaluation(config, engine)
+        saver = build_saver(config, engine, data.identity)
+        monitor = open_monitor(config, engine, first_step=first_step, last_step=plan.last_step)
+        return run_steps(engine, data, plan, evaluation, saver, monitor)
 
 
-def restore(engine: Engine, last: Path, data: TrainingBatches) -> int:
-    """Load the optimizer's state of the checkpoint ``last``; returns after how many steps it was written."""
+def restore(engine: Engine, last: Path, data_identity: str | None) -> int:
+    """Load the optimizer's state of the checkpoint ``last``; returns after how many steps it was written.
+
+    Raises `UserError` where it was trained on other text than that of ``data_identity``.
+    """
     state = load_state(last)
     content = (last / CHECKSUMS).read_text(encoding="utf8")
     engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
     if state.data is not None:
-        refuse_change(last, "the text it is trained on, by its sha256,", state.data, data.identity)
+        refuse_change(last, "the text it is trained on, by its sha256,", state.data, data_identity)
     engine.load_optimizer_tensors(load_optimizer(last))
     log.info("resuming from %s", last)
     return state.step
 
 
-def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step: int) -> Path:
-    """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
-    schedule = Schedule(config, data.steps_per_epoch)
-    interval = config.evaluation.interval
-    until = config.evaluation.until
-    evaluation = engine.open_evaluation(config) if interval else None
-    skipped = parse_steps(config.data.skip_steps)
-    for steps in skipped:
-        if steps.stop > first_step + 1:
+def run_steps(
+    engine: Engine,
+    data: TrainingBatches,
+    plan: Plan,
+    evaluation: HeldoutEvaluation | TaskEvaluation | None,
+    saver: CheckpointSaver,
+    monitor: Monitor,
+) -> Path:
+    """The loop itself, over the steps of ``plan``; returns the last checkpoint's folder."""
+    for steps in plan.skipped_ranges:
+        if steps.stop > plan.first_step + 1:
             log.info(
                 "data.skip_steps: steps %d to %d are counted and not trained", steps.start, steps.stop - 1
             )
-    last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
-    deadline = time.monotonic() + (config.time_limit or math.inf)
-    # Read at the start: the corpus may be gone when a checkpoint is saved.
-    tokenizer = path.read_bytes() if engine.is_main and (path := run_tokenizer(config)) else None
-    folder = step_folder(config.save_folder, first_step)
-    batches = data.batches(first_step)
-    monitor = Monitor(
-        config,
-        first_step=first_step,
-        last_step=last_step,
-        enabled=engine.is_main,
-        device=engine.device,
-        processes=engine.processes,
-    )
+    folder = saver.folder_of(plan.first_step)
+    batches = data.batches(plan.first_step)
     with monitor, StopRequest() as stop:
-        for step in range(first_step + 1, last_step + 1):
+        for step in range(plan.first_step + 1, plan.last_step + 1):
             batch = next(batches)
-            if any(step in steps for steps in skipped):
+            if plan.skips(step):
                 monitor.log_skipped(step)
             else:
-                monitor.log(step, train_step(engine, batch, schedule, step))
+                monitor.log(step, train_step(engine, batch, plan, step))
 
-            stops = engine.any_process(stop.received is not None or time.monotonic() > deadline)
+            stops = engine.any_process(stop.received is not None or time.monotonic() > plan.deadline)
             has_learned = False
             with monitor.paused():
                 if stops:  # first of all: there may be seconds left
-                    folder = save(config, engine, step, data.identity, tokenizer, step >= schedule.max_steps)
-                if evaluation is not None and interval and (step == last_step or step % interval == 0):
+                    folder = saver.save(step, finished=plan.is_complete_after(step))
+                if evaluation is not None and plan.evaluates_after(step):
                     measures = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, measures)
+                    until = plan.evaluation_until
                     has_learned = until is not None and exact_share(measures) >= until
-                is_due = step == last_step or (config.save_interval and step % config.save_interval == 0)
-                if has_learned or (is_due and not stops):
-                    is_last = has_learned or step >= schedule.max_steps
-                    folder = save(config, engine, step, data.identity, tokenizer, is_last)
+                if has_learned or (plan.saves_after(step) and not stops):
+                    folder = saver.save(step, finished=has_learned or plan.is_complete_after(step))
             if has_learned:
                 log.info("finished after step %d: exact match reached evaluation.until", step)
                 break
-            if stops and step < last_step:
+            if stops and step < plan.last_step:
                 why = stop.received or "a signal to another process, or time_limit"
                 raise StoppedBySignal(
                     f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
@@ -161,16 +160,15 @@ def run_steps(config: Config, engine: Engine, data: TrainingBatches, first_step:
     return folder
 
 
-def train_step(engine: Engine, batch: Batch, schedule: Schedule, step: int) -> dict[str, float]:
+def train_step(engine: Engine, batch: Batch, plan: Plan, step: int) -> dict[str, float]:
     """Forward, backward, clip, update the weights; returns what is logged. Raises `UserError` as `finite` does."""
-    engine.seed_dropout(engine.config.seed, step)  # after reading: the loader draws from the same generator
-    on_device = forward_backward(engine, batch, engine.config.task.length_groups)
-    on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
+    engine.seed_dropout(step)  # after reading: the loader draws from the same generator
+    on_device = forward_backward(engine, batch, plan.length_groups)
+    on_device |= engine.clip_gradients(plan.schedule.max_grad_norm(step))
     # Read together: the processor waits once for the device, which has then nothing to do for a moment.
-    skipped = engine.config.data.skip_steps
-    values = finite({name: float(value) for name, value in on_device.items()}, step, skipped)
-    learning_rate = schedule.learning_rate(step)
-    values |= finite(engine.step(learning_rate), step, skipped)
+    values = finite({name: float(value) for name, value in on_device.items()}, step, plan.skip_steps)
+    learning_rate = plan.schedule.learning_rate(step)
+    values |= finite(engine.step(learning_rate), step, plan.skip_steps)
     return {**values, "learning_rate": learning_rate}
 
 
@@ -198,7 +196,7 @@ def accumulate_gradients(engine: Engine, batch: Batch) -> dict[str, Tensor]:
     # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
     count = engine.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
     totals: dict[str, Tensor] = {}
-    parts = batch.micro_batches(engine.micro_batch_size)
+    parts = batch.micro_batches(engine.settings.micro_batch_size)
     for number, part in enumerate(parts):
         is_last = number == len(parts) - 1
         with engine.synchronising(is_last):
@@ -214,7 +212,7 @@ def accumulate_gradients(engine: Engine, batch: Batch) -> dict[str, Tensor]:
 def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
     """The sum of the losses of this process's examples and how many tokens count, (2,)."""
     total = torch.zeros((), device=engine.device)
-    for part in batch.micro_batches(engine.micro_batch_size):
+    for part in batch.micro_batches(engine.settings.micro_batch_size):
         total += engine.loss_sums(part)["loss_nats"]
     return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=engine.device)])
 
@@ -233,61 +231,3 @@ def finite(values: dict[str, float], step: int, skipped: str | None) -> dict[str
                 f"--data.skip_steps={before}{step}:{step + 1}"
             )
     return values
-
-
-class Schedule:
-    """OLMo's scheduler for one run: pure functions of the optimizer step, whatever the number of processes.
-
-    The first step is 1, as in OLMo.
-    """
-
-    def __init__(self, config: Config, steps_per_epoch: int | None):
-        """``steps_per_epoch``: None of a task, which has no epochs."""
-        amount, unit = parse_duration(config.max_duration)
-        steps = {
-            "steps": amount,
-            "tokens": amount / config.tokens_per_step,
-            "epochs": amount * (steps_per_epoch or 0),
-        }[unit]
-        self.config, self.scheduler = config, build_scheduler(config)
-        self.max_steps = max(1, int(steps))  # of the whole run
-        self.last_step = min(self.max_steps, config.stop_at or self.max_steps)
-        self.scale = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
-
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of optimizer step ``step``."""
-        initial = self.config.optimizer.learning_rate
-        return self.scheduler.get_lr(initial, step * self.scale, self.max_steps * self.scale)
-
-    def max_grad_norm(self, step: int) -> float | None:
-        """Gradient clipping bound of optimizer step ``step``; None where gradients are not clipped."""
-        initial = self.config.max_grad_norm
-        return self.scheduler.get_max_grad_norm(initial, step * self.scale, self.max_steps * self.scale)
-
-
-# --- saving ---
-
-
-def save(
-    config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, finished: bool
-) -> Path:
-    """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
-    weights = engine.weights()
-    optimizer = engine.optimizer_tensors()
-    state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
-
-    def write() -> None:
-        save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
-        for old in no_longer_kept(config):
-            remove(old)
-
-    engine.on_main(write)
-    return step_folder(config.save_folder, step)
-
-
-def no_longer_kept(config: Config) -> list[Path]:
-    """Checkpoints of the run that are not among the last m; every p-th stays. A count below 1 keeps all."""
-    keep = config.save_num_checkpoints_to_keep
-    every = config.checkpoints.keep_every
-    old = checkpoints(config.save_folder)[:-keep] if keep > 0 else []
-    return [folder for folder in old if every is None or step_of(folder) % every]

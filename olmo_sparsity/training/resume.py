@@ -21,7 +21,7 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.config.durations import parse_steps
 from olmo_sparsity.config.fields import RECORDED, field_value, leaves, may_change
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.windows import run_tokenizer
+from olmo_sparsity.data.build import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
@@ -91,7 +91,7 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
     for name in {**before, **now}:  # a section may have its fields in one of them alone
         if not may_change(name):
             refuse_change(folder, name, before.get(name), now.get(name))
-    chosen = chosen_precision(config)
+    chosen = chosen_precision(config.precision)
     if config.precision is None and state.precision not in (None, chosen):
         was = _PRECISIONS[str(state.precision)]
         would_be = _PRECISIONS[chosen]
@@ -137,7 +137,7 @@ def changed_settings(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     before, now = ({name: field_value(of, name) for name in sorted(RECORDED)} for of in (saved, config))
     if state.precision is not None:
         before["precision"] = _PRECISIONS[state.precision]
-        now["precision"] = _PRECISIONS[chosen_precision(config)]
+        now["precision"] = _PRECISIONS[chosen_precision(config.precision)]
     return {name: {"before": before[name], "now": now[name]} for name in before if before[name] != now[name]}
 
 
@@ -146,7 +146,7 @@ def append_provenance(config: Config, last: Path | None) -> None:
 
     A damaged file is set aside: no loss depends on it.
     """
-    start: dict[str, Any] = {**provenance(), "precision": chosen_precision(config)}
+    start: dict[str, Any] = {**provenance(), "precision": chosen_precision(config.precision)}
     if last is not None:
         start["resumed_at_step"] = step_of(last)
         start["changed"] = changed_settings(config, last)

@@ -20,7 +20,13 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import local_batch_size
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.training.engine import SEPARATOR, Engine, chosen_precision, process_group
+from olmo_sparsity.training.engine import (
+    SEPARATOR,
+    Engine,
+    EngineSettings,
+    chosen_precision,
+    process_group,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import find_shipped, read_json
 
@@ -34,7 +40,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """
     path = find_shipped(str(config.deepspeed.config))
     values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
-    per_process = local_batch_size(config, world_size)
+    per_process = local_batch_size(config.global_train_batch_size, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
     if per_process % micro:
         # A step's last micro-batch is smaller, which DeepSpeed cannot say. It only asks whether there are several: the
@@ -46,7 +52,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": per_process // micro,
         "gradient_clipping": config.max_grad_norm or 0.0,
         "torch_autocast": {
-            "enabled": chosen_precision(config) == "bf16",
+            "enabled": chosen_precision(config.precision) == "bf16",
             "dtype": "bfloat16",
             # DeepSpeed would reduce the gradients of these modules in bf16, by default those of every nn.Linear.
             "lower_precision_safe_modules": [],
@@ -135,7 +141,12 @@ def _importing_without_gpu() -> Iterator[None]:
 class ZeroEngine(Engine):
     """The engine over DeepSpeed. Gathering weights and optimizer state is collective: every process calls it."""
 
-    def _make_accelerator(self, config: Config) -> Accelerator:
+    def __init__(self, deepspeed: dict[str, Any]):
+        """``deepspeed``: its configuration, of `deepspeed_config`."""
+        self._deepspeed = deepspeed
+        super().__init__()
+
+    def _make_accelerator(self) -> Accelerator:
         _set_launcher_variables()
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         if not torch.cuda.is_available():
@@ -144,21 +155,21 @@ class ZeroEngine(Engine):
 
             # It would compile an extension, a minute at its first use on a machine, that sums for inference alone.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, int(os.environ["WORLD_SIZE"])))
+        plugin = DeepSpeedPlugin(hf_ds_config=self._deepspeed)
         accelerator = Accelerator(
             deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group()]
         )
         assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), "each process believes to be alone"
         return accelerator
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: Model, optimizer: torch.optim.Optimizer, settings: EngineSettings) -> None:
         """As `Engine.prepare`. Stage 3 gathers layers whole: hooks inside of one would break its compiled graph."""
         decoder = decoder_of(model)
         if self.stage == 3 and not isinstance(decoder, TupleAttention):
             from deepspeed.utils import set_z3_leaf_modules
 
             set_z3_leaf_modules(model, list({type(block) for block in decoder.blocks()}))
-        super().prepare(model)
+        super().prepare(model, optimizer, settings)
 
     @property
     def stage(self) -> int:
@@ -166,7 +177,7 @@ class ZeroEngine(Engine):
         return self.accelerator.state.deepspeed_plugin.zero_stage
 
     @property
-    def _gathers_layers(self) -> bool:
+    def gathers_layers(self) -> bool:
         return self.stage == 3
 
     def _forward_context(self) -> Any:
@@ -280,6 +291,11 @@ class ZeroEngine(Engine):
     def _state_keys(self) -> tuple[str, ...]:
         is_adamw = isinstance(self._base_optimizer, torch.optim.AdamW)
         return ("exp_avg", "exp_avg_sq") if is_adamw else ("exp_avg",)
+
+
+def launched_processes() -> int:
+    """How many processes the launcher has started; 1 where there is none."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
 def _set_launcher_variables() -> None:

@@ -36,7 +36,7 @@ from analysis.open_model import open_model
 from olmo_sparsity import cli
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
-from olmo_sparsity.data.batches import task_of
+from olmo_sparsity.data.build import task_of
 from olmo_sparsity.tasks import TASKS, Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.tasks.task import Draws, Sizes, register

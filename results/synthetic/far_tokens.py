@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.data.batches import TaskPositions, task_of
+from olmo_sparsity.data.build import task_of, task_positions
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.tasks.parts import MARKS
@@ -75,7 +75,7 @@ def of_run(run):
     indices, rows = np.arange(SAMPLES), []
     for length in LENGTHS:
         batch = task_of(config).at_length(length, None).sample("test", SEED, indices)
-        ids = TaskPositions(config).ids(batch, split="test", seed=SEED, indices=indices)
+        ids = task_positions(config).ids(batch, split="test", seed=SEED, indices=indices)
         start = int(batch.response_start[0])
         for within in WITHIN:
             wrong = wrong_digits(model, batch.tokens, ids, start, within)

@@ -23,7 +23,7 @@ from benchmarks.train import with_random_tokens
 from olmo_sparsity.checkpoint import config_of, resolve_checkpoint
 from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.data.batches import open_training_data
+from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.model.build import build_model

@@ -20,11 +20,12 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from benchmarks.timing import PRODUCT, Json, about_this_run, matrix_product, rates, synchronise, time_in_turn
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
-from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.log import flops_per_token, peak_flops
+from olmo_sparsity.training.build import build_engine, prepare_model
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.loop import forward_backward
 from olmo_sparsity.util.errors import UserError
 
@@ -42,9 +43,9 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         of_run = with_random_tokens(load_config(config, overrides), Path(folder))
         compiler = replace(of_run.compile or CompilerConfig(), from_steps=0)
         torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
-        loop = Engine(replace(of_run, compile=None), build_model(of_run))
-        compiled = Engine(replace(of_run, compile=compiler), build_model(of_run))
-        is_bf16 = chosen_precision(of_run) == "bf16"
+        loop = engine_of(replace(of_run, compile=None))
+        compiled = engine_of(replace(of_run, compile=compiler))
+        is_bf16 = loop.settings.precision == "bf16"
         of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
         given = (of_run, loop.device, is_bf16, steps)
         multiply, operations = matrix_product(loop.device, torch.bfloat16 if is_bf16 else torch.float32)
@@ -90,9 +91,16 @@ def with_random_tokens(config: Config, folder: Path) -> Config:
     return replace(config, data=data, corpus=corpus, save_folder=str(folder / "run"))
 
 
+def engine_of(config: Config) -> Engine:
+    """The engine of a run, its model prepared."""
+    engine = build_engine(config)
+    prepare_model(engine, config, build_model(config))
+    return engine
+
+
 def loop_steps(engine: Engine, config: Config, steps: int) -> Runner:
     """Optimizer steps as this project's loop makes them, with its data."""
-    batches = TrainingData(config).batches(0)
+    batches = open_training_data(config).batches(0)
 
     def run() -> None:
         for _ in range(steps):
@@ -110,7 +118,7 @@ def plain_steps(config: Config, device: torch.device, is_bf16: bool, steps: int)
     model.to(device)
     decay = config.optimizer.weight_decay
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay, fused=True)
-    parts = next(TrainingData(config).batches(0)).to(device).split(config.device_train_microbatch_size)
+    parts = next(open_training_data(config).batches(0)).to(device).split(config.device_train_microbatch_size)
 
     def run() -> None:
         for _ in range(steps):
@@ -136,7 +144,7 @@ def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: in
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
         raise UserError(f"device_train_microbatch_size: {size} does not divide {batch}; give one that does")
-    windows = next(TrainingData(config).batches(0)).input_ids
+    windows = next(open_training_data(config).batches(0)).input_ids
     clock = _Clock()
     trainer = Trainer(
         model=to_transformers(ours, config),

@@ -13,7 +13,7 @@ from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.data.text import train_bpe
 from olmo_sparsity.data.tokens import load_tokenizer, tokenizer_file
-from olmo_sparsity.export import export_checkpoint, family_of, position_reach
+from olmo_sparsity.export import export_checkpoint, family_of
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -104,9 +104,9 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
         family_of(tiny.model_config(**changes))
 
 
-def test_ids_and_reach_are_written_down(tmp_path):
-    for scheme, reach in (("contiguous", 32), ("random_start", 64), ("pose", 64)):
-        assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
+def test_ids_and_the_number_of_positions_are_written_down(tmp_path):
+    for scheme, expected in (("contiguous", 32), ("random_start", 64), ("pose", 64)):
+        assert tiny.train_config(tmp_path, f"--positions.scheme={scheme}").max_positions == expected
     source, _ = checkpoint(tmp_path, weight_tying=True, eos_token_id=0, pad_token_id=1)
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

@@ -191,4 +191,13 @@ def checkpoint(
         if "norm" in name or "ln_f" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     file = (corpus / TOKENIZER_NAME).read_bytes() if tokenizer else None
-    return save_checkpoint(folder / "run", config, TrainState(1, 1), model.state_dict(), {}, file), model
+    return save_model(folder / "run", config, model, tokenizer=file), model
+
+
+def save_model(
+    run: str | Path, config: Config, model: torch.nn.Module, *, step: int = 1, tokenizer: bytes | None = None
+) -> Path:
+    """A checkpoint of these weights, with no state of an optimizer."""
+    weights = model.state_dict()
+    state = TrainState(step, step)
+    return save_checkpoint(run, state, config=config, weights=weights, optimizer={}, tokenizer=tokenizer)

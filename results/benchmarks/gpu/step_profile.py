@@ -16,14 +16,12 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import about_this_run, synchronise
-from benchmarks.train import loop_steps, with_random_tokens
+from benchmarks.train import engine_of, loop_steps, with_random_tokens
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.log import flops_per_token, peak_flops
+from olmo_sparsity.training.flops import flops_per_token, peak_flops
 
 TINY = ["--model.n_layers=1", "--model.d_model=64", "--model.n_heads=2", "--global_train_batch_size=4"]
 TINY += ["--device_train_microbatch_size=2"]
@@ -45,7 +43,7 @@ def main(path, out, *changes):
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     config = with_random_tokens(load_config(path, given), out)
-    engine = Engine(config, build_model(config))
+    engine = engine_of(config)
     device, step = engine.device, loop_steps(engine, config, 1)
     for _ in range(10):
         step()

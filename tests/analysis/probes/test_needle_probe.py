@@ -13,7 +13,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes import needle as probe
 from analysis.probes.needle import NeedleProbe, measure_cell
-from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
+from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.data.windows import is_held_out
 from olmo_sparsity.model.build import build_model
 from tests.support import small_measurement, tiny
@@ -100,8 +100,7 @@ def test_a_model_that_saw_needles_is_measured_with_unseen_keys(tmp_path, family)
     model = tiny.model_config(max_sequence_length=24, family=family)
     config = replace(config, model=model, needles=needles)
     tokenizer = (corpus / "tokenizer.json").read_bytes()
-    weights = build_model(config).state_dict()
-    run = save_checkpoint(tmp_path / "saw", config, TrainState(1, 1), weights, {}, tokenizer)
+    run = tiny.save_model(tmp_path / "saw", config, build_model(config), tokenizer=tokenizer)
     with refused("was trained on text with needles; add --unseen-keys"):
         PROBE.measure(str(run), corpus, **HOW)
     few = replace(PROBE, samples=2, lengths=(12,), ks=(1,), unseen_keys=True)

@@ -65,7 +65,7 @@ def dry_run(submit):
 @pytest.fixture
 def run_folder(tmp_path):
     """A corpus, and a checkpoint's outer shape: enough to submit, not to measure."""
-    save_checkpoint(tmp_path / "run", tiny.train_config(tmp_path), TrainState(8, 1), {}, {}, None)
+    tiny.save_model(tmp_path / "run", tiny.train_config(tmp_path), torch.nn.Identity(), step=8)
     return tmp_path
 
 
@@ -228,7 +228,14 @@ def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(
     config = tiny.train_config(tmp_path)
     folder = "seed=3" if line.startswith("sweep") else config.save_folder
     tensors = {"weight": torch.zeros(1)}
-    save_checkpoint(tmp_path / folder, config, TrainState(4, 4, finished=False), tensors, tensors, None)
+    save_checkpoint(
+        tmp_path / folder,
+        TrainState(4, 4, finished=False),
+        config=config,
+        weights=tensors,
+        optimizer=tensors,
+        tokenizer=None,
+    )
     before = sorted(tmp_path.rglob("*"))
     assert len(dry_run(line)) == 1
     with refused(r"weight_decay"):

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from olmo_sparsity import positions
-from olmo_sparsity.data.batches import TaskData, TaskPositions, open_training_data, task_of
+from olmo_sparsity.data.build import open_training_data, task_of, task_positions
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -17,20 +17,20 @@ INDICES = np.arange(40)
 
 def ids_of(config, split="train", seed=5):
     samples = task_of(config).sample(split, seed, INDICES)
-    return samples, TaskPositions(config).ids(samples, split=split, seed=seed, indices=INDICES)
+    return samples, task_positions(config).ids(samples, split=split, seed=seed, indices=INDICES)
 
 
 def test_a_step_is_the_same_on_any_number_of_processes_workers_and_restarts(tmp_path):
     config = tiny_task.config(tmp_path)
-    alone = [batch for batch, _ in zip(TaskData(config).batches(0), range(4), strict=False)]
+    alone = [batch for batch, _ in zip(open_training_data(config).batches(0), range(4), strict=False)]
     for rank in range(2):
-        shared = TaskData(config, rank=rank, world_size=2).batches(2)
+        shared = open_training_data(config, rank=rank, world_size=2).batches(2)
         for step in (2, 3):
             part = next(shared)
             assert torch.equal(part.input_ids, alone[step].input_ids[rank::2])
             assert torch.equal(part.position_ids, alone[step].position_ids[rank::2])
     config.data.num_workers, config.data.prefetch_factor = 1, 2
-    with_workers = TaskData(config).batches(1)
+    with_workers = open_training_data(config).batches(1)
     assert torch.equal(next(with_workers).input_ids, alone[1].input_ids)
     assert not torch.equal(alone[0].input_ids, alone[1].input_ids)
     with refused("cannot be shared by 3 processes"):
@@ -49,7 +49,7 @@ def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip)
         assert after[0] == 0 and (np.diff(after) > 0).all() and after[-1] < 24
         jumps = int((np.diff(after[1:]) > 1).sum())
         assert jumps <= (1 if skip else 0)
-    of_test = TaskPositions(config).ids(samples, split="test", seed=5, indices=INDICES)
+    of_test = task_positions(config).ids(samples, split="test", seed=5, indices=INDICES)
     gaps = [np.diff(np.unique(row[row > 0])) for row in of_test]
     assert all((gap == 1).all() for gap in gaps), "test samples do not skip"
     assert (ids != of_test).any(axis=1).mean() > 0.6, "the same samples start elsewhere in the test"
@@ -88,7 +88,7 @@ def test_two_levels_start_apart_and_make_one_id(tmp_path):
 def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path):
     plain = tiny_task.config(tmp_path, "global_train_batch_size=400")
     config = tiny_task.config(tmp_path, "global_train_batch_size=400", "positions.coupled_share=0.25")
-    batch, whole = (next(TaskData(each).batches(0)) for each in (config, plain))
+    batch, whole = (next(open_training_data(each).batches(0)) for each in (config, plain))
     given = (batch.id_labels != -100).any(dim=1)
     assert 70 < int(given.sum()) < 130
     assert torch.equal(batch.position_ids[given], whole.position_ids[given])
@@ -116,7 +116,7 @@ def test_noise_replaces_ids_by_others_of_the_sample(tmp_path):
         changed += int((one != other).sum())
     # An id that is drawn anew is the same one now and then.
     assert 0.15 < changed / int((clean > 0).sum()) < 0.3
-    task, scheme = task_of(config), TaskPositions(config)
+    task, scheme = task_of(config), task_positions(config)
     for index in range(40):  # whatever it is batched with, and so on any number of processes
         alone = scheme.ids(
             task.sample("train", 5, [index]), split="train", seed=5, indices=np.array([index])

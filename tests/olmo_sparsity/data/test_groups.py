@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from olmo_sparsity.data.build import open_training_tokens
 from olmo_sparsity.data.groups import SplitRule, choose_buckets, groups_of
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.text import Document
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.windows import open_training_tokens
 from tests.support import tiny
 from tests.support.corpora import (
     assert_same_as_one_go,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.batches import open_training_data
-from olmo_sparsity.data.windows import NeedleWeaver, is_held_out
+from olmo_sparsity.data.build import needle_weaver, open_training_data
+from olmo_sparsity.data.windows import is_held_out
 from tests.support import tiny
 
 VOCABULARY, WINDOW, Q = 400, 64, 2
@@ -28,7 +28,7 @@ def text(index: int) -> np.ndarray:
 
 
 def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> None:
-    weaver, lengths = NeedleWeaver(config), set()
+    weaver, lengths = needle_weaver(config), set()
     for index in range(60):
         window, own = text(index), set(text(index).tolist())
         woven = weaver.weave(window, epoch=0, index=index).tolist()
@@ -53,7 +53,7 @@ def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> 
 
 def test_gaps_are_log_uniform_and_places_uniform(config: Config) -> None:
     one = replace(config, needles=replace(config.needles, per_window=1, value_tokens=[1]))
-    weaver, room = NeedleWeaver(one), WINDOW - 6
+    weaver, room = needle_weaver(one), WINDOW - 6
     gaps, places = [], []
     for index in range(3000):
         woven = weaver.weave(np.full(WINDOW, 5), epoch=0, index=index)
@@ -69,10 +69,10 @@ def test_gaps_are_log_uniform_and_places_uniform(config: Config) -> None:
 def test_they_are_a_function_of_seed_epoch_and_index_in_a_share_of_the_windows(config: Config) -> None:
     def woven(index: int = 7, epoch: int = 0, seed: int = config.seed, share: float = 1.0) -> list[int]:
         changed = replace(config, seed=seed, needles=replace(config.needles, share=share))
-        return NeedleWeaver(changed).weave(text(index), epoch=epoch, index=index).tolist()
+        return needle_weaver(changed).weave(text(index), epoch=epoch, index=index).tolist()
 
     assert woven() == woven()
-    at = NeedleWeaver(config).weave(text(7), epoch=0, index=8).tolist()
+    at = needle_weaver(config).weave(text(7), epoch=0, index=8).tolist()
     assert all(other != woven() for other in (woven(epoch=1), at, woven(seed=config.seed + 1)))
     share = np.mean([woven(index, share=0.3) != text(index).tolist() for index in range(1000)])
     assert 0.25 < share < 0.35 and woven(share=0.0) == text(7).tolist()

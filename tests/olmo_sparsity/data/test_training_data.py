@@ -13,7 +13,7 @@ import torch
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
-from olmo_sparsity.data.batches import open_training_data, verify_checksums
+from olmo_sparsity.data.build import open_training_data, verify_checksums
 from olmo_sparsity.data.tokens import open_verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.files import sha256_file
@@ -165,7 +165,7 @@ def test_files_on_another_machine_are_to_be_copied_and_not_to_be_prepared_again(
     remote = f"{scheme}://bucket/part-0.npy"
     config = tiny.train_config(tmp_path, "--corpus.path=null", f"--data.paths=['{remote}']")
     with refused(f"token file {remote} is not on this machine; copy the files to a local folder"):
-        TrainingData(config)
+        open_training_data(config)
     config = tiny.train_config(tmp_path, "--corpus.path=null", "--data.paths=[none.npy]")
     with refused("token file none.npy is missing or empty; correct its path"):
-        TrainingData(config)
+        open_training_data(config)

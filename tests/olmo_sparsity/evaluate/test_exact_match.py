@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.data.batches import TaskPositions, task_of
+from olmo_sparsity.data.build import task_of, task_positions
+from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
-    TaskEvaluation,
     grid,
     measure,
     multiples_of_training_length,
@@ -148,7 +148,7 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
     samples, seed = 24, 5
     config = make_config(tmp_path, "scratchpad_parity", scheme, family)
     config.model.vocab_size = len(task.vocabulary)
-    positions, sized = TaskPositions(config), task.at_length(length)
+    positions, sized = task_positions(config), task.at_length(length)
     indices = np.arange(samples)
     batch = sized.sample("test", seed, indices)
     ids = positions.ids(batch, split="test", seed=seed, indices=indices)
@@ -182,16 +182,16 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
 def test_a_length_or_k_that_cannot_be_measured_is_refused(tmp_path):
     config = make_config(tmp_path, "copy", parameters={"train_length": [15, 20], "test_length": [15, 30]})
     with refused("copy at length 60: positions.table_size is too small for ids up to 61; "):
-        grid(TaskPositions(config), make_task("copy", {}), [10, 60])
+        grid(task_positions(config), make_task("copy", {}), [10, 60])
     parameters = {"train_length": [1, 2], "test_length": [1, 4], "k_train": 2, "k_test": [2, 3]}
     positions = {"table_size": 20, "second_table_size": 4}
     config = make_config(tmp_path, "multi_addition", parameters=parameters, positions=positions)
     with refused("positions.second_table_size is too small for ids up to 6; .*$"):
-        grid(TaskPositions(config), task_of(config), [4], [6])
+        grid(task_positions(config), task_of(config), [4], [6])
 
 
 def test_lengths_and_k(tmp_path):
-    positions = TaskPositions(make_config(tmp_path, "sparse_parity", "contiguous", parameters={}))
+    positions = task_positions(make_config(tmp_path, "sparse_parity", "contiguous", parameters={}))
 
     def cells(task, parameters, *lengths_ks):
         return grid(positions, make_task(task, parameters), *lengths_ks)
@@ -226,9 +226,9 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
     scheme = "predicted" if task == "scratchpad_parity" else "random_start"
     config = make_config(tmp_path, task, scheme, **changes)
     model = build_model(config).eval()
-    row = TaskEvaluation(config).run(model, lambda tensor: tensor)
+    row = open_evaluation(config).run(model, lambda tensor: tensor)
     cells = [(length, 3 if task == "sparse_parity" else None) for length in (10, 20, 24)]
-    given = as_predictor(model), make_task(task, parameters), TaskPositions(config)
+    given = as_predictor(model), make_task(task, parameters), task_positions(config)
     expected = measure(*given, cells, samples=7, seed=4)
     assert row.keys() == {"exact_match"}
     measured = [LengthResult(**values) for values in row["exact_match"]]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
@@ -50,7 +50,7 @@ def losses_of(model, window):
 def test_loss_in_windows_of_the_training_length(make):
     config = make()
     model = model_of(config)
-    row = HeldoutEvaluation(config).run(model, lambda tensor: tensor)
+    row = open_evaluation(config).run(model, lambda tensor: tensor)
     stream = [token for document in DOCUMENTS for token in [*document, tiny.EOS]]
     windows = [stream[i : i + 32] for i in range(0, len(stream) - 31, 32)]
     expected = np.concatenate([losses_of(model, window) for window in windows])
@@ -63,9 +63,9 @@ def test_loss_in_windows_of_the_training_length(make):
 def test_any_number_of_processes_gives_the_same(make, processes):
     config = make("--device_train_microbatch_size=3")
     model = model_of(config)
-    alone = HeldoutEvaluation(config).run(model, lambda tensor: tensor)
+    alone = open_evaluation(config).run(model, lambda tensor: tensor)
     calls, collected = [[] for _ in range(processes)], [[] for _ in range(processes)]
-    shares = [HeldoutEvaluation(config, rank=rank, world_size=processes) for rank in range(processes)]
+    shares = [open_evaluation(config, rank=rank, world_size=processes) for rank in range(processes)]
     for share, seen, sums in zip(shares, calls, collected, strict=True):
         share.run(
             lambda seen=seen, **inputs: seen.append(1) or model(**inputs),
@@ -80,7 +80,7 @@ def test_any_number_of_processes_gives_the_same(make, processes):
 
 def test_windows_are_a_function_of_the_seed_alone(make):
     def chosen(*overrides, **share):
-        evaluation = HeldoutEvaluation(make("--evaluation.windows=3", *overrides), **share)
+        evaluation = open_evaluation(make("--evaluation.windows=3", *overrides), **share)
         return evaluation.windows.tolist()
 
     assert len(chosen()) == 3
@@ -113,7 +113,7 @@ def test_token_files_of_ones_own_have_the_loss_of_the_corpus_they_are_from(make,
 
 def test_held_out_files_come_before_the_corpus_held_out_split(make, tmp_path):
     config = make(f"--evaluation.paths=[{tmp_path}/corpus/train-00000.npy]")
-    assert HeldoutEvaluation(config).tokens.lengths == [12 * 91]
+    assert open_evaluation(config).tokens.lengths == [12 * 91]
 
 
 def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path):

@@ -12,7 +12,7 @@ from olmo_sparsity.model import tuples
 from olmo_sparsity.model.tuples import TupleAttention
 from tests.support import tiny
 
-VOCABULARY, REACH = 5, 40
+VOCABULARY, NUM_IDS = 5, 40
 
 
 def random_model(**options) -> TupleAttention:
@@ -20,7 +20,7 @@ def random_model(**options) -> TupleAttention:
         family="tuples", vocab_size=VOCABULARY, embedding_size=None, tuples=TuplesConfig(**options)
     )
     torch.manual_seed(3)
-    model = TupleAttention(config, reach=REACH).eval()
+    model = TupleAttention(config, num_ids=NUM_IDS).eval()
     for table in (model.content, model.positions, model.values):
         torch.nn.init.normal_(table.weight, std=1.5)
     return model
@@ -43,7 +43,7 @@ def plain_sum(model: TupleAttention, tokens: list[int], ids: list[int]) -> list[
         for each in of_ids[:-1]:
             place = place * (2 * far + 1) + of_ids[-1] - each + far
         if not model.relative:
-            place = place * REACH + of_ids[-1]
+            place = place * NUM_IDS + of_ids[-1]
         weight = math.exp(float(model.content.weight[code, 0] + model.positions.weight[place, 0]))
         total += weight
         given = model.values.weight[code].softmax(dim=0)
@@ -55,7 +55,7 @@ def samples(length=8, coupled=False):
     generator = torch.Generator().manual_seed(length)
     tokens = torch.randint(0, VOCABULARY, (2, length), generator=generator)
     if coupled:
-        return tokens, torch.randint(0, REACH, (2, length), generator=generator)
+        return tokens, torch.randint(0, NUM_IDS, (2, length), generator=generator)
     return tokens, torch.cumsum(torch.randint(1, 5, (2, length), generator=generator), dim=1)
 
 

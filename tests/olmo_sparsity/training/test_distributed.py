@@ -285,9 +285,9 @@ def in_two_processes(code, patience):
 OPENED = """
 import os, time, torch
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.batches import open_training_data
+from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.build import build_engine, prepare_model
 from olmo_sparsity.training.loop import forward_backward
 """
 
@@ -296,7 +296,7 @@ from olmo_sparsity.training.loop import forward_backward
 def test_processes_wait_for_the_main_one_however_long_it_works(folder):
     """To read a large corpus takes longer than processes wait for each other."""
     config = f"config = load_config({str(folder / 'config.yaml')!r})"
-    wait = "Engine(config, build_model(config)).on_main(lambda: time.sleep(5))"
+    wait = "build_engine(config).on_main(lambda: time.sleep(5))"
     assert in_two_processes(f"{OPENED}{config}\n{wait}", patience=2) == [0, 0]
 
 
@@ -311,7 +311,8 @@ def broken(graph, inputs):
 rank, real = int(os.environ["RANK"]), torch.compile
 torch.compile = lambda model, **options: real(model, backend=broken if rank else "aot_eager")
 config = load_config({str(folder / "config.yaml")!r}, {options!r}, warn=False)
-engine = Engine(config, build_model(config))
+engine = build_engine(config)
+prepare_model(engine, config, build_model(config))
 batches = open_training_data(config, rank=rank, world_size=2).batches(0)
 for step in range(2):
     values = forward_backward(engine, next(batches), None) | engine.clip_gradients(1.0)

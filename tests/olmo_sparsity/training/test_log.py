@@ -13,22 +13,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.training import log as log_module
-from olmo_sparsity.training.log import (
-    RUN_ID_NAME,
-    Monitor,
-    WeightsAndBiases,
-    flops_per_token,
-    peak_flops,
-    read_metrics,
-)
+from olmo_sparsity.training.build import open_monitor
+from olmo_sparsity.training.flops import flops_per_token, peak_flops
+from olmo_sparsity.training.log import RUN_ID_NAME, WeightsAndBiases, read_metrics
 from tests.support import tiny
 
 HELDOUT = {"heldout_loss_nats": 3.0, "heldout_tokens": 10}
 
 
+def monitor_of(config, first=0, last=6, *, is_main=True, processes=1):
+    """That of a run on a CPU."""
+    engine = types.SimpleNamespace(is_main=is_main, device=torch.device("cpu"), processes=processes)
+    return open_monitor(config, engine, first_step=first, last_step=last)
+
+
 def run(config, first=0, last=6, evaluate_at=(), **options):
     """As the loop uses it, with losses that fall."""
-    with Monitor(config, first_step=first, last_step=last, **options) as monitor:
+    with monitor_of(config, first, last, **options) as monitor:
         for step in range(first + 1, last + 1):
             monitor.log(step, {"loss_nats": 5 - step / 10, "learning_rate": 1e-3, "grad_norm": 1.0})
             if step in evaluate_at:
@@ -41,7 +42,7 @@ def rows_of(config):
 
 def test_rows_at_the_interval_and_at_the_end_by_one_process(tmp_path, capsys):
     config = tiny.train_config(tmp_path, "--console_log_interval=4")
-    run(config, evaluate_at=(2,), enabled=False)  # another process
+    run(config, evaluate_at=(2,), is_main=False)  # another process
     assert not Path(config.save_folder).exists() and capsys.readouterr() == ("", "")
     run(config, evaluate_at=(3,))
     training = [row for row in rows_of(config) if "loss_nats" in row]
@@ -58,7 +59,7 @@ def test_tokens_per_second_over_the_last_steps_without_pauses_and_mfu_of_all_dev
     config = tiny.train_config(
         tmp_path, "--console_log_interval=1", speed_monitor={"window_size": 2, "gpu_flops_available": 1e9}
     )
-    with Monitor(config, first_step=0, last_step=4, processes=4) as monitor:
+    with monitor_of(config, last=4, processes=4) as monitor:
         for step, seconds in enumerate([8, 1, 1, 4], 1):
             now.seconds += seconds
             monitor.log(step, {"loss_nats": 1.0})
@@ -194,7 +195,7 @@ def test_rows_wait_for_weights_and_biases_that_answers_late(tmp_path, wandb, cap
     monkeypatch.setattr(WeightsAndBiases, "START_SECONDS", 0.05)
     fake = wandb(init=0.3)
     config = tiny.train_config(tmp_path, wandb={"project": "p"})
-    with Monitor(config, first_step=0, last_step=2) as monitor:
+    with monitor_of(config, last=2) as monitor:
         monitor.log(1, {"loss_nats": 1.0})
         assert fake.logged == []
         time.sleep(0.6)

@@ -19,7 +19,7 @@ from olmo_sparsity.checkpoint import (
     load_state,
     weights_sha256,
 )
-from olmo_sparsity.data.batches import open_training_data
+from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training import loop
@@ -226,13 +226,13 @@ def test_another_precision_is_taken_where_it_is_asked_for_and_not_where_the_mach
 
 
 @pytest.fixture
-def diverging_at_6(monkeypatch):
+def diverging_at_6(tmp_path, monkeypatch):
     """Fields of a step that was not finite: the sixth, whose batch is one that no learning rate helps with."""
     real = loop.forward_backward
+    bad = next(open_training_data(tiny.train_config(tmp_path)).batches(5))
 
     def not_finite(engine, batch, length_groups):
         values = real(engine, batch, length_groups)
-        bad = next(open_training_data(engine.config).batches(5))
         is_bad = torch.equal(batch.input_ids, bad.input_ids)
         return {**values, "loss_nats": values["loss_nats"] * (torch.nan if is_bad else 1)}
 

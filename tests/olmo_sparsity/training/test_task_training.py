@@ -11,15 +11,15 @@ import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, weights_sha256
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.batches import TaskData, TaskPositions, task_of
+from olmo_sparsity.data.build import open_training_data, task_of, task_positions
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
-from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
 from tests.support import tiny, tiny_task
+from tests.support.engines import prepared_engine
 from tests.support.refusals import refused
 
 
@@ -39,7 +39,7 @@ def plain_losses(config, steps):
     for step in range(steps):
         indices = np.arange(8 * step, 8 * step + 8)
         samples = task.sample("train", config.seed, indices)
-        all_ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
+        all_ids = task_positions(config).ids(samples, split="train", seed=config.seed, indices=indices)
         sums, count = {"token": 0.0, "id": 0.0}, 0
         for row in range(8):
             end, first = int(samples.lengths[row]), int(samples.response_start[row])
@@ -82,8 +82,10 @@ def test_the_loop_trains_as_a_plain_loop_over_single_samples(tmp_path, rotate):
 def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
     """The loss of each group, and the gradient of the worst one, from a model that sees the group alone."""
     config = tiny_task.config(tmp_path, "task.length_groups=3", "positions.scheme=contiguous")
-    engine, plain = Engine(config, build_model(config)), build_model(config).train()
-    batch = next(islice(TaskData(config).batches(0), 3, None))  # its largest mean is not its largest sum
+    engine, plain = prepared_engine(config), build_model(config).train()
+    batch = next(
+        islice(open_training_data(config).batches(0), 3, None)
+    )  # its largest mean is not its largest sum
     found = forward_backward(engine, batch, 3)
     lengths = [int(row.nonzero().max()) for row in batch.loss_mask]
     assert len(set(lengths)) > 2

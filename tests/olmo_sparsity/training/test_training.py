@@ -11,14 +11,15 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_state
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.windows import TrainingData
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.training import loop
+from olmo_sparsity.training.build import build_schedule
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import read_metrics
-from olmo_sparsity.training.loop import Schedule, forward_backward, train
+from olmo_sparsity.training.loop import forward_backward, train
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
+from tests.support.engines import prepared_engine
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -46,7 +47,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, kind):
     changes = {"evaluation": {"interval": 4}, "console_log_interval": 1, **RUNS[kind]}
     whole = tiny.train_config(tmp_path, "--max_duration=12", **changes)
     expected = load_file(train(whole) / WEIGHTS)
-    assert TrainingData(whole).steps_per_epoch < 12
+    assert open_training_data(whole).steps_per_epoch < 12
     for name, again in (("parts", None), ("recomputed", ActivationCheckpointingStrategy.whole_layer)):
         parts = replace(whole, save_folder=str(tmp_path / name), activation_checkpointing=again)
         for stop in (3, 9, None):
@@ -65,8 +66,8 @@ def test_losses_are_means_over_the_tokens_of_the_batch_that_count(tmp_path, z_we
     """Also where the filter masks some windows, and with the z-loss; gradients are those of a plain loop on tasks."""
     asked = f"--softmax_auxiliary_loss={z_weight > 0}", f"--auxiliary_loss_multiplier={z_weight}"
     config = tiny.train_config(tmp_path, "--device_train_microbatch_size=1", *asked)
-    engine = Engine(config, build_model(config))
-    batch = next(TrainingData(config).batches(0))
+    engine = prepared_engine(config)
+    batch = next(open_training_data(config).batches(0))
     mask = batch.loss_mask.clone()
     mask[0] = False
     mask[1, 5:] = False
@@ -82,7 +83,7 @@ def test_losses_are_means_over_the_tokens_of_the_batch_that_count(tmp_path, z_we
 def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
     """A run may begin with a later epoch, and lasts as many steps, tokens or epochs as it is asked for."""
     config = tiny.train_config(tmp_path, "--global_train_batch_size=1", "--device_train_microbatch_size=1")
-    data = TrainingData(config)
+    data = open_training_data(config)
     batches = data.batches(0)
     epochs = [[next(batches) for _ in range(data.steps_per_epoch)] for _ in range(2)]
     tokens = [sorted(tuple(b.input_ids[0].tolist()) for b in epoch) for epoch in epochs]
@@ -91,8 +92,8 @@ def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
     orders = [[tuple(b.input_ids[0].tolist()) for b in epoch] for epoch in epochs]
     assert orders[0] != orders[1]
     for duration, steps in {"8": 8, "1024T": 1024 // 32, "2ep": 2 * (12 * 91 // 32)}.items():
-        assert Schedule(replace(config, max_duration=duration), data.steps_per_epoch).max_steps == steps
-    asked = next(TrainingData(replace(config, epoch=1)).batches(0))
+        assert build_schedule(replace(config, max_duration=duration), data.steps_per_epoch).max_steps == steps
+    asked = next(open_training_data(replace(config, epoch=1)).batches(0))
     assert torch.equal(asked.input_ids, epochs[1][0].input_ids)
     assert torch.equal(asked.position_ids, epochs[1][0].position_ids)
     positions = [{tuple(b.input_ids[0].tolist()): b.position_ids[0].tolist() for b in e} for e in epochs]
@@ -104,7 +105,7 @@ def test_content_skips_with_the_ids_inside_one_document(tmp_path):
     document = (np.arange(900) % 49 + 1).tolist()
     corpus = tiny.write_corpus(tmp_path / "corpus", {"train": [document, [7] * 40], "heldout": [[1, 2]]})
     config = load_config(tiny.write_yaml(tmp_path, corpus, positions={"content": "skip", "chunks": 3}))
-    dataset = TrainingData(config).dataset
+    dataset = open_training_data(config).dataset
     stream = dataset.tokens.read(0)
     skipped = 0
     for index in range(len(dataset)):
@@ -123,7 +124,7 @@ def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
     repetition = {"max_period": 13, "min_period": 1, "max_count": 30}
     section = {"instance_filter": {f"repetition_{name}": value for name, value in repetition.items()}}
     config = load_config(tiny.write_yaml(tmp_path, corpus, data=section, global_train_batch_size=1))
-    dataset = TrainingData(config).dataset
+    dataset = open_training_data(config).dataset
     assert [bool(dataset[i]["counts"]) for i in range(4)] == [True, True, False, False]
     train(replace(config, max_duration="1ep"))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -184,14 +185,14 @@ def test_a_run_that_is_to_stop_saves_before_it_evaluates(tmp_path, monkeypatch):
     assert len(saved) == 1
 
 
-def test_bf16_that_is_emulated_is_not_chosen(tmp_path, monkeypatch):
+def test_bf16_that_is_emulated_is_not_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert chosen_precision(tiny.train_config(tmp_path, "--precision=null")) == "no"
-    assert chosen_precision(tiny.train_config(tmp_path, "--precision=fp32")) == "no"
+    assert chosen_precision(None) == "no"
+    assert chosen_precision("fp32") == "no"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100-SXM2-16GB")
     with refused("precision: Tesla V100-SXM2-16GB has no bf16; set --precision=fp32"):
-        chosen_precision(tiny.train_config(tmp_path, "--precision=amp_bf16"))
+        chosen_precision("amp_bf16")
 
 
 def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):

@@ -1,0 +1,196 @@
+"""What a run is made of, as its config asks for it: engine, optimizer, plan, evaluation, monitor, checkpoints.
+
+Each part is handed what it reads. Of those that train none sees the config; a checkpoint takes it along.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import torch
+from olmo import optim
+from olmo.config import ActivationCheckpointingStrategy, SchedulerUnits
+
+from olmo_sparsity.config.durations import parse_duration, parse_steps
+from olmo_sparsity.config.schema import CompilerConfig, Config
+from olmo_sparsity.data.build import run_tokenizer
+from olmo_sparsity.evaluate.build import open_evaluation
+from olmo_sparsity.evaluate.exact_match import TaskEvaluation
+from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+from olmo_sparsity.model.build import Model
+from olmo_sparsity.training.engine import Engine, EngineSettings, chosen_precision
+from olmo_sparsity.training.flops import flops_per_token, peak_flops
+from olmo_sparsity.training.log import MetricsFile, Monitor, Tracker, WeightsAndBiases
+from olmo_sparsity.training.plan import Plan, Schedule
+from olmo_sparsity.training.saving import CheckpointSaver
+from olmo_sparsity.training.zero import ZeroEngine, deepspeed_config, launched_processes
+from olmo_sparsity.util.errors import UserError
+
+# --- engine and optimizer ---
+
+
+def build_engine(config: Config) -> Engine:
+    """An engine that has met the other processes, and has no model yet: `prepare_model` hands it one."""
+    if config.deepspeed.config is None:
+        return Engine()
+    return ZeroEngine(deepspeed_config(config, launched_processes()))
+
+
+def prepare_model(engine: Engine, config: Config, model: Model) -> None:
+    """Make ``model`` the one that the engine trains, on its device and with OLMo's optimizer. Collective.
+
+    Raises `UserError` for a precision that the machine does not have, and what several processes cannot do.
+    """
+    if config.task.length_groups is not None and engine.processes > 1:
+        raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
+    settings = engine_settings(config)
+    model.to(engine.device)  # before the optimizer is made, as PyTorch asks for
+    engine.prepare(model, build_optimizer(config, model), settings)
+
+
+def engine_settings(config: Config) -> EngineSettings:
+    """How a step of this run is computed on this machine."""
+    model = config.model
+    has_dropout = any((model.attention_dropout, model.residual_dropout, model.embedding_dropout))
+    return EngineSettings(
+        micro_batch_size=config.device_train_microbatch_size,
+        precision=chosen_precision(config.precision),
+        z_weight=_z_weight(config),
+        dropout_seed=config.seed if has_dropout else None,
+        activation_checkpointing=config.activation_checkpointing,
+        compiler=chosen_compiler(config),
+    )
+
+
+def _z_weight(config: Config) -> float:
+    if not config.softmax_auxiliary_loss:
+        return 0.0
+    return 1e-4 if config.auxiliary_loss_multiplier is None else config.auxiliary_loss_multiplier
+
+
+def chosen_compiler(config: Config) -> CompilerConfig | None:
+    """How the training step is compiled; None: it is not.
+
+    Runs of fewer than `compile.from_steps` steps are not, nor is fine-grained checkpointing, which breaks the graph
+    inside of every layer. The config alone decides, so a resumed run computes as it did before.
+    """
+    compiler = config.compile
+    if compiler is None or compiler.from_steps == 0:
+        return compiler
+    is_broken = config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained
+    # How many steps an epoch has is not known here.
+    is_short = _steps(config, steps_per_epoch=math.inf) < compiler.from_steps
+    return None if is_broken or is_short else compiler
+
+
+def build_optimizer(config: Config, model: Model) -> torch.optim.Optimizer:
+    """OLMo's optimizer of the model's parameters."""
+    optimizer = optim.build_optimizer(config, model)
+    if isinstance(optimizer, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
+    return optimizer
+
+
+# --- the plan of the steps ---
+
+
+def build_schedule(config: Config, steps_per_epoch: int | None) -> Schedule:
+    """Learning rates and clipping bounds of the whole run; ``steps_per_epoch``: None of a task, which has no epochs."""
+    counts_tokens = config.scheduler.units == SchedulerUnits.tokens
+    return Schedule(
+        scheduler=optim.build_scheduler(config),
+        initial_learning_rate=config.optimizer.learning_rate,
+        initial_max_grad_norm=config.max_grad_norm,
+        max_steps=max(1, int(_steps(config, steps_per_epoch or 0))),
+        units_per_step=config.tokens_per_step if counts_tokens else 1,
+    )
+
+
+def _steps(config: Config, steps_per_epoch: float) -> float:
+    """`max_duration` in steps, of which the last may be a part of one."""
+    amount, unit = parse_duration(config.max_duration)
+    return {
+        "steps": amount,
+        "tokens": amount / config.tokens_per_step,
+        "epochs": amount * steps_per_epoch,
+    }[unit]
+
+
+def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) -> Plan:
+    """What happens at each step from now on, after ``first_step`` steps are done."""
+    schedule = build_schedule(config, steps_per_epoch)
+    last_step = min(
+        schedule.max_steps,
+        config.stop_at or schedule.max_steps,
+        first_step + (config.stop_after or schedule.max_steps),
+    )
+    return Plan(
+        schedule=schedule,
+        first_step=first_step,
+        last_step=last_step,
+        deadline=time.monotonic() + (config.time_limit or math.inf),
+        skip_steps=config.data.skip_steps,
+        skipped_ranges=parse_steps(config.data.skip_steps),
+        length_groups=config.task.length_groups,
+        save_interval=config.save_interval,
+        evaluation_interval=config.evaluation.interval,
+        evaluation_until=config.evaluation.until,
+    )
+
+
+# --- what watches the steps ---
+
+
+def open_run_evaluation(config: Config, engine: Engine) -> HeldoutEvaluation | TaskEvaluation | None:
+    """This process's part of the evaluation while training; None where the config asks for none."""
+    if config.evaluation.interval is None:
+        return None
+    if config.task.name is not None and engine.gathers_layers:
+        # In every forward pass, which all make together: each process decodes everything.
+        return open_evaluation(config)
+    return open_evaluation(config, rank=engine.rank, world_size=engine.processes)
+
+
+def open_monitor(config: Config, engine: Engine, *, first_step: int, last_step: int) -> Monitor:
+    """What shows and writes the metrics of the steps from ``first_step`` on, in the main process."""
+    trackers: list[Tracker] = []
+    if engine.is_main:
+        folder = Path(config.save_folder)
+        trackers.append(MetricsFile(folder, first_step, interval=config.console_log_interval))
+        if config.wandb:
+            run_config = config.asdict(exclude=["wandb"])
+            trackers.append(WeightsAndBiases(config.wandb, folder, first_step, run_config=run_config))
+    return Monitor(
+        trackers,
+        first_step=first_step,
+        last_step=last_step,
+        tokens_per_step=config.tokens_per_step,
+        speed_steps=config.speed_monitor.window_size,
+        mfu_per_rate=_mfu_per_rate(config, engine) if engine.is_main else None,
+        device=engine.device,
+        enabled=engine.is_main,
+    )
+
+
+def _mfu_per_rate(config: Config, engine: Engine) -> float | None:
+    """The model FLOPs utilisation of all devices at one token per second; None where their peak is not known."""
+    peak = peak_flops(config, engine.device)
+    return flops_per_token(config) / (peak * engine.processes) if peak else None
+
+
+def build_saver(config: Config, engine: Engine, data_identity: str | None) -> CheckpointSaver:
+    """What saves the run's checkpoints. The tokenizer is read now: the corpus may be gone when one is saved."""
+    path = run_tokenizer(config) if engine.is_main else None
+    return CheckpointSaver(
+        engine=engine,
+        folder=Path(config.save_folder),
+        config=config,
+        data_identity=data_identity,
+        tokenizer=None if path is None else path.read_bytes(),
+        tokens_per_step=config.tokens_per_step,
+        keep_last=config.save_num_checkpoints_to_keep,
+        keep_every=config.checkpoints.keep_every,
+    )
