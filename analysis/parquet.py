@@ -79,6 +79,11 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     write_table(path, table, compression_level=9, write_page_checksum=True, **encodings)
 
 
+def write_rows(path: Path, rows: pd.DataFrame) -> None:
+    """Write a frame as Parquet, atomically, with the types that it has: sums stay float64."""
+    write_table(path, pa.Table.from_pandas(rows, preserve_index=False))
+
+
 def write_table(path: str | Path, table: pa.Table, **how: Any) -> None:
     """Write a table of Arrow as Parquet, atomically, with zstd."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:  # Arrow would take a:b for an address

@@ -13,7 +13,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from analysis.parquet import read_parquet, write_table
+from analysis.parquet import read_parquet, write_rows
+from analysis.saved import Parts, open_parts, read_head, write_saved
 from analysis.settings import flat_json
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
@@ -35,7 +35,7 @@ from analysis.stats.bootstrap import (
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, remove, user_path, write_json
+from olmo_sparsity.util.files import user_path
 from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
@@ -132,29 +132,38 @@ class Probe(ABC):
         settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split} | self.settings(
             sample
         )
-        parts = None if out is None else user_path(out) / f"{self.RESULT.NAME}-parts"
         of_models: list[pd.DataFrame] = []
-        for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
-            measured_so = json.dumps([settings, about], sort_keys=True)
-            key = hashlib.sha256(measured_so.encode()).hexdigest()[:16]
-            part = None if parts is None else parts / f"{key}.parquet"
-            if part is not None and part.is_file():
-                log.info("%s was measured before the interruption", about["model"])
-                rows = read_parquet(part)
-            else:
-                bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
-                with open_model(model, **opening) as loaded:
-                    rows = self.measure_model(_token_losses(loaded, tokens_per_batch), sample, bar)
-                if part is not None:
-                    _write_rows(part, rows)
-            of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
-        rows = pd.concat(of_models, ignore_index=True)
-        of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
-        result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
-        if out is not None and parts is not None:
-            result.save(out)
-            remove(parts)
+        with nullcontext() if out is None else self._open_parts(user_path(out), settings) as parts:
+            for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
+                part = None if parts is None else parts.path(_digest(about))
+                if part is not None and part.is_file():
+                    log.info("%s was measured before the interruption", about["model"])
+                    rows = read_parquet(part.with_suffix(".parquet"))
+                else:
+                    bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
+                    with open_model(model, **opening) as loaded:
+                        rows = self.measure_model(_token_losses(loaded, tokens_per_batch), sample, bar)
+                    if part is not None:
+                        write_saved(part, about, {part.stem: rows}, write=write_rows)
+                of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
+            rows = pd.concat(of_models, ignore_index=True)
+            of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
+            result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
+            if out is not None and parts is not None:
+                result.save(out)
+                parts.remove()
         return result
+
+    def _open_parts(self, out: Path, settings: dict[str, Any]) -> AbstractContextManager[Parts]:
+        """The models that an interrupted measurement of these settings has measured."""
+
+        def differences(there: dict[str, Any]) -> str:
+            names = [name for name in {**there, **settings} if there.get(name) != settings.get(name)]
+            names = [name for name in names if name != "texts"]  # their path: a checksum stands for it
+            return ", ".join(f"{name} {there.get(name)} -> {settings.get(name)}" for name in names)
+
+        folder = out / f"{self.RESULT.NAME}-parts"
+        return open_parts(folder, f"{self.RESULT.NAME}.json", settings, differences=differences)
 
     def _check_all(
         self, models: Sequence[Any], labels: Sequence[str], texts: Any, split: str, opening: dict[str, Any]
@@ -193,6 +202,11 @@ def default_labels(models: Sequence[Any]) -> list[str]:
         return [f"model {number}" for number in range(1, len(models) + 1)]
     names = [Path(model).resolve().name for model in models]
     return names if len(set(names)) == len(names) else list(map(str, models))
+
+
+def _digest(about: dict[str, Any]) -> str:
+    """A name for a model, by what is said of it."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _same_tokens(first: Texts, second: Texts) -> bool:
@@ -292,12 +306,12 @@ class ProbeResult:
     def save(self, folder: str | Path) -> Path:
         """Write the JSON file and the Parquet file; returns the path of the first."""
         path = user_path(folder) / f"{self.NAME}.json"
-        _write_rows(path.with_suffix(".parquet"), self.rows)
         content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
         for name, value in content.items():
             if isinstance(value, pd.DataFrame):
                 content[name] = value.astype(object).where(value.notna(), None).to_dict("records")
-        write_json(path, {"kind": self.KIND, "version": 1, **content})
+        about = {"kind": self.KIND, "version": 1, **content}
+        write_saved(path, about, {self.NAME: self.rows}, write=write_rows)
         return path
 
     @classmethod
@@ -308,9 +322,7 @@ class ProbeResult:
         """
         path = user_path(path)
         path = path / f"{cls.NAME}.json" if path.is_dir() else path
-        content = read_json(path, "measure again, or give the folder of a result")
-        if (content.get("kind"), content.get("version")) != (cls.KIND, 1):
-            raise UserError(f"{path} is no file of {cls.KIND} that this version reads; measure again")
+        content = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
         content = {each.name: content[each.name] for each in fields(cls) if each.name != "rows"}
         for name, value in content.items():
             if name != "models" and isinstance(value, list):
@@ -351,10 +363,6 @@ class ProbeResult:
             raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(trained.index)}")
         frame = frame.join(trained.astype(float), on="model")
         return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
-
-
-def _write_rows(path: Path, rows: pd.DataFrame) -> None:
-    write_table(path, pa.Table.from_pandas(rows, preserve_index=False))
 
 
 # --- the command ---

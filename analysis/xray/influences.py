@@ -10,12 +10,11 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from analysis.parquet import read_frame, write_frame
+from analysis.parquet import read_frame
 from analysis.pieces import readable
+from analysis.saved import write_saved
 from analysis.stats.recovery import nats
-from olmo_sparsity.util.files import read_json, user_path, write_json
-
-MAP_NAME, ABOUT_NAME = "xray.parquet", "xray.json"
+from olmo_sparsity.util.files import read_json, user_path
 
 
 @dataclass(eq=False, repr=False)
@@ -83,15 +82,14 @@ class Influences:
 
     def save(self, folder: str | Path) -> None:
         """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
-        write_frame(user_path(folder) / MAP_NAME, self.tokens)
-        write_json(user_path(folder) / ABOUT_NAME, self.about)
+        write_saved(user_path(folder) / "xray.json", self.about, {"xray": self.tokens})
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """What `save` wrote. Raises `UserError` where it is missing or damaged."""
         folder = user_path(folder)
-        about = read_json(folder / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
-        return cls(read_frame(folder / MAP_NAME), about)
+        about = read_json(folder / "xray.json", "make it with `olmo-sparsity xray MODEL --text FILE`")
+        return cls(read_frame(folder / "xray.parquet"), about)
 
     def __repr__(self) -> str:
         """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.api import Result, load, load_study
 from analysis.measurement import save_study
-from analysis.parquet import write_frame
+from analysis.parquet import write_table
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import made_result
 
@@ -115,13 +115,13 @@ def test_a_save_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatc
     made_result(groups=7).save(tmp_path)
     names, written = sorted(tmp_path.iterdir()), []
 
-    def full_disk(path, frame):
+    def full_disk(path, table, **how):
         written.append(path)
         if len(written) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_frame(path, frame)
+        write_table(path, table, **how)
 
-    monkeypatch.setattr("analysis.measurement.write_frame", full_disk)
+    monkeypatch.setattr("analysis.parquet.write_table", full_disk)
     with pytest.raises(OSError, match="No space"):
         made_result(groups=5).save(tmp_path)
     assert sorted(tmp_path.iterdir()) == names

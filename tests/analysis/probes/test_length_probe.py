@@ -13,6 +13,7 @@ from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe, LossByPosition, position_edges
 from analysis.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap
+from olmo_sparsity.util.files import folder_lock
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
@@ -167,12 +168,20 @@ def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, t
 
 
 def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr(LossByPosition, "save", lambda *arguments: None)
+    monkeypatch.setattr(LengthProbe, "numbers", interrupt)
     model = small_measurement.model()
-    PROBE.measure(model, TEXTS, out=tmp_path, **HOW)
-    other = replace(PROBE, seed=1).measure(model, TEXTS, out=tmp_path, **HOW)
-    expected = replace(PROBE, seed=1).measure(model, TEXTS, **HOW)
-    pd.testing.assert_frame_equal(other.numbers, expected.numbers)
+    with pytest.raises(KeyboardInterrupt):
+        PROBE.measure(model, TEXTS, out=tmp_path, **HOW)
+    before = sorted(tmp_path.rglob("*"))
+    with refused("was begun with other settings, and is not finished: seed 0 -> 1; give another folder"):
+        replace(PROBE, seed=1).measure(model, TEXTS, out=tmp_path, **HOW)
+    with folder_lock(tmp_path / "length-parts"), refused("is in use by another process"):
+        PROBE.measure(model, TEXTS, out=tmp_path, **HOW)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != ".lock"] == before
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_models_that_cannot_be_compared_are_refused_before_anything_is_measured(monkeypatch):
