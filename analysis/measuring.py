@@ -89,7 +89,7 @@ def measure(
         attn_implementation: of transformers.
         tokens_per_batch: tokens of one forward pass, by default 1,024 on a CPU and 65,536 on a GPU; halved where memory
             runs out. Results depend on it by rounding only.
-        out: folder to write to as batches are finished: the same call goes on after an interruption. None: all stays in
+        out: folder to write to as blocks are finished: the same call goes on after an interruption. None: all stays in
             memory.
         shard: "i/n", measure this share of the batches; ``out`` is the same for all, and whole once all are finished.
         split: of a prepared corpus.

@@ -20,7 +20,7 @@ import torch
 from analysis import measure
 from analysis.measurement import FRAMES
 from analysis.open_model import open_model
-from analysis.runner import stacked
+from analysis.parquet import stacked
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
 GIVE_BACK = ("text", "cache:4", "text/word")

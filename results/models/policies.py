@@ -18,7 +18,7 @@ import pandas as pd
 from analysis import load, load_study, measure
 from analysis.figures import style
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
-from analysis.runner import stacked
+from analysis.parquet import stacked
 from analysis.stats import numbers
 from analysis.stats.tables import show
 

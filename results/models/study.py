@@ -4,7 +4,7 @@
     python results/models/study.py                         prints the tables and draws a figure of each cell
     python results/models/study.py brackets MODEL          recovery of SmolLM2's targets that are brackets
 
-A run folder of a measurement in shards holds parts/batch-*, each a saved result; those of every fifth batch are spread
+A run folder of a measurement in shards holds parts/*, each a saved result; those of every fifth batch are spread
 over all texts. Intervals are 95 %, by group and text.
 """
 
@@ -20,8 +20,7 @@ from analysis import load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
-from analysis.parquet import read_parquet
-from analysis.runner import stacked
+from analysis.parquet import read_parquet, stacked
 from analysis.stats import numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import SHARE_NEEDED
@@ -39,7 +38,7 @@ def collect(runs):
     study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
     for folder in sorted(Path(runs).glob("*-n*")):
         before = [study[folder.name]] if folder.name in study else []
-        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/batch-*/{RESULT_NAME}"))]
+        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
         known = set().union(*(part.targets["target_id"] for part in before))
         new = [part for part in parts if not known & {*part.targets["target_id"]}]
         if not new:

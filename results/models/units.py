@@ -2,16 +2,16 @@
 
     python results/models/units.py units MODEL TEXTS.jsonl RUN OUT     L_k of k words, and of k tokens with neighbors
     python results/models/units.py sinks MODEL TEXTS.jsonl RUN OUT     what RUN has, and L_k as cache without sinks
-    python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every third batch, elsewhere in its text
+    python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every third part, elsewhere in its text
 
-RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/batch-*, and OUT gets the same batches: the
+RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/*, and OUT gets the same parts: the
 same targets, whose losses are compared. A unit takes the place of its first token in the recorded ranking. `study.py
 collect` adds them to the study. The same command goes on after an interruption.
 """
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +24,14 @@ from analysis.measurement import RESULT_NAME
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
-from analysis.runner import stacked
+from analysis.parquet import stacked
 from analysis.sampling import sample_targets
 from analysis.selectors import Selection
-from analysis.work import Work
 from olmo_sparsity.util.provenance import provenance
 
 SELECTORS = ("leave-one-out-kl", "attention")
 UNITS, KS = {"units": ["text/word", "text/three", "cache:4/word"], "sinks": ["cache"]}, [1, 4]
 EXACT = SELECTORS[:1]
-DRAWN = ("n_long", "n_short", "seed", "targets_per_block")
 
 
 def recorded(rows, count):
@@ -72,19 +70,17 @@ def main(what, model, texts, run, out):
     made, loaded = provenance(), open_model(model)
     made["created"] = made.pop("started")
     source = open_texts([Path(texts)], loaded.reader)
-    parts = sorted(path.parent for path in Path(run).glob(f"parts/batch-*/{RESULT_NAME}"))
+    parts = sorted(path.parent for path in Path(run).glob(f"parts/*/{RESULT_NAME}"))
     before = load(parts[0]).settings
-    assert (before["texts_sha256"], before["model_sha256"]) == (source.sha256, loaded.sha256), "another run"
-    drawing = {name: before[name] for name in DRAWN}
-    places = sample_targets(source, before["targets_requested"], same_group=True, **drawing)
-    settings = (
-        before
-        | {
-            "units": {"selectors": list(SELECTORS), "give_back": UNITS["units"], "ks": KS},
-            "sinks": {"give_back": UNITS["sinks"]},
-            "same-group": {"selectors": list(EXACT), "far_contexts": ["same-group"]},
-        }[what]
-    )
+    assert (before.texts.sha256, before.model.sha256) == (source.sha256, loaded.sha256), "another run"
+    drawing = asdict(before.contexts)
+    places = sample_targets(source, before.targets_requested, same_group=True, **drawing)
+    changes = {
+        "units": {"selectors": list(SELECTORS), "give_back": UNITS["units"], "ks": KS},
+        "sinks": {"give_back": UNITS["sinks"]},
+        "same-group": {"selectors": list(EXACT), "far_contexts": ["same-group"]},
+    }
+    settings = before.but(**changes[what])
     scorer = Scorer(loaded.model)
     engine = Engine(settings, source, loaded.decoder, scorer, selecting=scorer)
     for folder in parts[::3] if what == "same-group" else parts:
@@ -96,19 +92,17 @@ def main(what, model, texts, run, out):
             part = replace(part, choices=as_units(engine, part), settings=settings)
         elif what == "sinks":
             both = stacked([part.choices, as_units(engine, part)])
-            give_back = [*before["give_back"], *UNITS[what]]
-            part = replace(part, choices=both, settings=before | {"give_back": give_back})
+            give_back = [*before.choices.give_back, *UNITS[what]]
+            part = replace(part, choices=both, settings=before.but(give_back=give_back))
         else:
             of_part = places[places["target_id"].isin(part.targets["target_id"])]
-            frames = engine.measure(of_part, Work(len(of_part)))
-            apart = np.abs(frames["targets"]["loss_long_nats"].to_numpy() - part.targets["loss_long_nats"])
+            targets = engine.losses(of_part)
+            apart = np.abs(targets["loss_long_nats"].to_numpy() - part.targets["loss_long_nats"])
             assert apart.max() < 1e-4, f"other losses than recorded: {apart.max()} nats"
-            both = [part.choices[part.choices["selector"].isin(EXACT)], frames["choices"]]
-            far_contexts = [*before["far_contexts"], "same-group"]
-            changed = settings | {"far_contexts": far_contexts}
-            part = replace(
-                part, targets=frames["targets"], choices=stacked(both), settings=changed, texts=None
-            )
+            rounds = [engine.choices(of_round)["choices"] for of_round in engine.rounds(targets)]
+            both = [part.choices[part.choices["selector"].isin(EXACT)], *rounds]
+            changed = settings.but(far_contexts=[*before.choices.far_contexts, "same-group"])
+            part = replace(part, targets=targets, choices=stacked(both), settings=changed, texts=None)
         seconds = time.monotonic() - began
         about = made | {"seconds": seconds}
         if what == "sinks":  # with what RUN has
