@@ -16,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from analysis.model.adapter import (
+    PLAIN,
     Adapter,
-    KeyValues,
     Output,
+    PassOptions,
     ReadAttention,
     TransformersAdapter,
     causal_bias,
@@ -105,18 +106,11 @@ class OlmoAdapter(Adapter):
         return self.model.embed(input_ids)
 
     def read(
-        self,
-        inputs: Tensor,
-        position_ids: Tensor,
-        logits_to_keep: int,
-        *,
-        attention_mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        past: KeyValues | None = None,
-        **options: Any,
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
     ) -> Output:
-        """See `Adapter`; OLMo caches keys before it rotates them. ``options``: further ones of the model."""
+        """See `Adapter`; OLMo caches keys before it rotates them."""
         embedded = inputs.ndim == 3
+        bias = how.bias
         if bias is not None:
             if not getattr(self.model.blocks()[0].mixer, "fades", True):
                 raise UserError(
@@ -133,11 +127,11 @@ class OlmoAdapter(Adapter):
             input_embeddings=inputs if embedded else None,
             position_ids=position_ids,
             logits_to_keep=logits_to_keep,
-            attention_mask=attention_mask,
+            attention_mask=how.attention_mask,
             attention_bias=bias,
-            past_key_values=past or None,
-            use_cache=past == [],
-            **options,
+            past_key_values=how.past or None,
+            use_cache=how.past == [],
+            **how.further,
         )
         return Output(output.logits, output.attn_key_values or [])
 

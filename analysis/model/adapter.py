@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,23 @@ class Output:
     """(R, Q, V)."""
     key_values: KeyValues
     """Of tokens, where they were to be kept."""
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What tokens attend to in a forward pass, beside all tokens before them."""
+
+    attention_mask: Tensor | None = None
+    """(R, L), 0 hides a token from every query."""
+    bias: Tensor | None = None
+    """See `Adapter.biased_logits`, (R, L, L)."""
+    past: KeyValues | None = None
+    """Keys and values of the P tokens before; an empty list keeps those of the L tokens."""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model itself."""
+
+
+PLAIN = PassOptions()
 
 
 class Adapter(nn.Module, ABC):
@@ -71,15 +88,16 @@ class Adapter(nn.Module, ABC):
         """Embeddings of tokens, (R, L, W), before those of positions are added."""
 
     @abstractmethod
-    def read(self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, **options: Any) -> Output:
+    def read(
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
+    ) -> Output:
         """One forward pass.
 
         Args:
             inputs: tokens, (R, L), or what `embed` gives of them, (R, L, W).
             position_ids: (R, P + L).
             logits_to_keep: Q; 0: logits of all L positions.
-            options: ``attention_mask``, (R, L), 0 hides a token from every query; ``bias``, see `biased_logits`;
-                ``past``, keys and values of the P tokens before, where an empty list keeps those of the L tokens.
+            how: what tokens attend to.
         """
 
     @abstractmethod
@@ -112,12 +130,14 @@ class Adapter(nn.Module, ABC):
         if attention_mask is not None:
             attention_mask = F.pad(attention_mask, (len(self.prefix), 0), value=1)
         ids = self._ids(position_ids)
-        return self.read(self._tokens(input_ids), ids, logits_to_keep, attention_mask=attention_mask)
+        return self.read(self._tokens(input_ids), ids, logits_to_keep, PassOptions(attention_mask))
 
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
         """Keys and values of tokens (R, P) at their position ids (R, P); those of the prefix are kept."""
         p = len(self.prefix)
-        layers = self.read(self._tokens(input_ids), self._ids(position_ids), 1, past=[]).key_values
+        layers = self.read(
+            self._tokens(input_ids), self._ids(position_ids), 1, PassOptions(past=[])
+        ).key_values
         self._prefix_cache = [(keys[:1, :, :p], values[:1, :, :p]) for keys, values in layers]
         return [(keys[:, :, p:], values[:, :, p:]) for keys, values in layers]
 
@@ -130,7 +150,7 @@ class Adapter(nn.Module, ABC):
                 (_behind(first_keys, keys), _behind(first_values, values))
                 for (first_keys, first_values), (keys, values) in zip(self._prefix_cache, past, strict=True)
             ]
-        return self.read(input_ids, self._ids(position_ids), logits_to_keep, past=past).logits
+        return self.read(input_ids, self._ids(position_ids), logits_to_keep, PassOptions(past=past)).logits
 
     def biased_logits(
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
@@ -142,7 +162,7 @@ class Adapter(nn.Module, ABC):
         bias = F.pad(bias, (len(self.prefix), 0, len(self.prefix), 0))
         tokens = self._tokens(input_ids)
         ids = self._ids(position_ids)
-        return self.read(tokens, ids, logits_to_keep, bias=bias).logits
+        return self.read(tokens, ids, logits_to_keep, PassOptions(bias=bias)).logits
 
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
@@ -223,27 +243,21 @@ class TransformersAdapter(Adapter):
         return self.model.get_input_embeddings()(input_ids)
 
     def read(
-        self,
-        inputs: Tensor,
-        position_ids: Tensor,
-        logits_to_keep: int,
-        *,
-        attention_mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        past: KeyValues | None = None,
-        **options: Any,
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
     ) -> Output:
-        """See `Adapter`; transformers caches keys after it rotated them. ``options``: further ones of the model."""
+        """See `Adapter`; transformers caches keys after it rotated them."""
         from transformers import DynamicCache
 
+        attention_mask = how.attention_mask
+        options = dict(how.further)
         # a copy: XGLM views its tokens, so that they may not be expanded, and CTRL scales embeddings in place
         options["input_ids" if inputs.ndim == 2 else "inputs_embeds"] = inputs.clone()
         position_ids = position_ids[:, -inputs.shape[1] :]
-        cache = DynamicCache(past or None)
-        if past is not None:
+        cache = DynamicCache(how.past or None)
+        if how.past is not None:
             options[self._cache_argument] = cache
-        if bias is not None:
-            attention_mask = (bias[:, None] + causal_bias(bias)).to(self.model.dtype)
+        if how.bias is not None:
+            attention_mask = (how.bias[:, None] + causal_bias(how.bias)).to(self.model.dtype)
         elif attention_mask is None:
             # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
             # attention there without a word.
@@ -252,16 +266,16 @@ class TransformersAdapter(Adapter):
         output = self.model(
             position_ids=position_ids.contiguous(),
             attention_mask=attention_mask,
-            use_cache=past is not None,
+            use_cache=how.past is not None,
             logits_to_keep=logits_to_keep,
             **options,
         )
-        if bias is not None and bias.requires_grad and not output.logits.requires_grad:
+        if how.bias is not None and how.bias.requires_grad and not output.logits.requires_grad:
             raise UserError(
                 f"the attention of {self.model.config.model_type} takes no bias, so that the selector gradient does "
                 "not apply to it; leave it out"
             )
-        layers: Any = cache.layers if past == [] else []
+        layers: Any = cache.layers if how.past == [] else []
         key_values = [(layer.keys, layer.values) for layer in layers]
         return Output(output.logits, key_values)
 
@@ -285,7 +299,7 @@ class TransformersAdapter(Adapter):
         self.model.set_attn_implementation("eager")
         hooks = [part.register_forward_hook(record, prepend=True) for part in self.model.modules()]
         try:
-            self.read(input_ids, position_ids, 1, output_attentions=True)
+            self.read(input_ids, position_ids, 1, PassOptions(further={"output_attentions": True}))
         finally:
             for hook in hooks:
                 hook.remove()
