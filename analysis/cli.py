@@ -219,14 +219,14 @@ def _joined_by_label(
 
 def checked_influence(arguments: list[str]) -> Any:
     """The arguments of `influence`. Raises `UserError` for options that it refuses before it opens a model."""
-    from analysis.engine import SELECTORS, check_options, far_contexts
+    from analysis.engine import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
     given = influence_parser().parse_args(arguments)
     choices = ChoiceSettings(
         tau_nats=given.tau_nats,
         ks=tuple(given.ks),
-        selectors=tuple(given.selectors or SELECTORS),
+        selectors=tuple(given.selectors or DEFAULT_SELECTORS),
         far_contexts=far_contexts(given.placebos),
         give_back=tuple(given.give_back),
     )

@@ -39,7 +39,7 @@ from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
-SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
+DEFAULT_SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
 PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED)
 """Far contexts beside the true one: of another text, from elsewhere in the target's own group, and the true one with
 its tokens in random order [ours]."""
@@ -97,8 +97,8 @@ class Engine:
             if scorer is not None:
                 scorer.on_read = read
 
-    def losses(self, places: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The frame `targets` of a `Result`, of one batch; `rounds` divides it.
+    def with_losses(self, places: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The places of one batch as the frame `targets` of a `Result`, which `rounds` divides.
 
         ``known``: the same targets, measured before with another tau.
         """
@@ -111,7 +111,8 @@ class Engine:
     def rounds(self, targets: pd.DataFrame) -> list[pd.DataFrame]:
         """The targets of a batch, divided into those that selectors choose for at once: blocks.
 
-        Blocks of one target go together, with `TARGETS_PER_ROUND` over tau.
+        Blocks of one target go together, with `TARGETS_PER_ROUND` over tau: of targets 0 to 9, of which 1, 3, 4, 6 and
+        8 are over tau, the first round has 0 to 7 and the second 8 and 9.
         """
         target_id = targets["target_id"].to_numpy()
         number = target_id // self.size
@@ -120,8 +121,8 @@ class Engine:
             number = np.maximum(over - 1, 0) // TARGETS_PER_ROUND
         return [of_round for _, of_round in targets.groupby(number)]
 
-    def choices(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The other frames of a `Result`, by name, of the targets of one round."""
+    def choose(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The other frames of a `Result`, by name, of the targets of one round: what is chosen, and its losses."""
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]

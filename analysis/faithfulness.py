@@ -33,7 +33,7 @@ EXACT = "leave-one-out"
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Measures what the records have beside the losses of the targets and of S_k."""
+    """Measures what a result may have beside the losses of the targets and of S_k."""
 
     scorer: Scorer
     """Of the model that evaluates."""

@@ -54,7 +54,7 @@ class GivenBack:
 
     @property
     def columns(self) -> dict[str, str | int]:
-        """As columns of `analysis.measurement.Result.choices`."""
+        """As columns of `analysis.measurement.Measurement.choices`."""
         return {"level": self.level, "unit": self.unit, "sinks": self.sinks}
 
     def first(self, choice: Selection, words: np.ndarray, count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
-from analysis.engine import PLACEBOS, SELECTORS, Engine, check_options, far_contexts
+from analysis.engine import DEFAULT_SELECTORS, PLACEBOS, Engine, check_options, far_contexts
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
@@ -37,7 +37,7 @@ def measure(
     targets_per_block: int = 16,
     tau_nats: float = 1.0,
     ks: Sequence[int] = (1, 2, 4, 8),
-    selectors: Sequence[str] = SELECTORS,
+    selectors: Sequence[str] = DEFAULT_SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
     give_back: Sequence[str] = ("text",),
     prefix: str = "auto",

@@ -1,8 +1,12 @@
 """The run of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
 
-A folder that is written holds `parts/`, finished blocks of targets, each part a saved `Result`, until a run without a
-shard makes them its result. Batches are the same whoever measures them, so that the whole is that of one uninterrupted
-run. A whole result with no target over tau lends its losses to a run with another tau, and stays until that is whole.
+A folder that is written holds `parts/` until a run without a shard makes them its result. Batches are the same whoever
+measures them, so that the whole is that of one uninterrupted run. A whole result with no target over tau lends its
+losses to a run with another tau, and stays until that is whole.
+
+What is measured together, from large to small: a shard is every n-th batch; a batch is 64 targets in whole blocks,
+whose losses share passes; a round is a block, for which tokens are chosen at once (or some blocks of one target). A
+part is one round, or several that were finished within two seconds: a saved measurement of their targets.
 """
 
 from __future__ import annotations
@@ -62,37 +66,36 @@ class Runner:
             in_memory: list[Measurement] = []
             self._measure(mine, in_memory.append)
             return self._joined(in_memory)
-        known = None
-        if (self.out / RESULT_NAME).is_file():
-            whole = Measurement.load(self.out)
-            if not self._differs_in_tau_alone(whole):
-                if differing := whole.settings.differences(self.settings, when="resumed"):
-                    raise UserError(
-                        f"{self.out} was measured with other settings: {differing}; give another folder"
-                    )
-                log.info("%s is complete already", self.out)
-                return whole
-            known = self._known(whole)
+        there = self._result_there()
+        if there is not None and there.settings.choices.tau_nats == self.settings.choices.tau_nats:
+            log.info("%s is complete already", self.out)
+            return there
+        known = None if there is None else self._known(there)
+        return self._run_in_folder(self.out, mine, shard, known)
+
+    def _run_in_folder(
+        self, out: Path, batches: Sequence[int], shard: str | None, known: pd.DataFrame | None
+    ) -> Measurement:
+        """Go on with the parts in ``out``; ``known``: all targets, where they have losses of another tau."""
         share = None if shard is None else shard.replace("/", "-of-")
-        with self._open_parts(share) as parts:
+        with self._open_parts(out, share) as parts:
             kept = [Measurement.load(head.parent) for head in parts.finished()]
             measured = {target for part in kept for target in part.targets["target_id"]}
-            if done := sum(target in measured for target in self._targets_of(mine)["target_id"]):
-                log.info(
-                    "%s goes on: %s of %s targets are measured", self.out, done, len(self._targets_of(mine))
-                )
+            places = self._targets_of(batches)
+            if done := int(places["target_id"].isin(measured).sum()):
+                log.info("%s goes on: %s of %s targets are measured", out, f"{done:,}", f"{len(places):,}")
 
             def keep(part: Measurement) -> None:
                 first = f"targets-{part.targets['target_id'].min():08d}"
                 part.save(parts.path(first if share is None else f"{first}-{share}").parent)
                 kept.append(part)
 
-            self._measure(mine, keep, measured, known)
+            self._measure(batches, keep, measured, known)
             if shard is not None:  # others may have finished theirs
                 kept = [Measurement.load(head.parent) for head in parts.finished()]
             result = self._joined(kept)
             if result.settings.complete and shard is None:
-                result.save(self.out)
+                result.save(out)
                 parts.remove()
             return result
 
@@ -147,7 +150,7 @@ class Runner:
             0.0 if known is not None else tokens_of_losses(self.settings, blocks),
             likely_tokens_to_choose(self.settings, len(places), blocks),
         )
-        targets = self.engine.losses(places, known)
+        targets = self.engine.with_losses(places, known)
         todo = [
             of_round
             for of_round in self.engine.rounds(targets)
@@ -156,21 +159,20 @@ class Runner:
         over = [of_round[of_round["over_tau"]] for of_round in todo]
         work.begin_steps([tokens_to_choose(self.settings, len(some), _blocks(some, size)) for some in over])
         for of_round in todo:
-            frames = {"targets": of_round, **self.engine.choices(of_round)}
+            frames = {"targets": of_round, **self.engine.choose(of_round)}
             work.finish_step()
             rounds.add(frames)
         work.finish_batch()
 
-    def _open_parts(self, share: str | None) -> AbstractContextManager[Parts]:
+    def _open_parts(self, out: Path, share: str | None) -> AbstractContextManager[Parts]:
         """The parts in ``out``. Raises `UserError` where they were begun with other settings."""
-        assert self.out is not None
 
         def differences(there: dict[str, Any]) -> str:
             return Settings.from_json(there).differences(self.settings, when="resumed")
 
         # shares side by side, but not beside a run without one, which may measure the same batches
         return open_parts(
-            self.out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
+            out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
         )
 
     def _batch_numbers(self) -> pd.Series:
@@ -180,14 +182,21 @@ class Runner:
     def _targets_of(self, batches: Sequence[int]) -> pd.DataFrame:
         return self.places[self._batch_numbers().isin(batches)]
 
-    def _differs_in_tau_alone(self, there: Measurement) -> bool:
-        """Whether a result has no choices and another tau: then its losses are those of this measurement, too."""
-        return (
-            there.settings.choices.tau_nats != self.settings.choices.tau_nats
-            and there.settings.complete
-            and not len(there.over)
-            and not there.settings.differences(self.settings, when="resumed", but_for=("tau_nats",))
-        )
+    def _result_there(self) -> Measurement | None:
+        """The whole result in ``out``, None where there is none: of this measurement, or of one with another tau over
+        which there is no target, so that its losses are those of this one, too.
+
+        Raises `UserError` for any other.
+        """
+        if self.out is None or not (self.out / RESULT_NAME).is_file():
+            return None
+        there = Measurement.load(self.out)
+        differing = there.settings.differences(self.settings, when="resumed")
+        but_for_tau = there.settings.differences(self.settings, when="resumed", but_for=("tau_nats",))
+        lends_losses = there.settings.complete and not len(there.over) and not but_for_tau
+        if differing and not lends_losses:
+            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
+        return there
 
     def _known(self, there: Measurement) -> pd.DataFrame:
         """The targets of a result, row by row those of ``places``. Raises `UserError` where they are others."""

@@ -38,7 +38,7 @@ def sample_targets(
     blocks without others with them: there are fewer than ``count`` then. A pure function of the arguments.
 
     Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
-    in `analysis.measurement.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of it;
+    in `Measurement.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of it;
     ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
     there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo or no target left.

@@ -1,1 +1,1 @@
-"""What is measured: a model, its losses on subsequences, and the memory this takes."""
+"""What is measured: a model, its tokenizer, and its losses on subsequences."""

@@ -107,8 +107,8 @@ class Scorer(OnDevice):
     Args:
         model: what is measured.
         device: cpu or cuda, where the model is.
-        tokens_per_batch: tokens of one forward pass; by default `memory.TOKENS_PER_BATCH`. It is halved whenever memory
-            runs out.
+        tokens_per_batch: tokens of one forward pass; by default `on_device.TOKENS_PER_BATCH`. It is halved whenever
+            memory runs out.
         share_prefixes: turn off to read every subset from its first token on (the same losses, slower).
     """
 

@@ -1,1 +1,1 @@
-"""Records to numbers with intervals."""
+"""Numbers with intervals, from the frames of a measurement."""

@@ -96,10 +96,10 @@ def main(what, model, texts, run, out):
             part = replace(part, choices=both, settings=before.but(give_back=give_back))
         else:
             of_part = places[places["target_id"].isin(part.targets["target_id"])]
-            targets = engine.losses(of_part)
+            targets = engine.with_losses(of_part)
             apart = np.abs(targets["loss_long_nats"].to_numpy() - part.targets["loss_long_nats"])
             assert apart.max() < 1e-4, f"other losses than recorded: {apart.max()} nats"
-            rounds = [engine.choices(of_round)["choices"] for of_round in engine.rounds(targets)]
+            rounds = [engine.choose(of_round)["choices"] for of_round in engine.rounds(targets)]
             both = [part.choices[part.choices["selector"].isin(EXACT)], *rounds]
             changed = settings.but(far_contexts=[*before.choices.far_contexts, "same-group"])
             part = replace(part, targets=targets, choices=stacked(both), settings=changed, texts=None)

@@ -77,19 +77,19 @@ def again(whole, **changes):
 @pytest.fixture
 def stops_after(monkeypatch):
     """Interrupt the engine after so many rounds; gives the targets that it measured before, round by round."""
-    original = engine.Engine.choices
+    original = engine.Engine.choose
 
     def stop(rounds):
         measured = []
 
-        def choices(self, targets):
+        def choose(self, targets):
             if len(measured) == rounds:
                 raise KeyboardInterrupt
             frames = original(self, targets)
             measured.append(targets)
             return frames
 
-        monkeypatch.setattr(engine.Engine, "choices", choices)
+        monkeypatch.setattr(engine.Engine, "choose", choose)
         return measured
 
     return stop
@@ -178,14 +178,14 @@ import os, signal
 from analysis import engine, runner
 from tests.support.small_measurement import small
 runner.SECONDS_BETWEEN_PARTS = 0.0
-original = engine.Engine.choices
+original = engine.Engine.choose
 rounds = []
-def choices(self, targets):
+def choose(self, targets):
     if len(rounds) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     rounds.append(1)
     return original(self, targets)
-engine.Engine.choices = choices
+engine.Engine.choose = choose
 small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
 """
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -137,7 +137,7 @@ def test_a_lower_tau_takes_the_losses_and_is_a_fresh_measurement_to_the_last_bit
 def test_a_lower_tau_goes_on_after_an_interruption(tmp_path, monkeypatch, losses_are_not_measured):
     monkeypatch.undo()
     before = small(tau_nats=TAU, out=tmp_path)
-    original, begun = engine.Engine.losses, []
+    original, begun = engine.Engine.with_losses, []
 
     def interrupted(self, *args):
         begun.append(1)
@@ -145,7 +145,7 @@ def test_a_lower_tau_goes_on_after_an_interruption(tmp_path, monkeypatch, losses
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(engine.Engine, "losses", interrupted)
+    monkeypatch.setattr(engine.Engine, "with_losses", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small(tau_nats=1.5, out=tmp_path)
     assert_same(load(tmp_path), before)

@@ -128,7 +128,7 @@ def test_a_written_out_document_is_measured_as_the_document_itself(tokenizer):
     together = measure(model, dict(zip("ab", packed, strict=True)), **OPTIONS, prefix="bos")
     pd.testing.assert_frame_equal(alone.targets, together.targets)
     pd.testing.assert_frame_equal(alone.choices, together.choices)
-    assert together.settings.model.prefix == [41] != [model[0].config.bos_token_id]
+    assert together.settings.model.prefix == (41,) != (model[0].config.bos_token_id,)
 
 
 def test_one_packed_text_has_placebos_from_its_own_documents(tokenizer, caplog):
