@@ -291,7 +291,7 @@ def xray() -> None:
     measured = influence_map(given.model, text, name=name, **options)
     folder = given.out or Path(f"{given.text}-{number}-xray" if number else f"{given.text}-xray")
     measured.save(folder)
-    save_figure(measured.plot(), folder, "xray")
+    save_figure(measured.plot(), folder, "xray.png")
     measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 

@@ -340,7 +340,9 @@ class ProbeResult:
         from analysis.figures.style import save_figure
 
         figures = self.figures(labels)
-        return [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
+        return [
+            path for name, figure in figures.items() for path in save_figure(figure, folder, f"{name}.png")
+        ]
 
     def has_intervals(self) -> bool:
         """Whether there are groups or documents enough for intervals."""

@@ -177,7 +177,7 @@ def main() -> None:
     if len(planted) < len(points):
         figures["figure1-schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
     for name, figure in figures.items():
-        style.save_figure(figure, options.out, name)
+        style.save_figure(figure, options.out, f"{name}.png")
     if options.rows:
         save(options.rows, rows)
     shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]

@@ -128,7 +128,7 @@ def main():
     """Print the tables of every number of parts, and draw the recovery where there are four."""
     places = json.loads((RECORDS / "places.json").read_text(encoding="utf8"))
     study = load_study(RECORDS)
-    save_figure(levels_figure(study["parts-4"]), HERE, "planted")
+    save_figure(levels_figure(study["parts-4"]), HERE, "planted.png")
     for cell, result in study.items():
         print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
         for name, rows in recall(result, places[cell]).groupby("recall"):

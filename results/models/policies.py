@@ -101,7 +101,7 @@ def main():
         style.log_axis(axes, result.ks)
     lines = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))
     panels[0, 0].legend(lines.values(), lines, fontsize=7, loc="lower right")
-    style.save_figure(figure, HERE, "policies")
+    style.save_figure(figure, HERE, "policies.png")
 
 
 if __name__ == "__main__":

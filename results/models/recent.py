@@ -120,7 +120,7 @@ def main():
             draw(panels[drawn.index(model)], tidy, model, text)
     print("\n" + show(with_bos()))
     panels[0, 0].legend(fontsize=7)
-    save_figure(figure, HERE, "recent")
+    save_figure(figure, HERE, "recent.png")
 
 
 def name_of(path):

@@ -332,7 +332,7 @@ def main():
         if "same-group" in result.far_contexts:
             print("\n" + show(beyond_same_group(result), title=cell))
         if cell in FIGURES:
-            save_figure(levels_figure(result), HERE, cell)
+            save_figure(levels_figure(result), HERE, f"{cell}.png")
 
 
 if __name__ == "__main__":

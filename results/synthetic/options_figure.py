@@ -76,4 +76,4 @@ if __name__ == "__main__":
     out = parser.parse_args().out
     for folder, names in FIGURES.items():
         points = pool(load([HERE / "exact_match.parquet"], [f"{folder}/records"]))
-        style.save_figure(option_figure(points, names), out / folder, "figure1-options")
+        style.save_figure(option_figure(points, names), out / folder, "figure1-options.png")

@@ -352,7 +352,7 @@ def main() -> None:
     task, settings = result["task"]["name"], result["settings"]
     of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"
     recalls, heading = panels_of(result), f"{result['run']}, step {result['step']:,}: {of}"
-    style.save_figure(recall_figure(recalls, heading=heading), options.out, "recall")
+    style.save_figure(recall_figure(recalls, heading=heading), options.out, "recall.png")
     print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"), end="\n\n")
     columns = ["model", "selector", "far_context", "k", "value", "low", "high"]
     print(show(recalls[columns], across="k", title="recall [%] by k"))

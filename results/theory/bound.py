@@ -296,7 +296,7 @@ def main():
     path = given.out / "figure1.json"
     write_tables(path, tables, read_json(path, "remove it") if path.is_file() else {})
     for task, of_task in planted.groupby("task", sort=False):
-        style.save_figure(bound_figure(of_task), given.out, f"figure1-{task}-bound")
+        style.save_figure(bound_figure(of_task), given.out, f"figure1-{task}-bound.png")
     for table in tables.values():
         print(table.to_string(index=False), end="\n\n")
 

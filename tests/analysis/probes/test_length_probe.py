@@ -224,3 +224,10 @@ def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
     some = ["--labels", "YaRN", "--out", out, "--figures", tmp_path / "some"]
     assert run_here("scripts/length.py", *some).returncode == 0
     assert {path.name for path in (tmp_path / "some").iterdir()} == names
+
+
+def test_figures_are_drawn_beside_a_folder_of_the_same_name(measured, tmp_path):
+    """A folder of runs may hold one that is called ``length``, as that of `results/models` does."""
+    (tmp_path / "length").mkdir()
+    assert measured.draw(tmp_path) == [tmp_path / "length.png", tmp_path / "lengths.png"]
+    assert all(path.is_file() for path in measured.draw(tmp_path))
