@@ -306,8 +306,10 @@ class Result(Measurement):
             target_id: of `targets`; None: all targets over tau, one after the other.
             selector: by default the first of `selectors`.
             far_context: true or placebo; the text of other far contexts is not recorded.
-            level, unit, sinks: how the tokens were given back, see `analysis.kept`; by default "text", "token"
-                and 0 where this was measured, else the first way that was. Of words, the token stands for its word.
+            level: how the tokens were given back, see `analysis.kept`; by default "text" where this was measured, else
+                the first that was.
+            unit: likewise, by default "token"; of words, the token stands for its word.
+            sinks: likewise, by default 0.
 
         Raises `UserError`, one line with the remedy, where there is no such choice or its text is not recorded.
         """

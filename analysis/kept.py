@@ -34,7 +34,7 @@ Subsets = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class GivenBack:
-    """A level, a unit and a number of sinks, written LEVEL[:SINKS][/UNIT], such as ``cache:4`` or ``text/word``."""
+    """A level, a unit and a number of sinks, written ``LEVEL[:SINKS][/UNIT]``, such as ``cache:4`` or ``text/word``."""
 
     level: str = "text"
     unit: str = "token"

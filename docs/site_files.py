@@ -19,6 +19,7 @@ PATTERNS = (
     "docs/*.md",
     "docs/*.ipynb",
     "docs/*.svg",
+    "docs/reference/*.md",
     "docs/*.css",
     "results/*.csv",
     "results/**/*.md",

@@ -13,10 +13,10 @@ Item = TypeVar("Item")
 class Registry(dict[str, Item]):
     """Things of one kind by name, in the order in which they were registered.
 
-    SELECTORS: Registry[Selector] = Registry("selector")
+        SELECTORS: Registry[Selector] = Registry("selector")
 
-    @SELECTORS.register("nearest")
-    def nearest(given): …
+        @SELECTORS.register("nearest")
+        def nearest(given): …
 
     SELECTORS["nearest"] is that function; an unknown name is a `UserError` that lists the names.
     """
