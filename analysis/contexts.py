@@ -70,7 +70,8 @@ class Contexts:
 
     def with_far(self, far: np.ndarray) -> Contexts:
         """The same targets and short contexts behind another far context, (n, F)."""
-        return replace(self, tokens=np.concatenate([far, self.tokens[:, self.n_far :]], axis=1))
+        tokens = np.concatenate([far, self.tokens[:, self.n_far :]], axis=1)
+        return replace(self, tokens=tokens)
 
 
 def long_contexts(
@@ -98,18 +99,19 @@ def long_contexts(
 
 def placebo_contexts(texts: Texts, contexts: Contexts, text: np.ndarray, start: np.ndarray) -> Contexts:
     """The same targets behind the F tokens that stand at ``start`` of ``text``, (n,) (docs/method.md, 2.3 [ours])."""
-    far = [
-        texts.tokens(number)[place : place + contexts.n_far].astype(np.int64)
-        for number, place in zip(text.tolist(), start.tolist(), strict=True)
-    ]
+    far = []
+    for number, place in zip(text.tolist(), start.tolist(), strict=True):
+        tokens = texts.tokens(number)[place : place + contexts.n_far]
+        far.append(tokens.astype(np.int64))
     return contexts.with_far(np.stack(far))
 
 
 def shuffled_contexts(contexts: Contexts, seed: int) -> Contexts:
     """The same targets behind their far tokens in random order, a pure function of the seed and the block."""
     blocks = contexts.target_id[:, 0] // contexts.targets_per_block
-    orders = [
-        np.random.default_rng([Stream.SHUFFLED, seed, block]).permutation(contexts.n_far)
-        for block in blocks.tolist()
-    ]
-    return contexts.with_far(np.take_along_axis(contexts.tokens, np.stack(orders), axis=1))
+    orders = []
+    for block in blocks.tolist():
+        generator = np.random.default_rng([Stream.SHUFFLED, seed, block])
+        orders.append(generator.permutation(contexts.n_far))
+    shuffled = np.take_along_axis(contexts.tokens, np.stack(orders), axis=1)
+    return contexts.with_far(shuffled)

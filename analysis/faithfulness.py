@@ -65,30 +65,39 @@ class Faithfulness:
         """
         selected = np.stack([choice.columns for choice in chosen.values()], axis=1)
         drops = self._comprehensiveness(contexts, targets, selected)
-        columns = {name: {"comprehensiveness_nats": drops[:, i]} for i, name in enumerate(chosen)}
         agreement = score_agreement(chosen)
-        for name in chosen if agreement else ():
-            columns[name]["leave_one_out_spearman"] = agreement.get(name, np.full(len(targets), np.nan))
-        block = contexts.target_id[targets[:, 0], 0] // contexts.targets_per_block
-        subsets = np.stack([far_subsets(contexts.n_far, SUBSETS, seed=self.seed, block=b) for b in block])
+        no_agreement = np.full(len(targets), np.nan)
+        blocks = contexts.target_id[targets[:, 0], 0] // contexts.targets_per_block
+        subsets_of_targets = []
+        for block in blocks:
+            subsets_of_targets.append(far_subsets(contexts.n_far, SUBSETS, seed=self.seed, block=block))
+        subsets = np.stack(subsets_of_targets)
         losses = self._subset_losses(contexts, targets, subsets)
-        for name, choice in chosen.items():
+        columns = {}
+        for number, (name, choice) in enumerate(chosen.items()):
+            of_choice = {"comprehensiveness_nats": drops[:, number]}
+            if agreement:
+                of_choice["leave_one_out_spearman"] = agreement.get(name, no_agreement)
             sums = np.full(losses.shape, np.nan)
             if choice.scores is not None:
                 sums = subset_influence(choice.scores, subsets)
-            columns[name] |= {"subset_loss_nats": losses, "subset_influence": sums}
+            columns[name] = of_choice | {"subset_loss_nats": losses, "subset_influence": sums}
         return columns
 
     def _comprehensiveness(self, contexts: Contexts, targets: np.ndarray, selected: np.ndarray) -> np.ndarray:
         """loss(t | C_long without the first k of ``selected``, (m, S, k_max)) - L_long, true or placebo, (m, S, K)."""
-        whole = self.scorer.losses(contexts, contexts.all_far, targets)
-        losses = []
+        n_far = contexts.n_far
+        count, selectors, _ = selected.shape
+        long = self.scorer.losses(contexts, contexts.all_far, targets)
+        drops = []
         for k in self.ks:
-            kept = np.ones((*selected.shape[:2], contexts.n_far), dtype=bool)
+            kept = np.ones((count, selectors, n_far), dtype=bool)
             np.put_along_axis(kept, selected[:, :, :k], False, axis=2)
-            columns = np.nonzero(kept)[2].reshape(*selected.shape[:2], contexts.n_far - k)
-            losses.append(self.scorer.losses(contexts, columns, targets) - whole)
-        return np.stack(losses, axis=2)
+            _, _, columns = np.nonzero(kept)
+            columns = columns.reshape(count, selectors, n_far - k)
+            losses = self.scorer.losses(contexts, columns, targets)
+            drops.append(losses - long)
+        return np.stack(drops, axis=2)
 
     def _subset_losses(self, contexts: Contexts, targets: np.ndarray, subsets: np.ndarray) -> np.ndarray:
         """loss(t | C_short and a subset of the far tokens), (m, n), of subsets (m, n, j) of the targets' blocks."""
@@ -109,7 +118,8 @@ def far_subsets(n_far: int, count: int, *, seed: int, block: int) -> np.ndarray:
     """
     kept = max(1, round(SUBSET_KEEP_RATE * n_far))
     generator = np.random.default_rng([Stream.FAR_SUBSETS, seed, block])
-    shuffled = generator.permuted(np.tile(np.arange(n_far), (count, 1)), axis=1)
+    columns = np.tile(np.arange(n_far), (count, 1))
+    shuffled = generator.permuted(columns, axis=1)
     return np.sort(shuffled[:, :kept], axis=1)
 
 
@@ -118,7 +128,9 @@ def subset_influence(scores: np.ndarray, subsets: np.ndarray) -> np.ndarray:
 
     A token without a score counts as 0 [ours]: a screened selector holds what was not proposed to have no influence.
     """
-    return np.take_along_axis(np.nan_to_num(scores)[:, None], subsets, axis=2).sum(axis=2)
+    influence = np.nan_to_num(scores)[:, None]
+    of_kept = np.take_along_axis(influence, subsets, axis=2)
+    return of_kept.sum(axis=2)
 
 
 def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
@@ -126,11 +138,14 @@ def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
 
     Only where that is among them and both have scores; a token without one counts as 0 [ours].
     """
-    scores = {
-        name: np.nan_to_num(choice.scores) for name, choice in chosen.items() if choice.scores is not None
-    }
-    exact = scores.pop(EXACT, None)
-    return {} if exact is None else {name: row_spearman(values, exact) for name, values in scores.items()}
+    scores = {}
+    for name, choice in chosen.items():
+        if choice.scores is not None:
+            scores[name] = np.nan_to_num(choice.scores)
+    if EXACT not in scores:
+        return {}
+    exact = scores.pop(EXACT)
+    return {name: row_spearman(values, exact) for name, values in scores.items()}
 
 
 def row_pearson(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -141,16 +156,21 @@ def row_pearson(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         # The mean of equal values may be rounded: what is left of them is then noise, not 0.
         constant = (np.ptp(first, axis=1) == 0) | (np.ptp(second, axis=1) == 0)
-        first, second = (values - values.mean(axis=1, keepdims=True) for values in (first, second))
+        first = first - first.mean(axis=1, keepdims=True)
+        second = second - second.mean(axis=1, keepdims=True)
         products = (first * second).sum(axis=1)
         squares = (first**2).sum(axis=1) * (second**2).sum(axis=1)
         correlation = products / np.sqrt(squares)
-    return np.where(np.isfinite(correlation) & ~constant, np.clip(correlation, -1, 1), np.nan)
+    defined = np.isfinite(correlation) & ~constant
+    return np.where(defined, np.clip(correlation, -1, 1), np.nan)
 
 
 def row_spearman(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation of the rows, (m,); equal values share their mean rank. NaN as in `row_pearson`."""
     finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-    whole = (np.where(finite[:, None], values, 0.0) for values in (first, second))
-    ranks = (scipy.stats.rankdata(values, axis=1) for values in whole)
-    return np.where(finite, row_pearson(*ranks), np.nan)
+    first = np.where(finite[:, None], first, 0.0)
+    second = np.where(finite[:, None], second, 0.0)
+    first_ranks = scipy.stats.rankdata(first, axis=1)
+    second_ranks = scipy.stats.rankdata(second, axis=1)
+    correlation = row_pearson(first_ranks, second_ranks)
+    return np.where(finite, correlation, np.nan)

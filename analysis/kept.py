@@ -44,13 +44,14 @@ class GivenBack:
     def parse(cls, text: str) -> GivenBack:
         """Raises `UserError` where the text is none of these."""
         match = re.fullmatch(r"(\w+)(?::(\d+))?(?:/(\w+))?", text)
-        level, sinks, unit = match.groups() if match else ("", None, None)
-        if level not in LEVELS or unit not in (None, *UNITS):
-            raise UserError(
-                f"{text!r} is no way to give tokens back; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
-                f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}"
-            )
-        return cls(level, unit or UNITS[0], int(sinks or 0))
+        if match:
+            level, sinks, unit = match.groups()
+            if level in LEVELS and unit in (None, *UNITS):
+                return cls(level, unit or UNITS[0], int(sinks or 0))
+        raise UserError(
+            f"{text!r} is no way to give tokens back; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
+            f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}"
+        )
 
     @property
     def columns(self) -> dict[str, str | int]:
@@ -108,16 +109,20 @@ class GivenBack:
 
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F).
         """
-        whole = far_key_values(scorer, contexts) if self.level == "cache" else []
+        whole: KeyValues = []
+        if self.level == "cache":
+            whole = far_key_values(scorer, contexts)
+        losses = []
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
             open_to_choice = choice.by_head.copy()  # (m, layers, heads, F)
             open_to_choice[..., : self.sinks] = -np.inf
             ranked = np.argsort(-open_to_choice, axis=-1, kind="stable")
             sinks = np.broadcast_to(np.arange(self.sinks), (*ranked.shape[:-1], self.sinks))
-            of_heads = [np.sort(np.concatenate([sinks, ranked[..., :k]], axis=-1), axis=-1) for k in ks]
-            return np.stack(
-                [cache_losses(scorer, contexts, whole, kept, targets) for kept in of_heads], axis=1
-            )
+            for k in ks:
+                kept = np.concatenate([sinks, ranked[..., :k]], axis=-1)
+                kept.sort(axis=-1)
+                losses.append(cache_losses(scorer, contexts, whole, kept, targets))
+            return np.stack(losses, axis=1)
 
         def subset_losses(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
             if self.level == "cache":
@@ -125,7 +130,10 @@ class GivenBack:
             return scorer.losses(contexts, far[:, None], targets[rows])[:, 0]
 
         first = self.first(choice, words, ks[-1])
-        return np.stack([_by_count(self.kept(first[:, :k], words), subset_losses) for k in ks], axis=1)
+        for k in ks:
+            kept = self.kept(first[:, :k], words)
+            losses.append(_by_count(kept, subset_losses))
+        return np.stack(losses, axis=1)
 
 
 def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
@@ -134,7 +142,8 @@ def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
     count = kept.sum(axis=1)
     for number in np.unique(count):
         rows = np.flatnonzero(count == number)
-        values[rows] = losses(rows, np.nonzero(kept[rows])[1].reshape(len(rows), number))
+        _, columns = np.nonzero(kept[rows])
+        values[rows] = losses(rows, columns.reshape(len(rows), number))
     return values
 
 
@@ -185,34 +194,41 @@ def cache_losses(
             "olmo-sparsity export_hf, or leave the eviction policies out"
         )
     losses = np.empty(len(targets))
+    count = kept.shape[-1]
     longest = contexts.n_short + contexts.targets_per_block
-    size = scorer.tokens_per_batch // longest
-    size = min(size, CACHE_TOKENS * scorer.tokens_per_batch // (longest + kept.shape[-1]))
-    for rows in chunks(np.argsort(targets[:, 1], kind="stable"), size):
+    rows_by_tokens = scorer.tokens_per_batch // longest
+    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + count)
+    order = np.argsort(targets[:, 1], kind="stable")
+    for rows in chunks(order, min(rows_by_tokens, rows_by_cache)):
         block, place = targets[rows].T
         behind = contexts.n_far + np.arange(contexts.n_short + place.max())
-        # where heads differ, the ids of cached tokens are not read
-        kept_ids = np.zeros((len(rows), kept.shape[-1]), dtype=np.int64) if by_head else kept[rows]
+        kept_ids = kept[rows]
+        if by_head:
+            # heads differ, and the ids of cached tokens are not read
+            kept_ids = np.zeros((len(rows), count), dtype=np.int64)
         ids = np.concatenate([kept_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-        logits = scorer.model.logits_after(
-            _kept_key_values(whole, scorer.tensor(block), scorer.tensor(kept[rows])),
-            scorer.tensor(contexts.tokens[block[:, None], behind]),
-            scorer.tensor(ids),
-            int(np.ptp(place)) + 1,
-        )
+        past = _kept_key_values(whole, scorer.tensor(block), scorer.tensor(kept[rows]))
+        tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
+        queries = int(np.ptp(place)) + 1
+        logits = scorer.model.logits_after(past, tokens, scorer.tensor(ids), queries)
         of_target = logits[torch.arange(len(rows)), scorer.tensor(place - place.min())].float()
         wanted = scorer.tensor(contexts.targets[block, place])
-        losses[rows] = F.cross_entropy(of_target, wanted, reduction="none").double().cpu().numpy()
+        of_rows = F.cross_entropy(of_target, wanted, reduction="none")
+        losses[rows] = of_rows.double().cpu().numpy()
     return losses
 
 
 def _kept_key_values(whole: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
     """The keys and values of the kept columns, (R, j) or (R, layers, G, j), of the far contexts of some blocks (R,)."""
-    columns = kept[:, None, None] if kept.ndim == 2 else kept
-    columns = columns.expand(-1, len(whole), whole[0][0].shape[1], -1)
+    first_keys, _ = whole[0]
+    key_heads = first_keys.shape[1]
+    if kept.ndim == 2:
+        kept = kept[:, None, None]
+    kept = kept.expand(-1, len(whole), key_heads, -1)
     rows = block[:, None, None]
-    heads = torch.arange(columns.shape[2], device=block.device)[:, None]
-    return [
-        (keys[rows, heads, columns[:, layer]], values[rows, heads, columns[:, layer]])
-        for layer, (keys, values) in enumerate(whole)
-    ]
+    heads = torch.arange(key_heads, device=block.device)[:, None]
+    layers = []
+    for layer, (keys, values) in enumerate(whole):
+        columns = kept[:, layer]
+        layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
+    return layers

@@ -48,21 +48,26 @@ _TYPES = {
 
 def empty_frame(columns: Sequence[str]) -> pd.DataFrame:
     """No rows, with the types that the columns have in a saved result."""
-    schema = pa.schema([(name, _type(name, pd.Series(dtype=float))) for name in columns])
+    no_values = pd.Series(dtype=float)
+    schema = pa.schema([(name, _type(name, no_values)) for name in columns])
     return schema.empty_table().to_pandas()
 
 
 def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
     """Frames one below the other; None where there are none."""
     filled = [frame for frame in frames if frame is not None and len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else frames[0]
+    if not filled:
+        return frames[0]
+    return pd.concat(filled, ignore_index=True)
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as Parquet, atomically: float32, zstd, a checksum in every page."""
-    table = pa.table(
-        {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
-    )
+    columns = {}
+    for name in frame:
+        values = frame[name]
+        columns[name] = pa.array(list(values), _type(name, values), from_pandas=True)
+    table = pa.table(columns)
     floats: list[str] = []
     others: list[str] = []
     for column in table.schema:
@@ -95,10 +100,10 @@ def read_frame(path: Path) -> pd.DataFrame:
     try:
         frame = read_parquet(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"
-        ) from error
-    return frame.astype({name: np.float64 for name in frame if frame[name].dtype == np.float32})
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}); restore it or measure again") from error
+    floats = [name for name in frame if frame[name].dtype == np.float32]
+    return frame.astype(dict.fromkeys(floats, np.float64))
 
 
 def read_parquet(path: str | Path) -> pd.DataFrame:
@@ -114,4 +119,6 @@ def read_parquet(path: str | Path) -> pd.DataFrame:
 def _type(name: str, values: pd.Series) -> pa.DataType | None:
     if name in _TYPES:
         return _TYPES[name]
-    return pa.float32() if pd.api.types.is_float_dtype(values) else None
+    if pd.api.types.is_float_dtype(values):
+        return pa.float32()
+    return None

@@ -54,7 +54,8 @@ def sample_targets(
         )
     text, number = _stratified(offered // size, -(-count // size), seed)
     # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
-    offsets = np.random.default_rng([Stream.BLOCK_OFFSETS, seed]).integers(0, offered % size, endpoint=True)
+    generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
+    offsets = generator.integers(0, offered % size, endpoint=True)
     first = n_long + size * number + offsets[text]
     if np.count_nonzero(texts.lengths >= n_far) > 1:
         apart = groups
@@ -78,7 +79,9 @@ def sample_targets(
     places["position"] += places["target_id"] % size
     places = _without_no_targets(texts, places, size)
     near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
-    return places if near_copy is None else places.assign(near_copy=near_copy)
+    if near_copy is not None:
+        places = places.assign(near_copy=near_copy)
+    return places
 
 
 def _without_no_targets(texts: Texts, places: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:
@@ -89,16 +92,18 @@ def _without_no_targets(texts: Texts, places: pd.DataFrame, targets_per_block: i
     allowed = texts.may_be_target(places["text"].to_numpy(), places["position"].to_numpy())
     if allowed.all():
         return places
-    counted = f"{int((~allowed).sum()):,}", f"{len(allowed):,}"
-    log.info("%s of %s drawn targets are special tokens or of a chat template: left out", *counted)
+    left_out = f"{int((~allowed).sum()):,}"
+    drawn = f"{len(allowed):,}"
+    log.info("%s of %s drawn targets are special tokens or of a chat template: left out", left_out, drawn)
     places = places[allowed]
     if places.empty:
         raise UserError(
             "every drawn target is a special token or one of a chat template; give more targets, or longer texts"
         )
-    block = pd.factorize(places["target_id"] // targets_per_block)[0]
+    block, _ = pd.factorize(places["target_id"] // targets_per_block)
     place = places["target_id"] % targets_per_block
-    return places.assign(target_id=block * targets_per_block + place).reset_index(drop=True)
+    places = places.assign(target_id=block * targets_per_block + place)
+    return places.reset_index(drop=True)
 
 
 def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -118,7 +123,8 @@ def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray,
     numbers = []
     for text in texts:
         of_text = np.random.default_rng([Stream.TARGETS, seed, text])
-        numbers.append(np.sort(of_text.choice(offered[text], size=quota[text], replace=False)))
+        drawn = of_text.choice(offered[text], size=quota[text], replace=False)
+        numbers.append(np.sort(drawn))
     return np.repeat(texts, quota[texts]), np.concatenate(numbers)
 
 
@@ -126,18 +132,24 @@ def _placebos_of_others(
     text: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Text and start of each placebo. Without groups (``groups`` is (D,)) every text is one by itself."""
-    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    group = np.arange(len(lengths))
+    if groups is not None:
+        _, group = np.unique(groups, return_inverse=True)
     long_enough = np.flatnonzero(lengths >= n_far)
-    long_enough = long_enough[np.argsort(group[long_enough], kind="stable")]
+    by_group = np.argsort(group[long_enough], kind="stable")
+    long_enough = long_enough[by_group]
     if len(np.unique(group[long_enough])) < 2:
-        of = "" if groups is None else f" of another group than {groups[long_enough[0]]}"
+        of = ""
+        if groups is not None:
+            of = f" of another group than {groups[long_enough[0]]}"
         raise UserError(
             f"the placebo needs a second text of at least {n_far} tokens{of}; give more texts, or lower N "
             "(a corpus prepared with --group-field none has no groups)"
         )
     # Drawing among the others: skip the target's group, which is one stretch of the list, by shifting what lies
     # behind it.
-    first, end = (np.searchsorted(group[long_enough], group[text], side) for side in ("left", "right"))
+    first = np.searchsorted(group[long_enough], group[text], "left")
+    end = np.searchsorted(group[long_enough], group[text], "right")
     generator = np.random.default_rng([Stream.PLACEBOS, seed])
     drawn = generator.integers(0, len(long_enough) - (end - first))
     drawn += np.where(drawn >= first, end - first, 0)
@@ -162,8 +174,9 @@ def _placebos_of_itself(
     starts = []
     for position in first.tolist():
         generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
-        near = position - 2 * n_long, position + targets_per_block + n_long
-        starts.append(_start_outside(*near, length, n_far, generator))
+        near_first = position - 2 * n_long
+        near_end = position + targets_per_block + n_long
+        starts.append(_start_outside(near_first, near_end, length, n_far, generator))
     if min(starts) < 0:
         raise UserError(
             f"the text has {length:,} tokens, too few for placebos from it; give a second text of {n_far:,}, or one "
@@ -179,7 +192,9 @@ def _start_outside(first: int, end: int, length: int, n_far: int, generator: np.
     if not offered:
         return -1
     place = int(generator.integers(offered))
-    return place if place < before else end + place - before
+    if place < before:
+        return place
+    return end + place - before
 
 
 def same_group_elsewhere(
@@ -201,8 +216,12 @@ def same_group_elsewhere(
     and the block.
     """
     long_enough = np.flatnonzero(texts.lengths >= n_far)
-    group = np.arange(len(texts.lengths)) if texts.groups is None else texts.groups
-    by_group = {name: long_enough[group[long_enough] == name] for name in set(group[text].tolist())}
+    group = np.arange(len(texts.lengths))
+    if texts.groups is not None:
+        group = texts.groups
+    by_group = {}
+    for name in set(group[text].tolist()):
+        by_group[name] = long_enough[group[long_enough] == name]
     drawn = []
     for block, (own, position) in enumerate(zip(text, first, strict=True)):
         generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
@@ -212,7 +231,10 @@ def same_group_elsewhere(
             other = generator.choice(others)
             drawn.append((other, generator.integers(texts.lengths[other] - n_far + 1)))
         else:
-            read = position - n_long, position + targets_per_block
-            start = _start_outside(*read, texts.lengths[own], n_far, generator)
-            drawn.append((own if start >= 0 else -1, start))
+            end = position + targets_per_block
+            start = _start_outside(position - n_long, end, texts.lengths[own], n_far, generator)
+            if start < 0:
+                drawn.append((-1, -1))
+            else:
+                drawn.append((own, start))
     return np.array(drawn)

@@ -50,7 +50,9 @@ class SelectorInput:
     @property
     def target_index(self) -> np.ndarray:
         """(m, 2) block and place."""
-        return self.contexts.all_targets if self.targets is None else self.targets
+        if self.targets is None:
+            return self.contexts.all_targets
+        return self.targets
 
     @property
     def candidates(self) -> np.ndarray:
@@ -66,16 +68,22 @@ class SelectorInput:
 
     def measure(self, name: str, far: np.ndarray) -> np.ndarray:
         """One of `analysis.model.losses.MEASURES` of such subsets, (m, C)."""
-        return self.scorer.measures(self.contexts, far, (name,), self.target_index)[..., 0]
+        measures = self.scorer.measures(self.contexts, far, (name,), self.target_index)
+        return measures[..., 0]
 
     def shared_measure(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
         """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
-        forms = {base + form + self.screen: measure for form, (_, measure) in FORMS.items()}
-        if (base + self.screen, name) not in self.shared:
-            names = sorted({name, *(measure for form, measure in forms.items() if form in self.names)})
-            read = self.scorer.measures(self.contexts, far, tuple(names), self.target_index)
-            self.shared.update({(base + self.screen, names[i]): read[..., i] for i in range(len(names))})
-        return self.shared[base + self.screen, name]
+        of_base = base + self.screen
+        if (of_base, name) not in self.shared:
+            needed = {name}
+            for form, (_, measure) in FORMS.items():
+                if base + form + self.screen in self.names:
+                    needed.add(measure)
+            names = sorted(needed)
+            read = self.scorer.measures(self.contexts, far, names, self.target_index)
+            for number, measure in enumerate(names):
+                self.shared[of_base, measure] = read[..., number]
+        return self.shared[of_base, name]
 
     def at_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
@@ -153,14 +161,13 @@ def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
 
 def most_influential(given: SelectorInput, influence: np.ndarray) -> Selection:
     """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
+    candidates = given.candidates
     order = np.argsort(-influence, axis=1, kind="stable")[:, : given.k]
+    columns = np.take_along_axis(candidates, order, axis=1)
+    finite = np.where(np.isfinite(influence), influence, np.nan)
     scores = np.full((len(influence), given.contexts.n_far), np.nan)
-    np.put_along_axis(scores, given.candidates, np.where(np.isfinite(influence), influence, np.nan), axis=1)
-    return Selection(
-        np.take_along_axis(given.candidates, order, axis=1),
-        np.take_along_axis(influence, order, axis=1),
-        scores,
-    )
+    np.put_along_axis(scores, candidates, finite, axis=1)
+    return Selection(columns, np.take_along_axis(influence, order, axis=1), scores)
 
 
 def find_selector(name: str) -> Selector:
@@ -172,7 +179,9 @@ def find_selector(name: str) -> Selector:
             raise UserError(
                 f"{name!r} is no screened selector; write EXACT@PROPOSER:m, such as leave-one-out@gradient:32"
             )
-        return screened(_registered(exact), _registered(proposer), int(count), at + screen)
+        exact_selector = _registered(exact)
+        proposing_selector = _registered(proposer)
+        return screened(exact_selector, proposing_selector, int(count), at + screen)
     return _registered(name)
 
 
@@ -180,31 +189,48 @@ def _registered(text: str) -> Selector:
     """The selector of NAME or NAME:PARAMETER=NUMBER:…. Raises `UserError` that lists the choices."""
     name, *parts = text.split(":")
     selector = SELECTORS[name]
-    parameters = {field.name: field for field in fields(selector)} if is_dataclass(selector) else {}
+    parameters = _parameters(selector)
     values = {}
     for part in parts:
         parameter, _, value = part.partition("=")
         if parameter not in parameters or not value.isdecimal() or int(value) < 1:
-            there = ", ".join(f"{parameter}={field.default}" for parameter, field in parameters.items())
-            remedy = f"write NAME=NUMBER, by default {there}" if there else "it has none"
+            remedy = "it has none"
+            if parameters:
+                defaults = ", ".join(f"{parameter}={default}" for parameter, default in parameters.items())
+                remedy = f"write NAME=NUMBER, by default {defaults}"
             raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
         values[parameter] = int(value)
-    return cast("Selector", selector(**values) if is_dataclass(selector) else selector)
+    if is_dataclass(selector):
+        return cast("Selector", selector(**values))
+    return selector
+
+
+def _parameters(selector: Callable[..., Any]) -> dict[str, Any]:
+    """Parameters of a selector with their defaults; most have none."""
+    if not is_dataclass(selector):
+        return {}
+    return {field.name: field.default for field in fields(selector)}
 
 
 def list_selectors() -> list[str]:
     """Names of all selectors, with their parameters as they are by default; screened forms put two together."""
     listed = []
     for name, selector in SELECTORS.items():
-        of_selector = fields(selector) if is_dataclass(selector) else ()
-        listed.append(":".join([name, *(f"{field.name}={field.default}" for field in of_selector)]))
+        parts = [name]
+        for parameter, default in _parameters(selector).items():
+            parts.append(f"{parameter}={default}")
+        listed.append(":".join(parts))
     return listed
 
 
 def check_selector(name: str, *, k_max: int, n_far: int) -> None:
     """Raise `UserError` where a selector does not exist, or is screened by fewer than k or more than F candidates."""
     find_selector(name)
-    if "@" in name and not k_max <= (m := int(name.rpartition(":")[2])) <= n_far:
+    if "@" not in name:
+        return
+    _, _, count = name.rpartition(":")
+    m = int(count)
+    if not k_max <= m <= n_far:
         raise UserError(f"{name}: m = {m} must be at least k = {k_max} and at most the {n_far} far tokens")
 
 
@@ -219,8 +245,10 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
             proposal = replace(given, k=count)
             if given.proposing is not None:
                 proposal = replace(proposal, scorer=given.proposing, names=(), shared={})
-            given.shared[screen, "columns"] = np.sort(proposer(proposal).columns, axis=1)
-        return exact(replace(given, columns=given.shared[screen, "columns"], screen=screen))
+            proposed = proposer(proposal)
+            given.shared[screen, "columns"] = np.sort(proposed.columns, axis=1)
+        of_proposed = replace(given, columns=given.shared[screen, "columns"], screen=screen)
+        return exact(of_proposed)
 
     return select
 
@@ -232,7 +260,9 @@ def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
     Of another measure the same: a divergence from p_long is 0 given C_long.
     """
     n_far = given.contexts.n_far
-    left_out = np.arange(n_far) if given.columns is None else given.columns
+    left_out = np.arange(n_far)
+    if given.columns is not None:
+        left_out = given.columns
     columns = np.arange(n_far - 1)
     far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
     without = given.shared_measure("leave-one-out", measure, far)
@@ -242,7 +272,9 @@ def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
 @register_forms("leave-one-in")
 def leave_one_in(given: SelectorInput, measure: str = "loss") -> np.ndarray:
     """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
-    added = np.arange(given.contexts.n_far) if given.columns is None else given.columns
+    added = np.arange(given.contexts.n_far)
+    if given.columns is not None:
+        added = given.columns
     beside = given.shared_measure("leave-one-in", measure, added[..., None])
     return given.measure(measure, NO_FAR) - beside
 
@@ -264,12 +296,15 @@ def greedy(given: SelectorInput, measure: str = "loss") -> Selection:
             after = given.measure(measure, np.arange(given.contexts.n_far)[:, None])
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
-            added = np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2)
-            after = given.measure(measure, added)
+            subsets = np.concatenate([beside, open_[:, :, None]], axis=2)
+            subsets.sort(axis=2)
+            after = given.measure(measure, subsets)
         best = after.argmin(axis=1)[:, None]
-        chosen = np.concatenate([chosen, np.take_along_axis(open_, best, axis=1)], axis=1)
-        gains.append(before - np.take_along_axis(after, best, axis=1))
-        before = np.take_along_axis(after, best, axis=1)
+        added = np.take_along_axis(open_, best, axis=1)
+        chosen = np.concatenate([chosen, added], axis=1)
+        lowest = np.take_along_axis(after, best, axis=1)
+        gains.append(before - lowest)
+        before = lowest
         left = np.arange(open_.shape[1]) != best
         open_ = open_[left].reshape(count, -1)
     return Selection(chosen, np.concatenate(gains, axis=1))
@@ -293,26 +328,31 @@ def spans(given: SelectorInput) -> Selection:
     n_far = given.contexts.n_far
     count, number = candidates.shape
     shared = given.columns is None  # then the targets of a block share the passes of the first level
-    width = _SHORTEST * _SPLIT ** max(0, math.floor(math.log(number / (2 * _SHORTEST), _SPLIT)))
+    levels = math.floor(math.log(number / (2 * _SHORTEST), _SPLIT))
+    width = _SHORTEST * _SPLIT ** max(0, levels)
     width = min(width, number)
     long = given.losses(given.contexts.all_far)
     starts = np.broadcast_to(np.arange(0, number, width), (count, -(-number // width)))
     while True:
         starts = np.minimum(starts, number - width)
-        rows = 1 if shared else count
-        without = _without_spans(candidates[:rows], starts[:rows], width, n_far)
-        influence = given.losses(without[0] if shared else without) - long
+        if shared:
+            [without] = _without_spans(candidates[:1], starts[:1], width, n_far)
+        else:
+            without = _without_spans(candidates, starts, width, n_far)
+        influence = given.losses(without) - long
         order = np.argsort(-influence, axis=1, kind="stable")
         if width <= _SHORTEST:
             break
-        kept = np.take_along_axis(starts, order[:, : max(2, -(-2 * given.k // width))], axis=1)
+        kept_spans = max(2, math.ceil(2 * given.k / width))
+        kept = np.take_along_axis(starts, order[:, :kept_spans], axis=1)
         width //= _SPLIT
         starts = (kept[..., None] + width * np.arange(_SPLIT)).reshape(count, -1)
         shared = False
     best = np.full((count, number), -np.inf)
     for start, gain in zip(starts.T, influence.T, strict=True):
         columns = start[:, None] + np.arange(width)
-        larger = np.maximum(np.take_along_axis(best, columns, axis=1), gain[:, None])
+        before = np.take_along_axis(best, columns, axis=1)
+        larger = np.maximum(before, gain[:, None])
         np.put_along_axis(best, columns, larger, axis=1)
     return most_influential(given, best)
 
@@ -323,19 +363,22 @@ def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far
     dropped = candidates[rows, starts[..., None] + np.arange(width)]
     kept = np.ones((*starts.shape, n_far), dtype=bool)
     np.put_along_axis(kept, dropped, False, axis=2)
-    return np.nonzero(kept)[2].reshape(*starts.shape, n_far - width)
+    _, _, columns = np.nonzero(kept)
+    return columns.reshape(*starts.shape, n_far - width)
 
 
 @register_influence("gradient", SIGNED)
 def gradient(given: SelectorInput) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
-    return given.at_candidates(given.scorer.presence_gradient(given.contexts, given.target_index))
+    slopes = given.scorer.presence_gradient(given.contexts, given.target_index)
+    return given.at_candidates(slopes)
 
 
 @register_influence("saliency", ABSOLUTE)
 def saliency(given: SelectorInput) -> np.ndarray:
     """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
-    return given.at_candidates(given.scorer.input_gradients(given.contexts, given.target_index))
+    norms = given.scorer.input_gradients(given.contexts, given.target_index)
+    return given.at_candidates(norms)
 
 
 @register_influence("input-x-gradient", ABSOLUTE)
@@ -360,7 +403,9 @@ class IntegratedGradients:
     def __call__(self, given: SelectorInput) -> Selection:
         """S_k by that norm."""
         points, weights = np.polynomial.legendre.leggauss(self.steps)  # on [-1, 1]
-        path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
+        points = (1 + points) / 2
+        weights = weights / 2
+        path = list(zip(points.tolist(), weights.tolist(), strict=True))
         norms = given.scorer.integrated_gradients(given.contexts, given.target_index, path=path)
         return most_influential(given, given.at_candidates(norms))
 
@@ -368,7 +413,8 @@ class IntegratedGradients:
 @register_influence("attention", BLIND)
 def attention(given: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
-    return given.at_candidates(given.scorer.last_attention(given.contexts, given.target_index))
+    received = given.scorer.last_attention(given.contexts, given.target_index)
+    return given.at_candidates(received)
 
 
 @register("h2o", BLIND)
@@ -377,7 +423,8 @@ def h2o(given: SelectorInput) -> Selection:
 
     Its heavy hitters; beside them it keeps the recent tokens, here the short context.
     """
-    return _of_heads(given, given.scorer.accumulated_attention(given.contexts, given.target_index))
+    received = given.scorer.accumulated_attention(given.contexts, given.target_index)
+    return _of_heads(given, received)
 
 
 @register("snapkv", BLIND)
@@ -404,7 +451,8 @@ class SnapKV:
         observed = given.scorer.accumulated_attention(given.contexts, given.target_index, self.window)
         margin = self.pool // 2  # nothing stands beyond the ends, as in the authors' pooling
         padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
-        pooled = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1).mean(axis=-1)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1)
+        pooled = windows.mean(axis=-1)
         return _of_heads(given, pooled)
 
 
@@ -417,10 +465,11 @@ def _of_heads(given: SelectorInput, by_head: np.ndarray) -> Selection:
 @register_influence("random", CONTROL)
 def random(given: SelectorInput) -> np.ndarray:
     """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
-    draws = [
-        np.random.default_rng([Stream.RANDOM_SELECTOR, given.seed, target]).random(given.contexts.n_far)
-        for target in given.contexts.target_id[tuple(given.target_index.T)]
-    ]
+    block, place = given.target_index.T
+    draws = []
+    for target in given.contexts.target_id[block, place]:
+        generator = np.random.default_rng([Stream.RANDOM_SELECTOR, given.seed, target])
+        draws.append(generator.random(given.contexts.n_far))
     return given.at_candidates(np.stack(draws))
 
 

@@ -47,10 +47,10 @@ class Comparison:
         choices = "there are no choices"
         if self.choices:
             choices = f"{self.same:.2%} of {self.choices:,} choices are the same"
-        return (
-            f"{self.targets:,} targets measured again; largest difference in nats: {apart}; {choices}: "
-            f"{'verified' if self.holds else 'NOT verified'}"
-        )
+        verdict = "NOT verified"
+        if self.holds:
+            verdict = "verified"
+        return f"{self.targets:,} targets measured again; largest difference in nats: {apart}; {choices}: {verdict}"
 
 
 def verify(
@@ -84,7 +84,8 @@ def verify(
         batches=order[: np.searchsorted(held, targets) + 1].tolist(),
         **options,
     )
-    if differing := settings.differences(again.settings, when="verified"):
+    differing = settings.differences(again.settings, when="verified")
+    if differing:
         raise UserError(
             f"the result cannot be verified with what is given: {differing}; give its own model and text"
         )
@@ -93,8 +94,12 @@ def verify(
 
 def _read_as_before(texts: Any, read_with: Mapping[str, str]) -> Any:
     """The texts, of files with the fields and the encoding of the result where none are named."""
-    files = files_named(texts) if read_with else None
-    return texts if files is None or files != TextFiles(files.paths) else replace(files, **read_with)
+    files = None
+    if read_with:
+        files = files_named(texts)
+    if files is None or files != TextFiles(files.paths):
+        return texts
+    return replace(files, **read_with)
 
 
 def compare(result: Measurement, again: Measurement) -> Comparison:
@@ -112,18 +117,22 @@ def compare(result: Measurement, again: Measurement) -> Comparison:
             "the result has other placebos than are sampled from this text: it was grouped otherwise; name its groups "
             "as then, such as with --group-field"
         )
-    largest = {
-        name: float((before[f"{name}_nats"] - after[f"{name}_nats"]).abs().max())
-        for name in ("loss_long", "loss_short")
-    }
+    largest = {}
+    for name in ("loss_long", "loss_short"):
+        difference = before[f"{name}_nats"] - after[f"{name}_nats"]
+        largest[name] = float(difference.abs().max())
     # a choice of a target that was not over tau before is none of these pairs, and so counts as another
     pairs = again.choices.merge(result.choices, on=["target_id", *SELECTION], suffixes=("", "_before"))
-    apart = [
-        abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column]))
-        for row in pairs.itertuples()
-        for column, k in enumerate(result.ks)
-        if set(row.selected[:k]) == set(row.selected_before[:k])
-    ]
+    apart = [0.0]
+    same_choices = 0
+    for row in pairs.itertuples():
+        for column, k in enumerate(result.ks):
+            if set(row.selected[:k]) == set(row.selected_before[:k]):
+                same_choices += 1
+                apart.append(abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column])))
+    largest["loss_k"] = max(apart)
     choices = len(again.choices) * len(result.ks)
-    same = len(apart) / choices if choices else 1.0
-    return Comparison(len(after), {**largest, "loss_k": max([0.0, *apart])}, choices, same)
+    same = 1.0
+    if choices:
+        same = same_choices / choices
+    return Comparison(len(after), largest, choices, same)

@@ -23,7 +23,7 @@ from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
 from analysis.stats.recovery import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
-from analysis.stats.tables import interval_text
+from analysis.stats.tables import INTERVAL, interval_text
 
 # from the target's own text to the most distant one
 _FAR_CONTEXTS = {
@@ -38,8 +38,15 @@ _PARTS = {
     "specific": ("specific", "black", "^"),
 }
 """Names of the parts of a recovery, their colours and markers."""
-_ALL, _OVER_TAU = "of all targets", r"of those over $\tau$"
+_ALL = "of all targets"
+_OVER_TAU = r"of those over $\tau$"
+_TARGETS: dict[str, style.Look] = {
+    _ALL: {"color": "0.2", "marker": "|"},
+    _OVER_TAU: {"color": "0.2", "marker": "x"},
+}
+"""What a share of the targets is of."""
 _GAIN = r"mean $L_{short} - L_{long}$ [nats per token]"
+_RECOVERY = f"recovery\n{style.OF_GAIN}"
 _PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
@@ -73,10 +80,14 @@ def all_figures(
         "tokens_needed": tokens_needed_figure(result, **shown),
         "placebos": placebos_figure(result, k=k, **shown),
     }
-    drawn = {name: figure for name, figure in others.items() if figure is not None}
-    for figure in drawn.values() if heading else ():
-        style.add_heading(figure, describe(results))
-    return {"figure2": first, **drawn}
+    drawn = {"figure2": first}
+    for name, figure in others.items():
+        if figure is None:
+            continue
+        if heading:
+            style.add_heading(figure, describe(results))
+        drawn[name] = figure
+    return drawn
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -92,38 +103,46 @@ def kinds_figure(
     kinds = frame.drop_duplicates("kind").to_dict("records")
     frame["place"] = (frame["kind"] != frame["kind"].shift()).cumsum() - 1
     frame["of"] = frame["name"].map({"share": _ALL, "gain_nats": _ALL, "share_over_tau": _OVER_TAU})
-    selectors = style.selector_styles(frame["selector"].dropna().unique())
-    selectors = {name: selectors[name] for name in style.shown_selectors(selectors)}
-    sets = {_ALL: {"color": "0.2", "marker": "|"}, _OVER_TAU: {"color": "0.2", "marker": "x"}}
-    at_k = f"k = {frame['k'].max():.0f}"
+    all_selectors = style.selector_styles(frame["selector"].dropna().unique())
+    shown = style.shown_selectors(all_selectors)
+    selectors = {name: all_selectors[name] for name in shown}
+    is_gain = frame["name"] == "gain_nats"
     is_net = frame["far_context"] == NET
     figure, panels = style.large_panels(4, width, 0.42 * len(kinds) + 0.5, sharey=True)
-    recovery = f"recovery\n{style.OF_GAIN}"
-    is_gain = frame["name"] == "gain_nats"
-    for axes, title, label, rows, by, looks in (
-        (panels[0], "(a) Share", "share of the targets", ~is_gain, "of", sets),
-        (panels[1], "(b) Gain, all targets", _GAIN, is_gain, "of", sets),
-        (panels[2], f"(c) Recovery, {at_k}", recovery, ~is_net, "selector", selectors),
-        (panels[3], f"(d) Net recovery, {at_k}", f"net {recovery}", is_net, "selector", selectors),
-    ):
-        style.draw(axes, frame[rows], looks, by, "place", joined=False, across=True, step=0.14)
-        axes.axvline(0.0, **style.REFERENCE)
-        axes.set(title=title, xlabel=label)
-        axes.tick_params(axis="y", length=0)
-    panels[0].xaxis.set_major_formatter(_PERCENT)
-    panels[2].axvline(1.0, linestyle=":", **style.REFERENCE)
-    panels[0].set_yticks(range(len(kinds)), [_kind_label(row) for row in kinds])
-    panels[0].set_ylim(len(kinds) - 0.5, -0.5)
-    style.add_legend(figure, sets | selectors | style.IN_LEGEND)
+    shares, gains, recoveries, net_recoveries = panels
+    _draw_kinds(shares, frame[~is_gain], "of", _TARGETS)
+    _draw_kinds(gains, frame[is_gain], "of", _TARGETS)
+    _draw_kinds(recoveries, frame[~is_net], "selector", selectors)
+    _draw_kinds(net_recoveries, frame[is_net], "selector", selectors)
+    at_k = f"k = {frame['k'].max():.0f}"
+    shares.set(title="(a) Share", xlabel="share of the targets")
+    gains.set(title="(b) Gain, all targets", xlabel=_GAIN)
+    recoveries.set(title=f"(c) Recovery, {at_k}", xlabel=_RECOVERY)
+    net_recoveries.set(title=f"(d) Net recovery, {at_k}", xlabel=f"net {_RECOVERY}")
+    shares.xaxis.set_major_formatter(_PERCENT)
+    recoveries.axvline(1.0, linestyle=":", **style.REFERENCE)
+    shares.set_yticks(range(len(kinds)), [_kind_label(row) for row in kinds])
+    shares.set_ylim(len(kinds) - 0.5, -0.5)
+    style.add_legend(figure, _TARGETS | selectors | style.IN_LEGEND)
     return figure
 
 
+def _draw_kinds(axes: Axes, rows: pd.DataFrame, by: str, looks: Mapping[str, style.Look]) -> None:
+    """A panel of the kinds, a row for each."""
+    style.draw(axes, rows, looks, by, "place", joined=False, across=True, step=0.14)
+    axes.axvline(0.0, **style.REFERENCE)
+    axes.tick_params(axis="y", length=0)
+
+
 def _kind_label(row: Mapping[Any, Any]) -> str:
+    kind = row["kind"].replace("_", " ")
     documents = row["n_documents_over_tau"]
-    few = documents < FEW_DOCUMENTS or row["n_groups_over_tau"] < FEW_GROUPS
+    rough = ""
+    if documents < FEW_DOCUMENTS or row["n_groups_over_tau"] < FEW_GROUPS:
+        rough = ": rough"
     return (
-        f"{row['kind'].replace('_', ' ')}\n{row['n_targets_over_tau']:,} of n = {row['n_targets']:,} over $\\tau$\n"
-        f"in {counted(documents, 'document')}{': rough' if few else ''}"
+        f"{kind}\n{row['n_targets_over_tau']:,} of n = {row['n_targets']:,} over $\\tau$\n"
+        f"in {counted(documents, 'document')}{rough}"
     )
 
 
@@ -135,12 +154,18 @@ def _selector_panels(
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame, dict[str, style.Look]]]]:
     """A figure with its legend, and the panel, rows and look of each selector."""
     looks = style.selector_styles(frame["selector"].unique())
-    titles = [style.selector_label(name).replace(", ", ",\n").replace("@", "\n@") for name in looks]
+    titles = []
+    for name in looks:
+        label = style.selector_label(name)
+        titles.append(label.replace(", ", ",\n").replace("@", "\n@"))
     figure, panels = style.small_panels(titles, x, y, width=width)
     true = {"true far context": {"color": "0.2", "marker": "o"}}
     style.add_legend(figure, true | style.IN_LEGEND | further)
-    rows = [(frame[frame["selector"] == name], {name: look}) for name, look in looks.items()]
-    return figure, [(axes, *of_selector) for axes, of_selector in zip(panels, rows, strict=True)]
+    parts = []
+    for axes, (name, look) in zip(panels, looks.items(), strict=True):
+        rows = frame[frame["selector"] == name]
+        parts.append((axes, rows, {name: look}))
+    return figure, parts
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -152,12 +177,14 @@ def distances_figure(
     The line at 1 is what tokens drawn uniformly from the far context would have; above it the axis is logarithmic.
     """
     frame = numbers.distances(at_level(result), k=k, **bootstrap)
-    frame[["value", "low", "high"]] = frame[["value", "low", "high"]].div(frame["uniform"], axis=0)
+    interval = list(INTERVAL)
+    frame[interval] = frame[interval].div(frame["uniform"], axis=0)
     frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
     edges = sorted({*frame["from_tokens"], *frame["to_tokens"]})
     share = f"share of the first {frame['k'].iloc[0]}\nover uniform"
     uniform = {"1: uniform over the far context": style.REFERENCE}
     figure, parts = _selector_panels(frame, width, "distance [tokens]", share, **uniform)
+    every = max(1, (len(edges) - 1) // 4)
     for axes, rows, look in parts:
         axes.axhline(1.0, **style.REFERENCE)
         style.draw(axes, rows, look, "selector", "distance")
@@ -165,7 +192,7 @@ def distances_figure(
         axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1, 2, 4, 8, 16, 32]))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        style.log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
+        style.log_axis(axes, edges[::every])
         axes.grid(visible=False, axis="x")
     parts[0][0].set_ylim(bottom=0)
     return figure
@@ -208,24 +235,31 @@ def placebos_figure(
         return None
     k = choose_k(result.ks, k)
     recoveries = frame[(frame["name"] == "recovery") & (frame["k"] == k) & (frame["selector"] != BEST)]
-    contexts = [context for context in _FAR_CONTEXTS if context in set(recoveries["far_context"])]
+    there = set(recoveries["far_context"])
+    contexts = [context for context in _FAR_CONTEXTS if context in there]
     looks = style.selector_styles(recoveries["selector"].unique())
     places = recoveries["far_context"].map(contexts.index)
     recoveries = recoveries.assign(place=places).sort_values("place", kind="stable")
     parts = frame[frame["blind"].notna()]
-    figure, panels = style.large_panels(2 if len(parts) else 1, width, 2.8)
-    style.draw(
-        panels[0], recoveries, looks, "selector", "place", joined=False, step=min(0.07, 0.4 / len(looks))
-    )
-    labels = [_FAR_CONTEXTS[context] for context in contexts]
-    if "group" not in result.targets:
-        labels = [label.replace("same group", "same text").replace("group", "document") for label in labels]
-    panels[0].set_xticks(range(len(contexts)), labels)
-    panels[0].grid(visible=False, axis="x")
+    count = 1
+    if len(parts):
+        count = 2
+    figure, panels = style.large_panels(count, width, 2.8)
+    axes = panels[0]
+    step = min(0.07, 0.4 / len(looks))
+    style.draw(axes, recoveries, looks, "selector", "place", joined=False, step=step)
+    labels = []
+    for context in contexts:
+        label = _FAR_CONTEXTS[context]
+        if "group" not in result.targets:
+            label = label.replace("same group", "same text").replace("group", "document")
+        labels.append(label)
+    axes.set_xticks(range(len(contexts)), labels)
+    axes.grid(visible=False, axis="x")
     comparable = f"the {frame['n_targets'].iloc[0]:,} over $\\tau$ that have every far context"
-    panels[0].set_title(f"(a) Recovery by far context, k = {k};\n{comparable}")
-    panels[0].set_ylabel(f"recovery\n{style.OF_GAIN}")
-    style.recovery_lines(panels[0])
+    axes.set_title(f"(a) Recovery by far context, k = {k};\n{comparable}")
+    axes.set_ylabel(_RECOVERY)
+    style.recovery_lines(axes)
     of_parts = {}
     if len(parts):
         of_parts = _plot_parts(panels[1], parts)
@@ -239,10 +273,14 @@ def _plot_parts(axes: Axes, parts: pd.DataFrame) -> dict[str, style.Look]:
     first = parts.iloc[0]
     parts = parts[(parts["selector"] == first["selector"]) & (parts["blind"] == first["blind"])]
     parts = parts[(parts["name"] != "common_context") | (parts["far_context"] == numbers.LARGEST)]
-    names = parts["name"].map({name: label for name, (label, _, _) in _PARTS.items()})
-    looks = {label: {"color": colour, "marker": marker} for label, colour, marker in _PARTS.values()}
-    style.draw(axes, parts.assign(part=names, far_context=TRUE), looks, "part", "k")
+    labels = {}
+    looks = {}
+    for name, (label, colour, marker) in _PARTS.items():
+        labels[name] = label
+        looks[label] = {"color": colour, "marker": marker}
+    parts = parts.assign(part=parts["name"].map(labels), far_context=TRUE)
+    style.draw(axes, parts, looks, "part", "k")
     axes.axhline(0.0, **style.REFERENCE)
     axes.set_title(f"(b) Parts of {first['selector']};\nblind form: {first['blind']}")
-    axes.set(xlabel=style.OF_K, ylabel=f"recovery\n{style.OF_GAIN}")
+    axes.set(xlabel=style.OF_K, ylabel=_RECOVERY)
     return looks

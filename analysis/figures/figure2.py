@@ -101,14 +101,18 @@ def _without_recovery(
     for result in results.values():
         if len(result.targets) == 0:
             refuse_without_gain(result)
-    figure, panels = style.large_panels(1 if length is None else 2, width, 2.6)
+    count = 1
+    if length is not None:
+        count = 2
+    figure, panels = style.large_panels(count, width, 2.6)
     looks = style.model_styles(results)
     if len(results) == 1:
         looks = {name: look | {"color": "black"} for name, look in looks.items()}
     _plot_losses_of_all(panels[0], results, looks, **bootstrap)
-    models = {} if length is None else plot_length(panels[1], length, "b")
-    named = {name: look for name, look in looks.items() if name}
-    if legend := named | models:
+    legend = {name: look for name, look in looks.items() if name}
+    if length is not None:
+        legend |= plot_length(panels[1], length, "b")
+    if legend:
         style.add_legend(figure, legend)
     return figure
 
@@ -124,7 +128,8 @@ def _plot_losses_of_all(
     frames = [numbers.shares(result, **bootstrap).assign(curve=name) for name, result in results.items()]
     frame = pd.concat(frames, ignore_index=True)
     frame = frame[frame["name"].isin(contexts)]
-    frame = frame.assign(place=frame["name"].map(list(contexts).index))
+    place = frame["name"].map(list(contexts).index)
+    frame = frame.assign(place=place)
     style.draw(axes, frame, looks, "curve", "place", joined=False, step=0.1)
     axes.set_xticks(range(len(contexts)), list(contexts.values()))
     axes.set(xlim=(-0.5, len(contexts) - 0.5), ylabel="mean loss [nats per token]")
@@ -158,26 +163,35 @@ def _with_recovery(
             frames.append(frame.assign(curve=frame["selector"].map(labels)))
         return pd.concat(frames, ignore_index=True)
 
-    figure, panels = style.large_panels(3 if length is None else 4, width, 2.6)
+    count = 3
+    if length is not None:
+        count = 4
+    figure, panels = style.large_panels(count, width, 2.6)
+    ks = {k for result in results.values() for k in result.ks}
     for axes in panels[:2]:
-        style.log_axis(axes, sorted({k for result in results.values() for k in result.ks}))
+        style.log_axis(axes, sorted(ks))
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
-    colours = {name: looks[label]["color"] for label, (name, _) in reversed(curves.items())}
-    if not several:
-        colours = dict.fromkeys(results, "black")
+    colours = dict.fromkeys(results, "black")
+    if several:
+        for label, (name, _) in reversed(curves.items()):  # that of the first curve of a result
+            colours[name] = looks[label]["color"]
     _plot_short_and_long(panels[0], results, colours, **bootstrap)
     recovery = rows(numbers.recovery, curves)
     _plot_net_recovery(panels[1], recovery, main)
     bins = rows(numbers.gain_bins, in_bins, k=k)
     of_bins = {label: looks[label] for label in in_bins}
     _plot_gain_bins(panels[2], bins, of_bins, counted=not several)
-    at_k = ", ".join(map(str, sorted({choose_k(result.ks, k) for result in results.values()})))
+    shown_ks = {choose_k(result.ks, k) for result in results.values()}
+    at_k = ", ".join(map(str, sorted(shown_ks)))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
     panels[2].set_title(f"(c) Recovery by size of the gain, k = {at_k}\n{of_selectors}")
-    models = {} if length is None else plot_length(panels[3], length)
-    placebo = style.IN_LEGEND if PLACEBO in set(recovery["far_context"]) else {}
-    style.add_legend(figure, main | of_bins | placebo | models)
+    legend = main | of_bins
+    if PLACEBO in set(recovery["far_context"]):
+        legend |= style.IN_LEGEND
+    if length is not None:
+        legend |= plot_length(panels[3], length)
+    style.add_legend(figure, legend)
     return figure
 
 
@@ -188,7 +202,9 @@ def selectors_figure(
     names = numbers.Measured(result).names
     main = [default_selector(names), *_main_selectors(names, selectors)]
     others = [name for name in names if name not in main]
-    return figure2({"": result}, selectors=[main[0], *others], **options) if others else None
+    if not others:
+        return None
+    return figure2({"": result}, selectors=[main[0], *others], **options)
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -201,11 +217,13 @@ def levels_figure(
 ) -> Figure | None:
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
-    ways = dict(iter(recovery[recovery["far_context"] != NET].groupby([*LEVEL], sort=False)))
+    recovery = recovery[recovery["far_context"] != NET]
+    ways = dict(iter(recovery.groupby([*LEVEL], sort=False)))
     if len(ways) < 2:
         return None
-    looks = style.selector_styles(recovery["selector"].unique())
-    looks = {name: looks[name] for name in _main_selectors(list(looks), selectors)}
+    all_looks = style.selector_styles(recovery["selector"].unique())
+    main = _main_selectors(list(all_looks), selectors)
+    looks = {name: all_looks[name] for name in main}
     titles = [f"as {level_in_words(*level)}" for level in ways]
     labels = ("k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
@@ -213,7 +231,9 @@ def levels_figure(
         style.draw(axes, of_way, looks, "selector", "k")
         style.recovery_lines(axes)
         style.log_axis(axes, result.ks)
-    style.add_legend(figure, looks | (style.IN_LEGEND if PLACEBO in result.far_contexts else {}))
+    if PLACEBO in result.far_contexts:
+        looks |= style.IN_LEGEND
+    style.add_legend(figure, looks)
     return figure
 
 
@@ -222,10 +242,13 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
 
     Raises `UserError` for a selector that was not measured.
     """
-    if unknown := [name for name in wanted or () if name not in measured]:
-        raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
+    if wanted:
+        unknown = [name for name in wanted if name not in measured]
+        if unknown:
+            raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
+        return list(wanted)
     usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *POLICIES, *CONTROLS)
-    return list(wanted or [name for name in dict.fromkeys(usual) if name in measured])
+    return [name for name in dict.fromkeys(usual) if name in measured]
 
 
 def _curves(
@@ -242,17 +265,29 @@ def _curves(
         curves = {name: (result, name) for name in _main_selectors(names, wanted)}
         in_bins = {name: (result, name) for name in style.shown_selectors(names)}
         return curves, in_bins, style.selector_styles(names)
-    usual = (DEFAULT_SELECTOR, SIGNED_SELECTOR)
-    shared = [name for name in usual if all(name in names for names in measured.values())][:1]
-    chosen = [
-        (result, name)
-        for result, names in measured.items()
-        for name in (_main_selectors(names, wanted) if wanted else shared or [default_selector(names)])
-    ]
+    chosen = []
+    for result, names in measured.items():
+        if wanted:
+            chosen += [(result, name) for name in _main_selectors(names, wanted)]
+        else:
+            chosen.append((result, _shared_selector(measured) or default_selector(names)))
     alike = len({name for _, name in chosen}) == 1
-    curves = {result if alike else f"{result}, {name}": (result, name) for result, name in chosen}
+    curves = {}
+    for result, name in chosen:
+        label = result
+        if not alike:
+            label = f"{result}, {name}"
+        curves[label] = (result, name)
     looks = style.model_styles(curves)
     return curves, curves, looks
+
+
+def _shared_selector(measured: Mapping[str, Sequence[str]]) -> str | None:
+    """The default selector or its signed form where all results have it; None where they share neither."""
+    for name in (DEFAULT_SELECTOR, SIGNED_SELECTOR):
+        if all(name in names for names in measured.values()):
+            return name
+    return None
 
 
 def _plot_short_and_long(
@@ -270,14 +305,14 @@ def _plot_short_and_long(
         for which, first in (("short", 1.03), ("long", 1.05)):  # they may overlap
             row = shares[shares["name"] == f"loss_{which}_over_tau_nats"]
             text = f"$L_{{{which}}}$"
-            [value], place = row["value"], first + 0.04 * number
+            [value] = row["value"]
+            place = first + 0.04 * number
             axes.axhline(value, color=colour, linewidth=1, linestyle=":", label=text, zorder=2)
             if row["low"].isna().all():
                 place = 0.98  # no bar stands between the axes and the name
             else:
-                bars = axes.errorbar(
-                    place, value, style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
-                )
+                lengths = style.bar_lengths(row)
+                bars = axes.errorbar(place, value, lengths, color=colour, elinewidth=1, capsize=2, **right)
                 for artist in bars.get_children():  # cut above and below, as all bars are
                     artist.set(clip_on=True, clip_box=beside, clip_path=None, in_layout=False)
             if number == len(results) - 1:
@@ -288,12 +323,18 @@ def _plot_short_and_long(
 
 def _plot_net_recovery(axes: Axes, recovery: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
     """Panel (b): net recovery (docs/method.md, 2.3) against k; recovery where there is no placebo."""
-    has_net = (recovery["far_context"] == NET).any()
-    shown = recovery[recovery["far_context"] == (NET if has_net else TRUE)]
+    context = TRUE
+    label = f"recovery\n{style.OF_GAIN}"
+    title = "(b) Recovery"
+    if (recovery["far_context"] == NET).any():
+        context = NET
+        label = f"net {label}"
+        title = "(b) Net recovery (recovery − placebo$^+$)"
+    shown = recovery[recovery["far_context"] == context]
     style.draw(axes, shown, looks, "curve", "k")
     axes.axhline(0.0, **style.REFERENCE)
-    axes.set_ylabel(f"{'net ' if has_net else ''}recovery\n{style.OF_GAIN}")
-    axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if has_net else "(b) Recovery")
+    axes.set_ylabel(label)
+    axes.set_title(title)
 
 
 def _plot_gain_bins(
@@ -304,12 +345,19 @@ def _plot_gain_bins(
     A point without a bar comes from too few documents for an interval.
     """
     edges = ["from_nats", "to_nats"]
-    frame = frame[frame["far_context"] != NET].assign(place=frame.groupby(edges).ngroup())
-    style.draw(axes, frame, looks, "curve", "place", joined=False, step=min(0.13, 0.4 / len(looks)))
+    frame = frame.assign(place=frame.groupby(edges).ngroup())
+    frame = frame[frame["far_context"] != NET]
+    step = min(0.13, 0.4 / len(looks))
+    style.draw(axes, frame, looks, "curve", "place", joined=False, step=step)
     bins = frame.groupby(edges)["n_targets"].first()
-    labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high in bins.index]
-    if counted:
-        labels = [f"{text}\nn={n:,}" for text, n in zip(labels, bins, strict=True)]
+    labels = []
+    for (low, high), n_targets in bins.items():
+        label = f"{low:g}–{high:g}"
+        if math.isinf(high):
+            label = f"> {low:g}"
+        if counted:
+            label += f"\nn={n_targets:,}"
+        labels.append(label)
     axes.set_xticks(range(len(bins)), labels)
     axes.set(xlim=(-0.5, len(bins) - 0.5), xlabel=r"$L_{short} - L_{long}$ of the target [nats]")
     axes.grid(visible=False, axis="x")
@@ -319,8 +367,13 @@ def _plot_gain_bins(
 
 def describe(results: Mapping[str, Measurement]) -> str:
     """What was measured, for headings: context lengths, targets, documents, tau, and what intervals are by."""
-    of_each = {name: _describe(result) for name, result in results.items()}
-    return "; ".join(f"{name}: {text}" if name else text for name, text in of_each.items())
+    texts = []
+    for name, result in results.items():
+        text = _describe(result)
+        if name:
+            text = f"{name}: {text}"
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def _describe(result: Measurement) -> str:
@@ -331,22 +384,32 @@ def _describe(result: Measurement) -> str:
     block = lengths.targets_per_block
     prefix = settings.model.prefix
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
-    said = [
-        f"N = {lengths.n_long}, M = {lengths.n_short}",
-        f", B = {block}" if block > 1 else "",
-        f", prefix {' '.join(map(str, prefix))}" if prefix else "",
-        f"; {counts['trainings']} trainings × " if counts["trainings"] > 1 else "; ",
-        f"{counts['targets'] // counts['trainings']:,} targets of {counted(counts['documents'], 'document')}, ",
-        rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings.choices.tau_nats)} ",
-        rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)",
-    ]
+    said = f"N = {lengths.n_long}, M = {lengths.n_short}"
+    if block > 1:
+        said += f", B = {block}"
+    if prefix:
+        said += f", prefix {' '.join(map(str, prefix))}"
+    said += "; "
+    trainings = counts["trainings"]
+    if trainings > 1:
+        said += f"{trainings} trainings × "
+    said += f"{counts['targets'] // trainings:,} targets of {counted(counts['documents'], 'document')}, "
+    tau = nats(settings.choices.tau_nats)
+    said += rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {tau} "
+    below = 100 * share["share_below_minus_tau"]
+    said += rf"({100 * share['share_over_tau']:.1f} %; {below:.1f} % below $-\tau$)"
+    held = share["share_of_gain"]
     if counts["targets_over_tau"] == 0:
-        said.append(largest_gain(result))
-    elif np.isfinite(held := share["share_of_gain"]):
-        said.append(f"; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
+        said += largest_gain(result)
+    elif np.isfinite(held):
+        said += f"; {100 * held:.0f} % of the net gain"
+        if held > 1:
+            said += ", as others lose"
     if counts["targets_measured"] < counts["targets_over_tau"]:
-        said.append(f"; {counts['targets_measured']:,} measured so far")
+        said += f"; {counts['targets_measured']:,} measured so far"
     if settings.selected_by is not None:
-        untrained = settings.selected_by.untrained
-        said.append(f"; cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
-    return "".join([*said, f"; {interval_caption('bars: 95 %,', counts)}"])
+        chosen = "by another model"
+        if settings.selected_by.untrained:
+            chosen = "with untrained weights"
+        said += f"; cross-fit: chosen {chosen}"
+    return f"{said}; {interval_caption('bars: 95 %,', counts)}"

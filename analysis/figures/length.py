@@ -50,17 +50,24 @@ def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """
     looks = style.model_styles(frame["model"].unique())
     first, *others = looks
-    titles = ["Loss by position"] if len(looks) <= MOST_CURVES else others
-    labels = ("position [tokens before it]", "held-out loss\n[nats per token]")
+    titles = ["Loss by position"]
+    width = 4.6
+    if len(looks) > MOST_CURVES:
+        titles = others
+        width = style.PAGE
     figure, panels = style.small_panels(
-        titles, *labels, width=style.PAGE if len(titles) > 1 else 4.6, least=2.2
+        titles, "position [tokens before it]", "held-out loss\n[nats per token]", width=width, least=2.2
     )
     lines: dict[str, style.Look] = {}
-    for axes, title in zip(panels, titles, strict=True):
-        drawn = [first, title] if title in looks else looks
-        lines |= _plot_models(axes, frame[frame["model"].isin(drawn)], looks)
+    in_all = ""
+    if len(looks) > MOST_CURVES:
+        in_all = f"in every panel: {first}"
+        for axes, other in zip(panels, others, strict=True):
+            rows = frame[frame["model"].isin([first, other])]
+            lines |= _plot_models(axes, rows, looks)
+    else:
+        lines = _plot_models(panels[0], frame, looks)
     style.add_legend(figure, looks | lines)
-    in_all = f"in every panel: {first}" if len(titles) > 1 else ""
     style.add_heading(figure, heading, in_all, style.says_intervals("bands", frame))
     return figure
 
@@ -102,7 +109,9 @@ def _plot_models(axes: Axes, frame: pd.DataFrame, looks: Mapping[str, style.Look
         style.draw_band(axes, centres, rows, str(model), looks[str(model)])
     lines = {}
     for column, (line, name) in _TRAINED.items():
-        for place in sorted(frame[column].dropna().unique()) if column in frame else ():
+        if column not in frame:
+            continue
+        for place in sorted(frame[column].dropna().unique()):
             lines[f"{name}: {place:,.0f}"] = {**style.REFERENCE, "linestyle": line}
             axes.axvline(place, linestyle=line, **style.REFERENCE)
     axes.set_xscale("log", base=2)

@@ -36,15 +36,20 @@ def needle_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
     for (model, k), rows in exact.groupby(["model", "value_tokens"]):
         axes = panels[models.index(model), ks.index(k)]
-        image = _heat_map(axes, 100 * rows.pivot(index="depth", columns="length", values="value"))
+        by_depth = rows.pivot(index="depth", columns="length", values="value")
+        image = _heat_map(axes, 100 * by_depth)
         axes.set(title=f"k = {k}", xlabel="context [tokens]")
-        of_model = "" if len(models) == 1 else f"{_title(cells, model)}\n"
-        axes.set_ylabel(f"{of_model}depth of the needle")
+        label = "depth of the needle"
+        if len(models) > 1:
+            label = f"{_title(cells, model)}\n{label}"
+        axes.set_ylabel(label)
         axes.label_outer()
     bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
     figure.colorbar(image, ax=panels, label="exact match [% of needles]", **bar)
-    alone = _title(cells, models[0]).replace("\n", ", ") + ": " if len(models) == 1 else ""
-    style.add_heading(figure, alone + heading)
+    if len(models) == 1:
+        model = _title(cells, models[0]).replace("\n", ", ")
+        heading = f"{model}: {heading}"
+    style.add_heading(figure, heading)
     return figure
 
 
@@ -52,7 +57,9 @@ def _heat_map(axes: Axes, percent: pd.DataFrame) -> AxesImage:
     """``percent``: values by depth (rows) and length (columns)."""
     image = axes.imshow(percent, vmin=0, vmax=100, cmap="viridis", aspect="auto")
     for (row, column), value in np.ndenumerate(percent.to_numpy()):
-        colour = "white" if value < 60 else "0.1"  # white where the shade is dark
+        colour = "0.1"
+        if value < 60:
+            colour = "white"  # the shade is dark
         axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
     axes.set_xticks(range(len(percent.columns)), [f"{length:,}" for length in percent.columns])
     if len(percent.columns) >= _SLANTED_FROM:
@@ -69,8 +76,10 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     means = means.assign(curve=means["value_tokens"].map("k = {}".format))
     looks = style.shades(f"k = {k}" for k in sorted(means["value_tokens"].unique()))
     models = list(means["model"].unique())
-    labels = ("context [tokens]", "exact match,\nmean over depths")
-    figure, panels = style.small_panels([_title(cells, model) for model in models], *labels, least=1.6)
+    titles = [_title(cells, model) for model in models]
+    figure, panels = style.small_panels(
+        titles, "context [tokens]", "exact match,\nmean over depths", least=1.6
+    )
     for axes, model in zip(panels, models, strict=True):
         style.draw(axes, means[means["model"] == model], looks, "curve", "length")
         for window in _windows(cells, model):
@@ -84,8 +93,12 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
 
 def _windows(cells: pd.DataFrame, model: str) -> list[float]:
     """The windows that a model was trained on, where they are known."""
-    return sorted(cells["trained_window_tokens"][cells["model"] == model].dropna().unique())
+    windows = cells["trained_window_tokens"][cells["model"] == model]
+    return sorted(windows.dropna().unique())
 
 
 def _title(cells: pd.DataFrame, model: str) -> str:
-    return "\n".join([model, *(f"window {window:,.0f}" for window in _windows(cells, model))])
+    lines = [model]
+    for window in _windows(cells, model):
+        lines.append(f"window {window:,.0f}")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ axes follow the points, and bars and bands that are out of proportion to them en
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import Collection as Bars
 from matplotlib.container import ErrorbarContainer
@@ -28,6 +29,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from analysis.stats.recovery import BEST, CONTROLS, NET, TRUE, default_selector
+from analysis.stats.tables import INTERVAL
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, user_path
 
@@ -95,17 +97,15 @@ _SELECTORS: dict[str, tuple[Any, Any, Any]] = {
     "nearest": ("0.62", "<", "-."),
     BEST: ("#000000", "*", (0, (7, 1, 1, 1, 1, 1))),
 }
-"""Colour, marker and line; of screened and unknown selectors those of `_FURTHER`, in the order in which they come."""
-_FURTHER = (
-    ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255"),
-    (">", "P", "X", "p", "h"),
-    ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1))),
-)
-_MODELS = tuple(
-    zip(("#0077BB", "#EE7733", "#009988", "#CC3311", "#EE3377", "#777777", "#000000"), "os^DvPX", strict=True)
-)
-"""Colour and marker of models, in their order."""
-_LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+"""Colour, marker and line; screened and unknown selectors take further ones, in the order in which they come."""
+_FURTHER_COLOURS = ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255")
+_FURTHER_MARKERS = (">", "P", "X", "p", "h")
+_FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
+_MODEL_COLOURS = ("#0077BB", "#EE7733", "#009988", "#CC3311", "#EE3377", "#777777", "#000000")
+_MODEL_MARKERS = "os^DvPX"
+"""Colours and markers of models, in their order."""
+_MODEL_LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+_SHADE_MARKERS = "os^DvPXdp"
 
 
 def _look(colour: Any, marker: Any, line: Any) -> Look:
@@ -118,32 +118,52 @@ def selector_styles(names: Iterable[str]) -> dict[str, Look]:
     Screened forms (`EXACT@PROPOSER:m`) count as unknown names. No other selector shares any of the three with them,
     nor with `best`.
     """
-    further = zip(*map(cycle, _FURTHER), strict=False)
-    return {name: _look(*(_SELECTORS.get(name) or next(further))) for name in names}
+    colours = cycle(_FURTHER_COLOURS)
+    markers = cycle(_FURTHER_MARKERS)
+    lines = cycle(_FURTHER_LINES)
+    looks = {}
+    for name in names:
+        if name in _SELECTORS:
+            looks[name] = _look(*_SELECTORS[name])
+        else:
+            looks[name] = _look(next(colours), next(markers), next(lines))
+    return looks
 
 
 def selector_label(name: str) -> str:
     """The name, and for `best` what it is."""
-    return "best of all selectors, chosen with the answer" if name == BEST else name
+    if name == BEST:
+        return "best of all selectors, chosen with the answer"
+    return name
 
 
 def shown_selectors(names: Collection[str]) -> list[str]:
     """For panels without room for all: the default selector, and the controls that were measured."""
-    return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
+    shown = [default_selector(names)]
+    for name in CONTROLS:
+        if name in names and name not in shown:
+            shown.append(name)
+    return shown
 
 
 def model_styles(labels: Iterable[str]) -> dict[str, Look]:
     """The look of models by label, in their order; with many of them colours come again with another line."""
-    looks = ((*model, line) for line in _LINES for model in _MODELS)
-    return {label: _look(*look) for label, look in zip(labels, cycle(looks), strict=False)}
+    looks = []
+    for line in _MODEL_LINES:
+        for colour, marker in zip(_MODEL_COLOURS, _MODEL_MARKERS, strict=True):
+            looks.append(_look(colour, marker, line))
+    return dict(zip(labels, cycle(looks), strict=False))
 
 
 def shades(names: Iterable[str]) -> dict[str, Look]:
     """The look of names that stand for ascending numbers: ever lighter."""
     names = list(names)
-    colours = map(tuple, matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(names))))
-    looks = zip(names, colours, cycle("os^DvPXdp"), strict=False)
-    return {name: _look(colour, marker, "-") for name, colour, marker in looks}
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(names)))
+    markers = cycle(_SHADE_MARKERS)
+    looks = {}
+    for name, colour in zip(names, colours, strict=True):
+        looks[name] = _look(tuple(colour), next(markers), "-")
+    return looks
 
 
 # --- figures, panels and legends ---
@@ -154,8 +174,10 @@ class _Layout(ConstrainedLayoutEngine):
 
     def execute(self, fig: Figure) -> None:
         for axes in fig.axes:
-            _follow_points(axes, 0, axes.get_shared_x_axes().get_siblings(axes))
-            _follow_points(axes, 1, axes.get_shared_y_axes().get_siblings(axes))
+            along_x = axes.get_shared_x_axes().get_siblings(axes)
+            along_y = axes.get_shared_y_axes().get_siblings(axes)
+            _follow_points(axes, 0, along_x)
+            _follow_points(axes, 1, along_y)
         super().execute(fig)
 
 
@@ -166,12 +188,20 @@ def _follow_points(axes: Axes, dimension: int, together: Sequence[Axes]) -> None
     `_TOO_FAR` times their range. Without such an end the limits stay those of matplotlib, and so do limits that were
     set. ``together``: the panels that share the axis.
     """
-    axis = (axes.xaxis, axes.yaxis)[dimension]
-    autoscaled = (axes.get_autoscalex_on(), axes.get_autoscaley_on())[dimension]
+    if dimension == 0:
+        axis: Axis = axes.xaxis
+        autoscaled = axes.get_autoscalex_on()
+        set_limits: Callable[[float, float], Any] = axes.set_xlim
+    else:
+        axis = axes.yaxis
+        autoscaled = axes.get_autoscaley_on()
+        set_limits = axes.set_ylim
     if not autoscaled or axis.get_scale() != "linear":
         return
-    points = np.concatenate([_placed(one, _lines_but_caps(one), dimension) for one in together])
-    ends = np.concatenate([_placed(one, one.collections, dimension) for one in together])
+    of_lines = [_placed(panel, _lines_but_caps(panel), dimension) for panel in together]
+    of_bars = [_placed(panel, panel.collections, dimension) for panel in together]
+    points = np.concatenate(of_lines)
+    ends = np.concatenate(of_bars)
     if not len(points) or not len(ends):
         return
     reach = max(np.abs(points).max(), _TOO_FAR * np.ptp(points))
@@ -180,14 +210,16 @@ def _follow_points(axes: Axes, dimension: int, together: Sequence[Axes]) -> None
         return
     shown = np.concatenate([points, ends[in_proportion]])
     margin = _MARGIN * (np.ptp(shown) or reach)
-    set_limits = (axes.set_xlim, axes.set_ylim)[dimension]
     set_limits(shown.min() - margin, shown.max() + margin)
 
 
 def _lines_but_caps(axes: Axes) -> list[Line2D]:
     """Curves, points and reference lines: not the caps at the ends of bars, which are lines too."""
-    bars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
-    caps = [cap for container in bars for cap in container.lines[1]]
+    caps: list[Line2D] = []
+    for container in axes.containers:
+        if isinstance(container, ErrorbarContainer):
+            _, of_bars, _ = container.lines
+            caps += of_bars
     return [line for line in axes.lines if line not in caps]
 
 
@@ -195,9 +227,13 @@ def _placed(axes: Axes, artists: Iterable[Line2D | Bars], dimension: int) -> np.
     """Where lines or bars are along x (0) or y (1), in the data's unit, but for those at a place of the panel."""
     values = [np.empty(0)]
     for artist in artists:
-        if artist.get_transform().contains_branch_seperately(axes.transData)[dimension]:
-            paths = artist.get_paths() if isinstance(artist, Bars) else [artist.get_path()]
-            values += [np.asarray(path.vertices)[:, dimension] for path in paths]
+        in_data = artist.get_transform().contains_branch_seperately(axes.transData)
+        if not in_data[dimension]:
+            continue
+        paths = artist.get_paths() if isinstance(artist, Bars) else [artist.get_path()]
+        for path in paths:
+            vertices = np.asarray(path.vertices)
+            values.append(vertices[:, dimension])
     placed = np.concatenate(values)
     return placed[np.isfinite(placed)]
 
@@ -222,11 +258,15 @@ def large_panels(
     count: int, width: float, row_height: float, *, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """A figure with ``count`` panels, two in a row where it is a page wide; the last one fills its row."""
-    columns = 2 if width >= 6.4 and count > 1 else 1
+    columns = 1
+    if width >= 6.4 and count > 1:
+        columns = 2
     rows = math.ceil(count / columns)
     figure = new_figure(width, row_height * rows + 1)
-    places = np.minimum(np.arange(rows * columns).reshape(rows, columns), count - 1).tolist()
-    return figure, list(figure.subplot_mosaic(places, sharey=sharey).values())
+    places = np.arange(rows * columns).reshape(rows, columns)
+    mosaic = np.minimum(places, count - 1).tolist()
+    panels = figure.subplot_mosaic(mosaic, sharey=sharey)
+    return figure, list(panels.values())
 
 
 def small_panels(
@@ -237,13 +277,15 @@ def small_panels(
     All have the same axes, which ``x`` and ``y`` name.
     """
     check_width(width)
-    rows = math.ceil(len(titles) / max(1, math.floor(width / least)))
+    most_columns = max(1, math.floor(width / least))
+    rows = math.ceil(len(titles) / most_columns)
     columns = math.ceil(len(titles) / rows)
     width = min(width, max(COLUMN, 2.6 * columns))
     lines = 1 + max(title.count("\n") for title in titles)
     height = max(1.2, 0.68 * width / columns) + 0.2 + 0.13 * lines
     figure = new_figure(width, height * rows + 0.9)
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.flat)
     for axes in panels[len(titles) :]:
         axes.remove()
     for axes, title in zip(panels, titles, strict=False):
@@ -264,7 +306,10 @@ def add_heading(figure: Figure, *texts: str) -> None:
 
 def add_legend(figure: Figure, looks: Mapping[str, Look], *others: Artist) -> None:
     """One legend below all panels: a line for each name, and the ``others``; as many columns as the longest allows."""
-    handles = [*(Line2D([], [], label=selector_label(name), **look) for name, look in looks.items()), *others]
+    handles: list[Artist] = []
+    for name, look in looks.items():
+        handles.append(Line2D([], [], label=selector_label(name), **look))
+    handles += others
     longest = max(len(str(handle.get_label())) for handle in handles) + 7  # the line before a name
     columns = max(1, int(_LETTERS * figure.get_figwidth()) // longest)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
@@ -289,21 +334,37 @@ def draw(
     Dashed and hollow of a placebo, whose label says so. Marks of one place stand ``step`` apart, so that no bar hides
     another: as octaves where lines join them, else as they are. ``across``: values are along the x axis.
     """
-    of_placebo = ~frame["far_context"].isin([TRUE, NET, np.nan]) if "far_context" in frame else False
-    marks = [
-        (name, placebo, rows)
-        for name, placebo in product(looks, (False, True))
-        if len(rows := frame[(frame[by] == name) & (of_placebo == placebo)])
-    ]
+    is_placebo = pd.Series(False, index=frame.index)
+    if "far_context" in frame:
+        is_placebo = ~frame["far_context"].isin([TRUE, NET, np.nan])
+    marks = []
+    for name, placebo in product(looks, (False, True)):
+        rows = frame[(frame[by] == name) & (is_placebo == placebo)]
+        if len(rows):
+            marks.append((name, placebo, rows))
     for number, (name, placebo, rows) in enumerate(marks):
+        label = name
+        look = looks[name]
+        opacity = 0.85
+        zorder = 3.0
+        if placebo:
+            label = f"{name} placebo"
+            look = look | OF_PLACEBO
+            opacity = 0.45
+            zorder = 2.5
         shift = step * (number - (len(marks) - 1) / 2)
-        look = looks[name] | (OF_PLACEBO if placebo else {}) | ({} if joined else {"linestyle": "none"})
-        bars: dict[str, Any] = {"ecolor": (look["color"], 0.45 if placebo else 0.85), "elinewidth": 0.8}
-        bars["xerr" if across else "yerr"] = bar_lengths(rows)
-        places = rows[x] * 2**shift if joined else rows[x] + shift
-        along_x, along_y = (rows["value"], places) if across else (places, rows["value"])
-        label = f"{name} placebo" if placebo else name
-        line, *_ = axes.errorbar(along_x, along_y, label=label, zorder=2.5 if placebo else 3, **bars, **look)
+        if joined:
+            places = rows[x] * 2**shift
+        else:
+            places = rows[x] + shift
+            look = look | {"linestyle": "none"}
+        bars: dict[str, Any] = {"ecolor": (look["color"], opacity), "elinewidth": 0.8}
+        lengths = bar_lengths(rows)
+        how = {"label": label, "zorder": zorder, **bars, **look}
+        if across:
+            line, *_ = axes.errorbar(rows["value"], places, xerr=lengths, **how)
+        else:
+            line, *_ = axes.errorbar(places, rows["value"], yerr=lengths, **how)
         line.set_label(label)
 
 
@@ -311,21 +372,24 @@ def draw_band(
     axes: Axes, x: Any, rows: pd.DataFrame, label: str, look: Look, *, alpha: float = 0.12, scale: float = 1.0
 ) -> None:
     """The values of some rows, times ``scale``, as a curve in a band of its colour."""
-    value, low, high = (scale * rows[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
+    value, low, high = scale * rows[list(INTERVAL)].to_numpy(dtype=float).T
     axes.plot(x, value, label=label, zorder=3, **look)
     axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
 def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     """Lengths of the error bars below and above the values, (2, n); NaN, hence no bar, where there is no interval."""
-    value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
+    value, low, high = frame[list(INTERVAL)].to_numpy(dtype=float).T
     # a percentile interval need not hold its value; a bar cannot be negative
     return np.maximum([value - low, high - value], 0.0)
 
 
 def says_intervals(what: str, frame: pd.DataFrame) -> str:
     """``what`` is 95 %, for headings; empty where no value of the frame has an interval."""
-    return f"{what}: 95 %" if frame[["low", "high"]].notna().any(axis=None) else ""
+    has_intervals = frame[["low", "high"]].notna().any(axis=None)
+    if not has_intervals:
+        return ""
+    return f"{what}: 95 %"
 
 
 def recovery_lines(axes: Axes) -> None:
@@ -336,8 +400,14 @@ def recovery_lines(axes: Axes) -> None:
 
 def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic x axis with these ticks and no others, as plain numbers."""
+    labels = []
+    for tick in ticks:
+        if tick < 1000:
+            labels.append(f"{tick:,.4g}")
+        else:
+            labels.append(f"{tick:,.0f}")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
+    axes.set_xticks(ticks, labels)
     axes.set_xticks([], minor=True)
 
 
@@ -352,7 +422,8 @@ def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
     whole = user_path(Path(*path))
     if whole.is_dir():
         raise UserError(f"{whole} is a folder; name a file for the figure, such as {whole / 'figure.png'}")
-    whole = whole if whole.suffix else whole.with_suffix(".png")
+    if not whole.suffix:
+        whole = whole.with_suffix(".png")
     if whole.suffix not in _FORMATS:
         raise UserError(
             f"{whole}: figures are not written as {whole.suffix}; end the name in {', '.join(_FORMATS)}"
@@ -361,6 +432,7 @@ def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
         figure.savefig(temporary, format=whole.suffix[1:], dpi=_DPI, metadata=_UNDATED.get(whole.suffix))
         if whole.suffix == ".png":
             with Image.open(temporary) as image:
-                palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+                colours = image.convert("RGB")
+            palette = colours.quantize(256, dither=Image.Dither.NONE)
             palette.save(temporary, format="PNG", optimize=True, dpi=(_DPI, _DPI))
     return [whole]

@@ -98,7 +98,8 @@ class _Passes:
     def columns(self, rows: np.ndarray) -> np.ndarray:
         """(R, L) columns of the context, which are the position ids too."""
         behind = self.contexts.n_far + np.arange(self.length(rows) - self.far.shape[1])
-        return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
+        behind = np.broadcast_to(behind, (len(rows), len(behind)))
+        return np.concatenate([self.far[rows], behind], axis=1)
 
 
 class Scorer(OnDevice):
@@ -134,7 +135,8 @@ class Scorer(OnDevice):
                 In the second case one pass gives a subset's losses for all targets of a block.
             targets: (m, 2) block and place in it of each target; None: all targets, block by block.
         """
-        return self.measures(contexts, far, ("loss",), targets)[..., 0]
+        measures = self.measures(contexts, far, ("loss",), targets)
+        return measures[..., 0]
 
     @smaller_when_memory_runs_out
     @torch.inference_mode()
@@ -147,18 +149,26 @@ class Scorer(OnDevice):
         distributions of the long contexts are kept, of no more blocks at once than a pass that is differentiated reads.
         """
         assert set(names) <= set(MEASURES), names
-        targets = contexts.all_targets if targets is None else targets
+        if targets is None:
+            targets = contexts.all_targets
         if not DIVERGENCES.keys() & set(names):
-            return self._of_targets(contexts, far, targets, self._reading(contexts, names, None))
+            reading = self._reading(contexts, names, None)
+            return self._of_targets(contexts, far, targets, reading)
+
+        def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
+            return logits.float().log_softmax(dim=-1)
+
         values = np.empty((len(targets), far.shape[-2], len(names)))
         for blocks in self.long_parts(contexts, np.unique(targets[:, 0])):
             rows = np.isin(targets[:, 0], blocks)
             block = np.searchsorted(blocks, targets[rows, 0])
             some_targets = np.stack([block, targets[rows, 1]], axis=1)
-            some_far = far if far.ndim == 2 else far[rows]
+            some_far = far
+            if far.ndim == 3:
+                some_far = far[rows]
             some = contexts.take(blocks)
             long, _ = self._passes(some, contexts.all_far, some_targets)
-            log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
+            log_long = self._read(long, log_probabilities)
             reading = self._reading(some, names, log_long)
             values[rows] = self._of_targets(some, some_far, some_targets, reading)
         return values
@@ -173,11 +183,17 @@ class Scorer(OnDevice):
                 return DIVERGENCES[name](log_long[block, places], logits)
             wanted = tokens[block, places]
             if name == "correct":
-                return (logits.argmax(dim=-1) == wanted).float()
-            flat = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+                likeliest = logits.argmax(dim=-1)
+                return (likeliest == wanted).float()
+            flat_logits = logits.float().flatten(0, 1)
+            flat = F.cross_entropy(flat_logits, wanted.flatten(), reduction="none")
             return flat.view(wanted.shape)
 
-        return lambda *read: torch.stack([measure(name, *read) for name in names], dim=-1)
+        def read(logits: Tensor, block: Tensor, places: slice) -> Tensor:
+            measures = [measure(name, logits, block, places) for name in names]
+            return torch.stack(measures, dim=-1)
+
+        return read
 
     def _of_targets(
         self, contexts: Contexts, far: np.ndarray, targets: np.ndarray, reading: Reading
@@ -204,10 +220,12 @@ class Scorer(OnDevice):
         np.minimum.at(first, group, place)
         np.maximum.at(last, group, place)
         number, kept = far.shape[-2:]
-        far = np.broadcast_to(far, (len(blocks), number, kept)).reshape(len(blocks) * number, kept)
+        far = np.broadcast_to(far, (len(blocks), number, kept))
+        far = far.reshape(len(blocks) * number, kept)
         rows = np.repeat(np.arange(len(blocks)), number)
         shared = self._shared_prefixes(far, number)
-        return _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared), group
+        passes = _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared)
+        return passes, group
 
     def _read(self, passes: _Passes, reading: Reading) -> Tensor:
         """What is read off the logits of the targets, (S, B, …); the rest is undefined.
@@ -216,19 +234,23 @@ class Scorer(OnDevice):
         """
         values: Tensor | None = None
         longest = int(passes.shared.max(initial=0))
-        prefixes = self.prefixes(passes.contexts, longest) if longest else []
+        prefixes: KeyValues = []
+        if longest:
+            prefixes = self.prefixes(passes.contexts, longest)
         for rows in self._batches(passes):
             first = int(passes.first[rows].min())
-            last = int(passes.last[rows].max())
-            logits = self._logits(passes, rows, prefixes, last - first + 1)
-            for some in chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
+            end = int(passes.last[rows].max()) + 1
+            logits = self._logits(passes, rows, prefixes, end - first)
+            rows_per_slice = LOGITS_PER_SLICE // logits[0].numel()
+            for some in chunks(np.arange(len(rows)), rows_per_slice):
                 block = self.tensor(passes.block[rows[some]])
-                part = reading(logits[some[0] : some[-1] + 1], block, slice(first, last + 1))
+                part = reading(logits[some[0] : some[-1] + 1], block, slice(first, end))
                 if values is None:
                     shape = len(passes.far), passes.contexts.targets_per_block, *part.shape[2:]
                     values = part.new_empty(shape)
-                values[self.tensor(rows[some]), first : last + 1] = part
-            self.on_read(len(rows) * (passes.length(rows) - int(passes.shared[rows].min())))
+                values[self.tensor(rows[some]), first:end] = part
+            prefix = int(passes.shared[rows].min())
+            self.on_read(len(rows) * (passes.length(rows) - prefix))
         assert values is not None, "no targets"
         return values
 
@@ -237,49 +259,59 @@ class Scorer(OnDevice):
         kept = far.shape[1]
         if not self.share_prefixes or per_context < 2:
             return np.zeros(len(far), dtype=np.int64)
-        shared = np.logical_and.accumulate(far == np.arange(kept), axis=1).sum(axis=1)
+        in_prefix = np.logical_and.accumulate(far == np.arange(kept), axis=1)
+        shared = in_prefix.sum(axis=1)
         shared[shared * _WORTH_SHARING < kept] = 0
         return shared
 
     def _batches(self, passes: _Passes) -> Iterator[np.ndarray]:
         """Rows that are read together: those with a shared prefix apart, the longest prefixes and rows first."""
         for rows in (np.flatnonzero(passes.shared == 0), np.flatnonzero(passes.shared)):
-            rows = rows[np.lexsort((-passes.last[rows], -passes.shared[rows]))]
+            order = np.lexsort((-passes.last[rows], -passes.shared[rows]))
+            rows = rows[order]
             while len(rows):
                 length = passes.length(rows)
                 prefix = int(passes.shared[rows[0]])
-                size = self.tokens_per_batch // max(1, length - prefix)
+                computed = length - prefix
+                size = self.tokens_per_batch // max(1, computed)
                 if prefix:
-                    size = min(size, CACHE_TOKENS * self.tokens_per_batch // length)
+                    in_cache = CACHE_TOKENS * self.tokens_per_batch // length
                     # every row reads what the one with the shortest prefix must
-                    most = max(_MORE_TOKENS * (length - prefix), length - prefix + _MORE_ANYWAY)
-                    size = min(size, int(np.searchsorted(-passes.shared[rows], most - length, side="right")))
-                yield rows[: max(1, size)]
-                rows = rows[max(1, size) :]
+                    most = max(_MORE_TOKENS * computed, computed + _MORE_ANYWAY)
+                    alike = int(np.searchsorted(-passes.shared[rows], most - length, side="right"))
+                    size = min(size, in_cache, alike)
+                size = max(1, size)
+                yield rows[:size]
+                rows = rows[size:]
 
     def _logits(self, passes: _Passes, rows: np.ndarray, prefixes: KeyValues, queries: int) -> Tensor:
         """(R, Q, V) logits before the last Q tokens of rows, which read on behind their shortest prefix."""
         columns = passes.columns(rows)
         block = passes.block[rows]
         common = int(passes.shared[rows].min())
-        tokens = self.tensor(passes.contexts.tokens[block[:, None], columns[:, common:]])
+        read = passes.contexts.tokens[block[:, None], columns[:, common:]]
+        tokens = self.tensor(read)
         ids = self.tensor(columns)
         if not common:
             return self.model(tokens, position_ids=ids, logits_to_keep=queries).logits
         at = self.tensor(block)
-        past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
+        past = []
+        for keys, values in prefixes:
+            past.append((keys[:, :, :common][at], values[:, :, :common][at]))
         return self.model.logits_after(past, tokens, ids, queries)
 
     def prefixes(self, contexts: Contexts, length: int) -> KeyValues:
         """Keys and values of the first ``length`` tokens of every block's long context."""
-        parts = [
-            self.model.key_values(self.tensor(tokens), self.first_ids(len(tokens), length))
-            for tokens in chunks(contexts.tokens[:, :length], self.tokens_per_batch // length)
-        ]
-        return [
-            (torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer]))
-            for layer in zip(*parts, strict=True)
-        ]
+        parts = []
+        for tokens in chunks(contexts.tokens[:, :length], self.tokens_per_batch // length):
+            ids = self.first_ids(len(tokens), length)
+            parts.append(self.model.key_values(self.tensor(tokens), ids))
+        layers = []
+        for layer in zip(*parts, strict=True):
+            keys = torch.cat([k for k, _ in layer])
+            values = torch.cat([v for _, v in layer])
+            layers.append((keys, values))
+        return layers
 
     def presence_gradient(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
@@ -295,9 +327,11 @@ class Scorer(OnDevice):
             others = 1.0 - torch.eye(tokens.shape[1], device=self.device)
 
             def logits_of(log_presence: Tensor, ids: Tensor, queries: int) -> Tensor:
-                return self.model.biased_logits(tokens, ids, log_presence[:, None, :] * others, queries)
+                bias = log_presence[:, None, :] * others
+                return self.model.biased_logits(tokens, ids, bias, queries)
 
-            _, slope = differentiate(torch.zeros(tokens.shape, device=self.device), logits_of)
+            full_presence = torch.zeros(tokens.shape, device=self.device)
+            _, slope = differentiate(full_presence, logits_of)
             return slope  # at p = 1 the slope by log p is that by p
 
         return self._attributions(contexts, targets, attribution)
@@ -313,7 +347,9 @@ class Scorer(OnDevice):
         def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
             embeddings = self.model.embed(tokens)
             _, slope = differentiate(embeddings, self.model.embedded_logits)
-            return (embeddings * slope if times_input else slope).norm(dim=-1)
+            if times_input:
+                slope = embeddings * slope
+            return slope.norm(dim=-1)
 
         return self._attributions(contexts, targets, attribution)
 
@@ -333,8 +369,10 @@ class Scorer(OnDevice):
             for point, weight in path:
                 between = torch.lerp(baseline.expand_as(embeddings), embeddings, point)
                 losses, slope = differentiate(between, self.model.embedded_logits)
-                gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
-            return ((embeddings - baseline) * gradient).norm(dim=-1)
+                probability = (-losses).exp()[:, None, None]
+                gradient += weight * probability * slope  # ∂ p = p ∂ log p
+            integrated = (embeddings - baseline) * gradient
+            return integrated.norm(dim=-1)
 
         return self._attributions(contexts, targets, attribution)
 
@@ -344,12 +382,14 @@ class Scorer(OnDevice):
     ) -> np.ndarray:
         """What is attributed to far tokens of each target's long context, (m, F), by a function of tokens (R, L)."""
         values = np.empty((len(targets), contexts.n_far))
-        for rows in self.long_parts(contexts, np.argsort(-targets[:, 1], kind="stable")):
+        latest_first = np.argsort(-targets[:, 1], kind="stable")
+        for rows in self.long_parts(contexts, latest_first):
             block, place = targets[rows].T
             tokens = self.tensor(contexts.tokens[block, : contexts.n_long + place.max()])
             wanted = self.tensor(contexts.targets[block, place])
             of_tokens = attribution(tokens, partial(self._differentiate, place, wanted))
-            values[rows] = of_tokens[:, : contexts.n_far].detach().double().cpu().numpy()
+            of_far = of_tokens[:, : contexts.n_far]
+            values[rows] = of_far.detach().double().cpu().numpy()
         return values
 
     def _differentiate(
@@ -357,7 +397,9 @@ class Scorer(OnDevice):
     ) -> tuple[Tensor, Tensor]:
         """See `Differentiate`; the targets ``wanted``, (R,), are at these places of their blocks, (R,)."""
         inputs = inputs.detach().requires_grad_()
-        logits = logits_of(inputs, self.first_ids(*inputs.shape[:2]), int(np.ptp(place)) + 1)
+        ids = self.first_ids(*inputs.shape[:2])
+        queries = int(np.ptp(place)) + 1
+        logits = logits_of(inputs, ids, queries)
         of_target = logits[torch.arange(len(place)), self.tensor(place - place.min())]
         losses = F.cross_entropy(of_target.float(), wanted, reduction="none")
         (slope,) = torch.autograd.grad(-losses.sum(), inputs)
@@ -377,7 +419,8 @@ class Scorer(OnDevice):
             ids = self.first_ids(len(tokens), length)
             attention = self.model.last_attention(self.tensor(tokens), ids, size)
             attention = attention[:, :, -length:]  # without a prefix of the model's
-            parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
+            to_far = attention[:, :, : contexts.n_far]
+            parts.append(to_far.double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
     @smaller_when_memory_runs_out
@@ -392,8 +435,10 @@ class Scorer(OnDevice):
         """
         length = contexts.tokens.shape[1]
         size = contexts.targets_per_block
-        two_keys = self.model.key_values(self.tensor(contexts.tokens[:1, :2]), self.first_ids(1, 2))
-        key_heads = two_keys[0][0].shape[1]
+        two_tokens = self.tensor(contexts.tokens[:1, :2])
+        layers_of_keys = self.model.key_values(two_tokens, self.first_ids(1, 2))
+        keys, _ = layers_of_keys[0]
+        key_heads = keys.shape[1]
         ends = torch.arange(length - size, length, device=self.device)
 
         def read(attention: Tensor) -> Tensor:
@@ -401,8 +446,10 @@ class Scorer(OnDevice):
             to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
             summed = to_far[:, :, ends]
             if window is not None:
-                summed = summed - to_far[:, :, (ends - window).clamp(min=contexts.n_far - 1)]
-            return summed.unflatten(1, (key_heads, -1)).mean(dim=2)
+                begins = (ends - window).clamp(min=contexts.n_far - 1)
+                summed = summed - to_far[:, :, begins]
+            by_key_head = summed.unflatten(1, (key_heads, -1))
+            return by_key_head.mean(dim=2)
 
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
@@ -413,7 +460,8 @@ class Scorer(OnDevice):
 
     def long_parts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
-        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
+        length = contexts.tokens.shape[1]
+        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * length))
 
     def first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
@@ -422,12 +470,14 @@ class Scorer(OnDevice):
 
 def kl_divergence(log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(p || q) in nats, (R, Q), of log p and the logits of q, (R, Q, V)."""
-    return (log_p.exp() * (log_p - logits.float().log_softmax(dim=-1))).sum(dim=-1)
+    log_q = logits.float().log_softmax(dim=-1)
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
 def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
     """1/2 Σ |p - q|, (R, Q), of log p and the logits of q, (R, Q, V)."""
-    return (log_p.exp() - logits.float().softmax(dim=-1)).abs().sum(dim=-1) / 2
+    q = logits.float().softmax(dim=-1)
+    return (log_p.exp() - q).abs().sum(dim=-1) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}

@@ -28,8 +28,9 @@ class TokenLosses(OnDevice):
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
-        logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
-        return chunks(np.arange(count), min(self.tokens_per_batch // length, logits))
+        most_by_logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
+        most_by_tokens = self.tokens_per_batch // length
+        return chunks(np.arange(count), min(most_by_tokens, most_by_logits))
 
     def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
         """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
@@ -38,12 +39,14 @@ class TokenLosses(OnDevice):
         position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
         answers with something that is not finite.
         """
-        return self._losses(self._logits(tokens[:, :-1], scored, first_ids), tokens)
+        logits = self._logits(tokens[:, :-1], scored, first_ids)
+        return self._losses(logits, tokens)
 
     def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
         """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
         logits = self._logits(tokens[:, :-1], scored)
-        return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
+        likeliest = logits.argmax(dim=-1)
+        return self._losses(logits, tokens), likeliest.cpu().numpy()
 
     @torch.inference_mode()
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
@@ -54,8 +57,9 @@ class TokenLosses(OnDevice):
         parts = []
         for first in range(0, scored, step):
             some = wanted[:, first : first + step]
-            flat = logits[:, first : first + step].float().flatten(0, 1)
-            parts.append(F.cross_entropy(flat, some.flatten(), reduction="none").view(some.shape).double())
+            flat_logits = logits[:, first : first + step].float().flatten(0, 1)
+            flat = F.cross_entropy(flat_logits, some.flatten(), reduction="none")
+            parts.append(flat.view(some.shape).double())
         losses = torch.cat(parts, dim=1).cpu().numpy()
         if not np.isfinite(losses).all():
             raise UserError(
@@ -66,6 +70,8 @@ class TokenLosses(OnDevice):
     @torch.inference_mode()
     def _logits(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> Tensor:
         """Logits at the last T positions of rows (R, L), (R, T, V); ``first_ids`` as in `last_losses`."""
-        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
+        if first_ids is None:
+            first_ids = np.zeros(len(tokens))
         ids = first_ids[:, None] + np.arange(tokens.shape[1])
-        return self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored).logits
+        output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
+        return output.logits

@@ -113,7 +113,9 @@ class LossByPosition(ProbeResult):
                     tables.append(show(shown, across="model", title=title))
             elif len(shown):
                 tables.append(show(shown.drop(columns="from_tokens"), across="to_tokens", title=title))
-        intervals = "; intervals 95 %" if self.has_intervals() else ""
+        intervals = ""
+        if self.has_intervals():
+            intervals = "; intervals 95 %"
         return "\n\n".join([f"{self.heading()}{intervals}; losses in nats per token", *tables])
 
 
@@ -161,10 +163,11 @@ class LengthProbe(Probe):
         return rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, targets)
 
     def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
-        alone = self.numbers_of(rows, [str(number) for number in range(len(labels))])
+        label_by_number = {str(number): label for number, label in enumerate(labels)}
+        alone = self.numbers_of(rows, list(label_by_number))
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
-        number = alone["model"].astype(int)
-        trainings = alone.assign(model=np.array(labels, dtype=object)[number], number=number)
+        number = alone["model"]
+        trainings = alone.assign(model=number.map(label_by_number), number=number.astype(int))
         return {"numbers": self.numbers_of(rows, labels), "trainings": trainings}
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
@@ -194,7 +197,8 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
     edges = {1, *lengths}
     for low, high in pairwise([max(1, lengths[0] >> OCTAVES_BELOW), *lengths]):
         steps = math.ceil(BINS_PER_OCTAVE * math.log2(high / low) - 1e-9)
-        edges |= set(np.geomspace(low, high, steps + 1).round().astype(int).tolist())
+        inner = np.geomspace(low, high, steps + 1).round().astype(int)
+        edges.update(inner.tolist())
     return sorted(edges)
 
 
@@ -203,10 +207,10 @@ def rows_by_text(
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (n, spans)."""
     places = pd.DataFrame({"name": name, **sample.places()})
-    of_spans = [
-        places.assign(from_tokens=start, to_tokens=end, sum=values[:, number], count=count[:, number])
-        for number, (start, end) in enumerate(spans)
-    ]
+    of_spans = []
+    for number, (start, end) in enumerate(spans):
+        of_span = places.assign(from_tokens=start, to_tokens=end)
+        of_spans.append(of_span.assign(sum=values[:, number], count=count[:, number]))
     by = [*places, "from_tokens", "to_tokens"]
     return pd.concat(of_spans).groupby(by, as_index=False).sum()
 

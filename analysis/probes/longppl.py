@@ -62,7 +62,9 @@ class LongPPL(ProbeResult):
         """The numbers as tables of text."""
         settings = self.settings
         is_share = self.numbers["name"] == "share"
-        intervals = "intervals 95 %, " if self.has_intervals() else ""
+        intervals = ""
+        if self.has_intervals():
+            intervals = "intervals 95 %, "
         head = (
             f"{settings['segments_measured']:,} segments of {settings['documents']:,} texts ({settings['texts']}); N "
             f"{settings['n_long']}, M {settings['n_short']}, S {settings['sliding_window']}\nkey tokens: LSD > "
@@ -105,11 +107,12 @@ class LongPPLProbe(Probe):
     )
 
     def __post_init__(self) -> None:
-        self.sliding_window = window = self.sliding_window or max(1, self.n_short // 4)
-        if self.n_long <= self.n_short + window:
+        if not self.sliding_window:
+            self.sliding_window = max(1, self.n_short // 4)
+        if self.n_long <= self.n_short + self.sliding_window:
             raise UserError(
                 f"N = {self.n_long} leaves no target whose long context is longer than M + S = {self.n_short} + "
-                f"{window} tokens; raise N, or lower M or S"
+                f"{self.sliding_window} tokens; raise N, or lower M or S"
             )
 
     def check(self, loaded: LoadedModel) -> None:
@@ -121,36 +124,53 @@ class LongPPLProbe(Probe):
 
     def measure_model(self, token_losses: TokenLosses, sample: Segments, bar: Bar) -> pd.DataFrame:
         targets = len(sample) * (self.n_long - self.n_short - self.sliding_window)
-        lengths = (self.n_short, self.sliding_window)
         with bar(2 * targets, "losses") as advance:
-            long, short = target_losses(token_losses, sample.tokens, *lengths, advance)
-        one = sample.is_target[:, -long.shape[1] :].astype(np.float64)
-        key = one * ((short - long > self.alpha_nats) & (long < self.beta_nats))
-        of_targets = {"one": one, "long": one * long, "short": one * short, "lsd": one * (short - long)}
-        of_targets |= {"key": key, "long of key": long * key}
-        sums = {name: column.sum(axis=1, dtype=np.float64) for name, column in of_targets.items()}
-        return pd.DataFrame(sample.places() | sums)
+            long, short = target_losses(
+                token_losses, sample.tokens, self.n_short, self.sliding_window, advance
+            )
+        lsd = short - long
+        scored = long.shape[1]
+        one = sample.is_target[:, -scored:].astype(np.float64)
+        key = one * ((lsd > self.alpha_nats) & (long < self.beta_nats))
+        of_targets = {
+            "one": one,
+            "long": one * long,
+            "short": one * short,
+            "lsd": one * lsd,
+            "key": key,
+            "long of key": long * key,
+        }
+        columns = sample.places()
+        for name, values in of_targets.items():
+            columns[name] = values.sum(axis=1, dtype=np.float64)
+        return pd.DataFrame(columns)
 
     def numbers(self, rows: pd.DataFrame, labels: Sequence[str]) -> dict[str, pd.DataFrame]:
         numbers = []
         for number, label in enumerate(labels):
-            name = f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
+            model = label
+            if labels.count(label) > 1:
+                model = f"{label}, {labels[: number + 1].count(label)}"
             of_model = self._numbers_of(rows[rows["number"] == number])
-            numbers += [{"model": name, "name": of, **vars(value)} for of, value in of_model.items()]
+            for name, interval in of_model.items():
+                numbers.append({"model": model, "name": name, **vars(interval)})
         return {"numbers": pd.DataFrame(numbers)}
 
     def _numbers_of(self, rows: pd.DataFrame) -> dict[str, Interval]:
         bootstrap = ClusterBootstrap.of(rows, resamples=self.resamples, seed=self.seed)
-        one, long, short, lsd, key, long_of_key = (
-            rows[name].to_numpy() for name in ("one", "long", "short", "lsd", "key", "long of key")
-        )
+        one = rows["one"].to_numpy()
+        key = rows["key"].to_numpy()
+        long = bootstrap.ratio(rows["long"].to_numpy(), one)
+        short = bootstrap.ratio(rows["short"].to_numpy(), one)
+        long_of_key = bootstrap.ratio(rows["long of key"].to_numpy(), key)
+        share = bootstrap.ratio(key, one)
         return {
-            "ppl": bootstrap.interval(np.exp(bootstrap.ratio(long, one))),
+            "ppl": bootstrap.interval(np.exp(long)),
             "key_tokens": bootstrap.interval(bootstrap.sums(key)),
-            "share": bootstrap.share(bootstrap.ratio(key, one), one.sum()),
-            "longppl": bootstrap.interval(np.exp(bootstrap.ratio(long_of_key, key))),
-            "ppl_short": bootstrap.interval(np.exp(bootstrap.ratio(short, one))),
-            "mean_lsd_nats": bootstrap.ratio_interval(lsd, one),
+            "share": bootstrap.share(share, one.sum()),
+            "longppl": bootstrap.interval(np.exp(long_of_key)),
+            "ppl_short": bootstrap.interval(np.exp(short)),
+            "mean_lsd_nats": bootstrap.ratio_interval(rows["lsd"].to_numpy(), one),
         }
 
 

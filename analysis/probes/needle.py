@@ -77,10 +77,13 @@ class Samples(Segments):
         q = self.key.shape[1]
         value = self.value[:, : cell.value_tokens]
         if cell.depth is None:
-            return np.concatenate([self.tokens[:, : cell.length - q], self.key, value], axis=1)
+            text = self.tokens[:, : cell.length - q]
+            return np.concatenate([text, self.key, value], axis=1)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
         place = round(cell.depth * text.shape[1])
-        return np.concatenate([text[:, :place], self.key, value, text[:, place:], self.key, value], axis=1)
+        before = text[:, :place]
+        behind = text[:, place:]
+        return np.concatenate([before, self.key, value, behind, self.key, value], axis=1)
 
 
 def measure_cell(token_losses: TokenLosses, samples: Samples, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +142,9 @@ class Needles(ProbeResult):
         depth = exact["depth"].map("{:g}".format).where(exact["depth"].notna(), "mean")
         shown = exact.assign(depth=depth.where(exact["name"] == "exact", "absent"))
         shown = shown.drop(columns=["name", "distance_tokens"]).sort_values("value_tokens", kind="stable")
-        intervals = "in per cent, intervals 95 %, " if self.has_intervals() else "in per cent; "
+        intervals = "in per cent; "
+        if self.has_intervals():
+            intervals = "in per cent, intervals 95 %, "
         tables = [f"{self.heading()}; {intervals}{self.intervals_by()}"]
         for model, rows in shown.groupby("model", sort=False):
             title = f"{model}: exact match by context"
@@ -201,10 +206,11 @@ class NeedleProbe(Probe):
         occurring = [np.unique(source.tokens(number)) for number in range(len(source.lengths))]
         vocabulary = np.unique(np.concatenate(occurring)).astype(np.int64)
         vocabulary = vocabulary[~source.is_special(vocabulary)]
-        needles = np.array(
-            [self._draw(number, np.setdiff1d(vocabulary, row)) for number, row in enumerate(segments.tokens)]
-        )
-        key, value = np.split(needles, [self.key_tokens], axis=1)
+        needles = []
+        for number, row in enumerate(segments.tokens):
+            others = np.setdiff1d(vocabulary, row)
+            needles.append(self._draw(number, others))
+        key, value = np.split(np.array(needles), [self.key_tokens], axis=1)
         return Samples(**vars(segments), key=key, value=value)
 
     def _draw(self, number: int, others: np.ndarray) -> np.ndarray:
@@ -251,8 +257,10 @@ class NeedleProbe(Probe):
         for model in dict.fromkeys(labels):
             exact = draws[model]["exact"]
             loss = draws[model]["loss_nats"]
-            absent_exact, absent_loss = (of.xs(_ABSENT, axis=1, level="depth") for of in (exact, loss))
-            exact, loss = (of.drop(columns=_ABSENT, level="depth") for of in (exact, loss))
+            absent_exact = exact.xs(_ABSENT, axis=1, level="depth")
+            absent_loss = loss.xs(_ABSENT, axis=1, level="depth")
+            exact = exact.drop(columns=_ABSENT, level="depth")
+            loss = loss.drop(columns=_ABSENT, level="depth")
             gain = absent_loss.loc[:, loss.columns.droplevel("depth")].to_numpy() - loss
             over_depths = exact.T.groupby(level=["value_tokens", "length"]).mean().T
             named = [

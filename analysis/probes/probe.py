@@ -93,9 +93,13 @@ class Probe(ABC):
 
     def settings(self, sample: Any) -> dict[str, Any]:
         """The fields as JSON holds them, and how much there is to measure."""
-        options = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-        counts = {self.MEASURED: len(sample), "texts_too_short": sample.texts_too_short}
-        return options | counts | count_clusters(sample.text, sample.group)
+        settings = asdict(self)
+        for name, value in settings.items():
+            if isinstance(value, tuple):
+                settings[name] = list(value)
+        settings[self.MEASURED] = len(sample)
+        settings["texts_too_short"] = sample.texts_too_short
+        return settings | count_clusters(sample.text, sample.group)
 
     def measure(
         self,
@@ -123,29 +127,33 @@ class Probe(ABC):
         """
         from analysis.open_model import open_model
 
-        models = models if isinstance(models, list) else [models]
+        if not isinstance(models, list):
+            models = [models]
         labels = list(labels or default_labels(models))
         if len(labels) != len(models):
             raise UserError(f"--labels {','.join(labels)}: {len(models)} models need as many labels")
         source, described = self._check_all(models, labels, texts, split, opening)
         sample = self.draw_sample(source)
-        settings = {"texts": source.name, "texts_sha256": source.sha256, "split": split} | self.settings(
-            sample
-        )
+        of_texts = {"texts": source.name, "texts_sha256": source.sha256, "split": split}
+        settings = of_texts | self.settings(sample)
         of_models: list[pd.DataFrame] = []
         with nullcontext() if out is None else self._open_parts(user_path(out), settings) as parts:
             for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
-                part = None if parts is None else parts.path(_digest(about))
+                part = None
+                if parts is not None:
+                    part = parts.path(_digest(about))
                 if part is not None and part.is_file():
                     log.info("%s was measured before the interruption", about["model"])
                     rows = read_parquet(part.with_suffix(".parquet"))
                 else:
                     bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
                     with open_model(model, **opening) as loaded:
-                        rows = self.measure_model(_token_losses(loaded, tokens_per_batch), sample, bar)
+                        token_losses = _token_losses(loaded, tokens_per_batch)
+                        rows = self.measure_model(token_losses, sample, bar)
                     if part is not None:
                         write_saved(part, about, {part.stem: rows}, write=write_rows)
-                of_models.append(rows.assign(number=number, label=label)[["number", "label", *rows]])
+                numbered = rows.assign(number=number, label=label)
+                of_models.append(numbered[["number", "label", *rows]])
             rows = pd.concat(of_models, ignore_index=True)
             of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
             result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
@@ -158,9 +166,13 @@ class Probe(ABC):
         """The models that an interrupted measurement of these settings has measured."""
 
         def differences(there: dict[str, Any]) -> str:
-            names = [name for name in {**there, **settings} if there.get(name) != settings.get(name)]
-            names = [name for name in names if name != "texts"]  # their path: a checksum stands for it
-            return ", ".join(f"{name} {there.get(name)} -> {settings.get(name)}" for name in names)
+            differing = []
+            for name in {**there, **settings}:
+                before = there.get(name)
+                now = settings.get(name)
+                if before != now and name != "texts":  # their path: a checksum stands for it
+                    differing.append(f"{name} {before} -> {now}")
+            return ", ".join(differing)
 
         folder = out / f"{self.RESULT.NAME}-parts"
         return open_parts(folder, f"{self.RESULT.NAME}.json", settings, differences=differences)
@@ -180,12 +192,14 @@ class Probe(ABC):
         for model, label in zip(models, labels, strict=True):
             with open_model(model, **opening) as loaded:
                 reader = replace(loaded.reader, chat=None)
-                sources.append(open_texts(texts, reader, split=split))
-                loaded.check_texts(sources[-1])
+                source = open_texts(texts, reader, split=split)
+                sources.append(source)
+                loaded.check_texts(source)
                 self.check(loaded)
                 about = {"label": label, **flat_json(loaded.identity)}
-                about |= {name: loaded.trained.get(name) for name in TRAINED}
-            if not _same_tokens(sources[0], sources[-1]):
+                for name in TRAINED:
+                    about[name] = loaded.trained.get(name)
+            if not _same_tokens(sources[0], source):
                 raise UserError(
                     f"{loaded.name} has another tokenizer than {described[0]['model']}, so that their losses are not "
                     "of the same tokens; measure it by itself"
@@ -201,12 +215,15 @@ def default_labels(models: Sequence[Any]) -> list[str]:
     if not all(isinstance(model, str | Path) for model in models):
         return [f"model {number}" for number in range(1, len(models) + 1)]
     names = [Path(model).resolve().name for model in models]
-    return names if len(set(names)) == len(names) else list(map(str, models))
+    if len(set(names)) < len(names):
+        return [str(model) for model in models]
+    return names
 
 
 def _digest(about: dict[str, Any]) -> str:
     """A name for a model, by what is said of it."""
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(about, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _same_tokens(first: Texts, second: Texts) -> bool:
@@ -228,8 +245,11 @@ def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
     """
     at_most = loaded.model.max_positions
     config: Any = getattr(loaded.model.model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if at_most is not None and length + more > at_most and not getattr(config, "rope_parameters", None):
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    if at_most is None or getattr(config, "rope_parameters", None):
+        return
+    if length + more > at_most:
         raise UserError(
             f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {loaded.name}; lower "
             f"--lengths to at most {at_most - more:,}"
@@ -250,15 +270,18 @@ def draws_of_means(
     values of ``of``).
     """
     sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
-    # every model reads the same stretches
-    counts = rows[rows["number"] == 0].pivot(index=unit, columns=of, values="count").sort_index(axis=1)
+    of_first = rows[rows["number"] == 0]  # every model reads the same stretches
+    counts = of_first.pivot(index=unit, columns=of, values="count").sort_index(axis=1)
     places = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
     bootstrap = ClusterBootstrap.of(places, labels=labels, resamples=resamples, seed=seed)
     draws = {}
     for place, model in enumerate(dict.fromkeys(labels)):
         numbers = [number for number, label in enumerate(labels) if label == model]
         for key, count in counts.items():
-            ratios = [bootstrap.ratio(sums[number, *key].to_numpy(), count.to_numpy()) for number in numbers]
+            ratios = []
+            for number in numbers:
+                of_model = sums[number, *key].to_numpy()
+                ratios.append(bootstrap.ratio(of_model, count.to_numpy()))
             draws[model, *key] = bootstrap.over_seeds(place, ratios)
     return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of])
 
@@ -306,11 +329,13 @@ class ProbeResult:
     def save(self, folder: str | Path) -> Path:
         """Write the JSON file and the Parquet file; returns the path of the first."""
         path = user_path(folder) / f"{self.NAME}.json"
-        content = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
-        for name, value in content.items():
+        about: dict[str, Any] = {"kind": self.KIND, "version": 1}
+        for name in self._content_names():
+            value = getattr(self, name)
             if isinstance(value, pd.DataFrame):
-                content[name] = value.astype(object).where(value.notna(), None).to_dict("records")
-        about = {"kind": self.KIND, "version": 1, **content}
+                with_none = value.astype(object).where(value.notna(), None)
+                value = with_none.to_dict("records")
+            about[name] = value
         write_saved(path, about, {self.NAME: self.rows}, write=write_rows)
         return path
 
@@ -321,15 +346,24 @@ class ProbeResult:
         What an older version wrote beside the fields of this one is left out.
         """
         path = user_path(path)
-        path = path / f"{cls.NAME}.json" if path.is_dir() else path
-        content = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
-        content = {each.name: content[each.name] for each in fields(cls) if each.name != "rows"}
-        for name, value in content.items():
+        if path.is_dir():
+            path = path / f"{cls.NAME}.json"
+        about = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
+        content = {}
+        for name in cls._content_names():
+            value = about[name]
             if name != "models" and isinstance(value, list):
                 frame = pd.DataFrame(value)
                 numbers = [column for column in ("value", "low", "high", "depth") if column in frame]
-                content[name] = frame.astype(dict.fromkeys(numbers, float))
-        return cls(rows=read_parquet(path.with_suffix(".parquet")), **content)
+                value = frame.astype(dict.fromkeys(numbers, float))
+            content[name] = value
+        rows = read_parquet(path.with_suffix(".parquet"))
+        return cls(rows=rows, **content)
+
+    @classmethod
+    def _content_names(cls) -> list[str]:
+        """Names of the fields that stand in the JSON file."""
+        return [field.name for field in fields(cls) if field.name != "rows"]
 
     def figures(self, labels: Sequence[str] | None = None) -> dict[str, Figure]:
         """The figures by name. ``labels``: the models to draw, in their order (None: all)."""
@@ -339,10 +373,10 @@ class ProbeResult:
         """Write the figures of these models; returns the paths."""
         from analysis.figures.style import save_figure
 
-        figures = self.figures(labels)
-        return [
-            path for name, figure in figures.items() for path in save_figure(figure, folder, f"{name}.png")
-        ]
+        paths = []
+        for name, figure in self.figures(labels).items():
+            paths += save_figure(figure, folder, f"{name}.png")
+        return paths
 
     def has_intervals(self) -> bool:
         """Whether there are groups or documents enough for intervals."""
@@ -350,7 +384,8 @@ class ProbeResult:
 
     def intervals_by(self) -> str:
         """What the intervals are by, in words; or that there are too few documents for any."""
-        trainings = pd.Series([model["label"] for model in self.models]).value_counts().max()
+        labels = [model["label"] for model in self.models]
+        trainings = max(labels.count(label) for label in labels)
         return by_clusters({**self.settings, "trainings": trainings})
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
@@ -361,10 +396,15 @@ class ProbeResult:
         """
         trained = pd.DataFrame(self.models).drop_duplicates("label").set_index("label")
         trained = trained[[*TRAINED]].rename(columns=TRAINED)
-        if unknown := [label for label in labels or () if label not in trained.index]:
-            raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(trained.index)}")
         frame = frame.join(trained.astype(float), on="model")
-        return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
+        if labels is None:
+            return frame
+        of_labels = []
+        for label in labels:
+            if label not in trained.index:
+                raise UserError(f"there is no model {label!r}; choose of {', '.join(trained.index)}")
+            of_labels.append(frame[frame["model"] == label])
+        return pd.concat(of_labels)
 
 
 # --- the command ---

@@ -68,9 +68,12 @@ class ClusterBootstrap:
     @classmethod
     def of(cls, rows: pd.DataFrame, **options: Any) -> Self:
         """That of rows by their columns text and, where they are there, group and training."""
-        groups, trainings = (
-            rows[name].to_numpy() if name in rows else None for name in ("group", "training")
-        )
+        groups = None
+        if "group" in rows:
+            groups = rows["group"].to_numpy()
+        trainings = None
+        if "training" in rows:
+            trainings = rows["training"].to_numpy()
         return cls(rows["text"].to_numpy(), groups=groups, trainings=trainings, **options)
 
     def __init__(
@@ -93,19 +96,25 @@ class ClusterBootstrap:
         self._parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
         """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
         if self.is_jackknife:
-            for cluster in [unit] if trainings is None else [unit, _numbered(trainings)]:
+            clusters = [unit]
+            if trainings is not None:
+                clusters.append(_numbered(trainings))
+            for cluster in clusters:
                 units = int(cluster.max()) + 1
                 # as if there were as many where one is left out: a count stays comparable
                 without_each = (1 - np.eye(units)) * (units / max(1, units - 1))
                 self._parts.append((cluster, [without_each]))
             # without a seed all targets stay: `over_seeds` leaves it out
-            self._parts += [(np.zeros_like(unit), [np.ones((number, 1))]) for number in repeated]
+            for number in repeated:
+                self._parts.append((np.zeros_like(unit), [np.ones((number, 1))]))
         else:
             document = _numbered(documents)
-            group_of_document = unit[np.unique(document, return_index=True)[1]]
+            _, first_target = np.unique(document, return_index=True)
+            group_of_document = unit[first_target]
             drawn = _resample(group_of_document, resamples, np.random.default_rng(seed))
             self._parts.append((document, list(drawn)))
-        self._ends = np.cumsum([1, *(sum(map(len, counts)) for _, counts in self._parts)]).tolist()
+        sizes = [sum(map(len, counts)) for _, counts in self._parts]
+        self._ends = np.cumsum([1, *sizes]).tolist()
         """Of the sample and each part in draws, rows."""
         self._weights = [np.full((self._ends[-1], number), 1 / number) for number in seeds]
         """Of the seeds of each model in each draw, (1 + R, seeds)."""
@@ -124,10 +133,12 @@ class ClusterBootstrap:
         if not np.isfinite(values).all():
             raise ValueError("a value is not finite")
         rows = [values.sum(axis=0, keepdims=True)]
+        columns = values.reshape(len(values), -1).T
         for cluster, counts in self._parts:
-            columns = values.reshape(len(values), -1).T
             of_clusters = np.stack([np.bincount(cluster, column) for column in columns], axis=1)
-            rows += [(part @ of_clusters).reshape(-1, *values.shape[1:]) for part in counts]
+            for part in counts:
+                sums = part @ of_clusters
+                rows.append(sums.reshape(-1, *values.shape[1:]))
         return np.concatenate(rows)
 
     def ratio(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -141,8 +152,10 @@ class ClusterBootstrap:
         if denominator.ndim < numerator.ndim:
             denominator = denominator[:, None]
         positive = denominator > 0
-        draws = np.where(positive, numerator / np.where(positive, denominator, 1.0), np.nan)
-        draws[1:, ..., self._units_with(below) < LEAST_UNITS] = np.nan
+        divisor = np.where(positive, denominator, 1.0)
+        draws = np.where(positive, numerator / divisor, np.nan)
+        too_few = self._units_with(below) < LEAST_UNITS
+        draws[1:, ..., too_few] = np.nan
         return draws
 
     def _units_with(self, values: np.ndarray) -> np.ndarray:
@@ -153,7 +166,8 @@ class ClusterBootstrap:
 
     def over_seeds(self, model: int, of_seeds: Sequence[np.ndarray]) -> np.ndarray:
         """Mean of the draws of a model's seeds; models are counted as their labels first appear."""
-        return (np.stack(of_seeds, axis=1) * self._weights[model]).sum(axis=1)
+        weighted = np.stack(of_seeds, axis=1) * self._weights[model]
+        return weighted.sum(axis=1)
 
     def interval(self, draws: np.ndarray) -> Interval:
         """Value and 95 % interval of draws (1 + R,).
@@ -167,7 +181,8 @@ class ClusterBootstrap:
             return Interval(value, float("nan"), float("nan"))
         if not self.is_jackknife:
             return percentile_interval(value, resampled)
-        half = _half_width(np.split(draws - value, self._ends[:-1])[1:])
+        _, *changes = np.split(draws - value, self._ends[:-1])
+        half = _half_width(changes)
         return Interval(value, value - half, value + half)
 
     def share(self, draws: np.ndarray, trials: float) -> Interval:
@@ -185,7 +200,9 @@ class ClusterBootstrap:
         """Interval of Σ above / Σ below, (n,) both; of a share where every numerator is in 0 … denominator."""
         draws = self.ratio(above, below)
         is_share = bool(((above >= 0) & (above <= below)).all())
-        return self.share(draws, float(below.sum())) if is_share else self.interval(draws)
+        if is_share:
+            return self.share(draws, float(below.sum()))
+        return self.interval(draws)
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
@@ -195,7 +212,11 @@ def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
     # With method "lower"/"higher" a bound is one of the values, so it is never a mean with an infinity.
     low = np.quantile(np.where(undefined, -np.inf, resampled), tail, method="lower")
     high = np.quantile(np.where(undefined, np.inf, resampled), 1 - tail, method="higher")
-    return Interval(value, *(float(x) if np.isfinite(x) else float("nan") for x in (low, high)))
+    if not np.isfinite(low):
+        low = np.nan
+    if not np.isfinite(high):
+        high = np.nan
+    return Interval(value, float(low), float(high))
 
 
 def _half_width(levels: Sequence[np.ndarray]) -> float:
@@ -211,12 +232,17 @@ def _half_width(levels: Sequence[np.ndarray]) -> float:
     for changes in levels:
         squares = changes**2
         total = squares.sum()
-        effective = total**2 / (squares**2).sum() if total > 0 else 1.0
+        effective = 1.0
+        if total > 0:
+            effective = total**2 / (squares**2).sum()
         most = len(changes) - 1
+        least = max(1.0, min(2.0, most / 3))
         variances.append(most / len(changes) * total)
-        quantiles.append(student_t(min(max(effective, 1.0, min(2.0, most / 3)), most)))
+        quantiles.append(student_t(min(max(effective, least), most)))
     whole = sum(variances)
-    return float(np.dot(variances, quantiles) / np.sqrt(whole)) if whole != 0 else 0.0
+    if whole == 0:
+        return 0.0
+    return float(np.dot(variances, quantiles) / np.sqrt(whole))
 
 
 def student_t(degrees_of_freedom: float) -> float:
@@ -233,12 +259,15 @@ def wilson(successes: int, trials: int) -> Interval:
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:
     """How many documents there are and, where they are known, groups."""
     counts = {f"documents{suffix}": len(np.unique(documents))}
-    return counts if groups is None else counts | {f"groups{suffix}": len(np.unique(groups))}
+    if groups is not None:
+        counts[f"groups{suffix}"] = len(np.unique(groups))
+    return counts
 
 
 def enough_for_intervals(counts: Mapping[str, Any], suffix: str = "") -> bool:
     """Whether there are `LEAST_UNITS` groups or, where none are known, documents."""
-    return _units(counts, suffix)[0] >= LEAST_UNITS
+    number, _ = _units(counts, suffix)
+    return number >= LEAST_UNITS
 
 
 def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
@@ -249,11 +278,15 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
     number, what = _units(counts, suffix)
     if number < LEAST_UNITS:
         return f"{counted(number, what)}: too few for an interval"
-    grouped = what == "group"
-    if counts.get("trainings", 1) != 1:
-        by = "by training, group and document" if grouped else "by training and document"
-    else:
-        by = "by group, then document" if grouped else "by document"
+    has_groups = what == "group"
+    has_trainings = counts.get("trainings", 1) != 1
+    by = "by document"
+    if has_groups and has_trainings:
+        by = "by training, group and document"
+    elif has_groups:
+        by = "by group, then document"
+    elif has_trainings:
+        by = "by training and document"
     for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
         number = counts.get(f"{what}s{suffix}", enough)
         if number < enough:
@@ -279,18 +312,22 @@ def interval_caption(label: str, counts: Mapping[str, Any]) -> str:
 
 def _units(counts: Mapping[str, Any], suffix: str) -> tuple[int, str]:
     """How many units there are, and what they are: groups or, where none are known, documents."""
-    what = "group" if f"groups{suffix}" in counts else "document"
-    return counts[f"{what}s{suffix}"], what
+    if f"groups{suffix}" in counts:
+        return counts[f"groups{suffix}"], "group"
+    return counts[f"documents{suffix}"], "document"
 
 
 def counted(number: int, what: str) -> str:
     """Such as "1 document", "1,200 documents"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,} {what}s"
 
 
 def _numbered(names: np.ndarray) -> np.ndarray:
     """The number of each name among them in ascending order, (n,)."""
-    return np.unique(names, return_inverse=True)[1]
+    _, number = np.unique(names, return_inverse=True)
+    return number
 
 
 def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

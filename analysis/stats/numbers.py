@@ -120,7 +120,9 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
             of_levels = Measured.of_levels(result, at_k, resamples=resamples, seed=seed)
             rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
             whole = pd.DataFrame(rows, columns=list(columns))
-            return rows_with(whole, selector=selector, far_context=far_context, k=None if one_k else k)
+            if one_k:
+                return rows_with(whole, selector=selector, far_context=far_context)
+            return rows_with(whole, selector=selector, far_context=far_context, k=k)
 
         frame.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
         NUMBERS[rows_of.__name__] = Numbers(frame, columns, one_k=one_k, **options)
@@ -149,12 +151,18 @@ def rows_with(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
     for column, values in wanted.items():
         if values is None:
             continue
-        values = [values] if isinstance(values, str | Integral) else list(values)
-        there = frame[column].dropna().unique().tolist() if column in frame else []
-        if len(frame) and (unknown := [value for value in values if value not in there]):
+        if isinstance(values, str | Integral):
+            values = [values]
+        values = list(values)
+        there = []
+        if column in frame:
+            there = frame[column].dropna().unique().tolist()
+        unknown = [value for value in values if value not in there]
+        if unknown and len(frame):
             choices = ", ".join(map(str, there)) or "nothing: these numbers have none"
             raise UserError(f"{column} = {unknown[0]!r} was not measured; choose among {choices}")
-        frame = frame[frame[column].isna() | frame[column].isin(values)] if there else frame
+        if there:
+            frame = frame[frame[column].isna() | frame[column].isin(values)]
     return frame.reset_index(drop=True)
 
 
@@ -167,10 +175,17 @@ def counts(result: Measurement) -> dict[str, int]:
     targets = result.targets
     finished = result.over[np.unique(result.over_of_choice)]
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
-    for rows, suffix in ((targets, ""), (targets.iloc[finished], "_over_tau")):
-        groups = rows["group"].to_numpy() if "group" in rows else None
-        sizes |= count_clusters(rows["text"].to_numpy(), groups, suffix)
-    return sizes | {"trainings": len(result.trainings)}
+    sizes |= _count_clusters_of(targets)
+    sizes |= _count_clusters_of(targets.iloc[finished], "_over_tau")
+    sizes["trainings"] = len(result.trainings)
+    return sizes
+
+
+def _count_clusters_of(targets: pd.DataFrame, suffix: str = "") -> dict[str, int]:
+    groups = None
+    if "group" in targets:
+        groups = targets["group"].to_numpy()
+    return count_clusters(targets["text"].to_numpy(), groups, suffix)
 
 
 # --- of all targets ---
@@ -188,7 +203,9 @@ def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.D
     targets = result.targets
     gain = result.gain_nats
     over = over_tau_column(result)
-    short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
+    short = targets["loss_short_nats"].to_numpy(np.float64)
+    long = targets["loss_long_nats"].to_numpy(np.float64)
+    below_minus_tau = selecting_gain_nats(result) < -result.settings.choices.tau_nats
     one = np.ones(len(targets))
     finished = over
     if len(result.choices):
@@ -200,7 +217,7 @@ def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.D
         ("gain_nats", gain, one),
         ("absolute_gain_nats", np.abs(gain), one),
         ("share_over_tau", over, one),
-        ("share_below_minus_tau", selecting_gain_nats(result) < -result.settings.choices.tau_nats, one),
+        ("share_below_minus_tau", below_minus_tau, one),
         ("share_of_gain", gain * over, gain),
         ("loss_short_over_tau_nats", short * finished, finished),
         ("loss_long_over_tau_nats", long * finished, finished),
@@ -215,14 +232,17 @@ def persistence(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    over = over_tau_column(result)
-    gain = result.gain_nats
-    ratios = [
-        ("selecting_gain_nats", over * selecting_gain_nats(result), over),
-        ("gain_nats", over * gain, over),
-        ("share_still_over_tau", over * (gain > result.settings.choices.tau_nats), over),
-    ]
-    return _of_targets(result, ratios if result.crossfit else [], resamples, seed)
+    ratios = []
+    if result.crossfit:
+        over = over_tau_column(result)
+        gain = result.gain_nats
+        still_over = gain > result.settings.choices.tau_nats
+        ratios = [
+            ("selecting_gain_nats", over * selecting_gain_nats(result), over),
+            ("gain_nats", over * gain, over),
+            ("share_still_over_tau", over * still_over, over),
+        ]
+    return _of_targets(result, ratios, resamples, seed)
 
 
 @frame_of_targets("name", "length")
@@ -237,16 +257,18 @@ def contexts(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd
     over = over_tau_column(result)
     one = np.ones(len(targets))
     ratios = []
+    lengths: list[float] = []
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
         ratios = [("gap_cost_nats", cost, one), ("gap_cost_over_tau_nats", cost * over, over)]
-    without = len(ratios)
-    lengths = [n for n in CONTEXT_LENGTHS if f"loss_of_{n}_nats" in targets]
-    for length in lengths:
-        enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
-        ratios.append(("share_enough", enough.to_numpy(), one))
+        lengths = [np.nan, np.nan]
+    for length in CONTEXT_LENGTHS:
+        if f"loss_of_{length}_nats" in targets:
+            enough = targets[f"loss_of_{length}_nats"] <= targets["loss_long_nats"] + ENOUGH_NATS
+            ratios.append(("share_enough", enough.to_numpy(), one))
+            lengths.append(length)
     frame = _of_targets(result, ratios, resamples, seed)
-    frame.insert(1, "length", [*[np.nan] * without, *lengths])
+    frame.insert(1, "length", lengths)
     return frame
 
 
@@ -255,7 +277,10 @@ def _of_targets(
 ) -> pd.DataFrame:
     """name, value, low and high of sums over all targets divided by others, (n,) both."""
     of_all = ClusterBootstrap.of(result.targets, resamples=resamples, seed=seed)
-    rows = [{"name": name, **asdict(of_all.ratio_interval(above, below))} for name, above, below in ratios]
+    rows = []
+    for name, above, below in ratios:
+        interval = of_all.ratio_interval(above, below)
+        rows.append({"name": name, **asdict(interval)})
     return pd.DataFrame(rows, columns=["name", *INTERVAL])
 
 
@@ -281,12 +306,16 @@ def differences(measured: Measured) -> Iterator[Row]:
     """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
     first = default_selector(measured.names)
     of_first = measured.recoveries(first)
-    where = {"first": first, "k": measured.k}
-    for second in measured.names if NET in of_first else ():
+    if NET not in of_first:
+        return
+    for second in measured.names:
+        if second == first:
+            continue
         of_second = measured.recoveries(second)
-        for context in (NET, TRUE) if second != first else ():
-            difference = measured.at_k(of_first[context] - of_second[context], measured.k)
-            yield {**where, "second": second, "far_context": context, **difference}
+        keys = {"first": first, "second": second, "k": measured.k}
+        for context in (NET, TRUE):
+            draws = of_first[context] - of_second[context]
+            yield {**keys, "far_context": context, **measured.at_k(draws, measured.k)}
 
 
 @frame_of("name", *OF_CHOICE, "n_targets", printed="default")
@@ -304,9 +333,11 @@ def tokens_needed(measured: Measured) -> Iterator[Row]:
         reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
         keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
         for k, reached_at_k in zip(ks, reached.T, strict=True):
-            yield {"name": "reached", "k": k, **keys, **measured.ratio(reached_at_k, gains)}
+            share = measured.ratio(reached_at_k, gains)
+            yield {"name": "reached", "k": k, **keys, **share}
         if context == TRUE:
-            yield {"name": "never", "k": ks[-1], **keys, **measured.ratio(gains & ~reached[:, -1], gains)}
+            share = measured.ratio(gains & ~reached[:, -1], gains)
+            yield {"name": "never", "k": ks[-1], **keys, **share}
 
 
 @frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE, one_k=True, printed="default")
@@ -326,7 +357,8 @@ def gain_bins(measured: Measured) -> Iterator[Row]:
 
 def gain_edges(tau_nats: float) -> list[float]:
     """Edges of the bins of L_short - L_long in nats, from tau to infinity."""
-    return [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
+    inner = [edge for edge in GAIN_EDGES_NATS if edge > tau_nats]
+    return [tau_nats, *inner, float("inf")]
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
@@ -342,20 +374,29 @@ def kinds(measured: Measured) -> Iterator[Row]:
     targets = measured.result.targets
     over = over_tau_column(measured.result)
     kind_of_target = targets["kind"].to_numpy()
-    for kind in sorted(set(kind_of_target), key=lambda kind: ((*KINDS, kind).index(kind), kind)):
-        members = (kind_of_target == kind).astype(np.float64)
-        of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
+    there = set(kind_of_target)
+    known = [kind for kind in KINDS if kind in there]
+    others = sorted(there.difference(KINDS))
+    for kind in [*known, *others]:
+        of_kind = kind_of_target == kind
+        members = of_kind.astype(np.float64)
+        targets_over = targets[of_kind & targets["over_tau"]]
+        groups_over: float = np.nan
+        if "group" in targets:
+            groups_over = targets_over["group"].nunique()
         keys = {
             "kind": kind,
             "n_targets": int(members.sum()),
-            "n_targets_over_tau": len(of_kind),
-            "n_documents_over_tau": of_kind["text"].nunique(),
-            "n_groups_over_tau": of_kind["group"].nunique() if "group" in targets else np.nan,
+            "n_targets_over_tau": len(targets_over),
+            "n_documents_over_tau": targets_over["text"].nunique(),
+            "n_groups_over_tau": groups_over,
         }
-        yield {**keys, "name": "share", **measured.ratio_of_all(members)}
-        yield {**keys, "name": "share_over_tau", **measured.ratio_of_all(members * over, over)}
-        gain = members * measured.result.gain_nats
-        yield {**keys, "name": "gain_nats", **measured.ratio_of_all(gain, members)}
+        share = measured.ratio_of_all(members)
+        yield {**keys, "name": "share", **share}
+        share_over = measured.ratio_of_all(members * over, over)
+        yield {**keys, "name": "share_over_tau", **share_over}
+        gain = measured.ratio_of_all(members * measured.result.gain_nats, members)
+        yield {**keys, "name": "gain_nats", **gain}
         inside = members[measured.over]
         yield from measured.recovery_rows(measured.names, [measured.k], inside, name="recovery", **keys)
 
@@ -379,12 +420,14 @@ def distances(measured: Measured) -> Iterator[Row]:
     k = measured.k
     edges = distance_edges(lengths.n_long, lengths.n_short)
     for selector, context in product(measured.selectors, measured.far_contexts):
-        back = lengths.n_long - measured.of_choices("selected", selector, context)[:, :k]
+        position = measured.of_choices("selected", selector, context)[:, :k]
+        distance = lengths.n_long - position
+        keys = {"selector": selector, "far_context": context, "k": k}
         for low, high in pairwise(edges):
-            inside = ((back >= low) & (back < high)).sum(axis=1)
-            keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}
-            keys |= {"to_tokens": high, "uniform": (high - low) / measured.result.n_far}
-            yield keys | measured.ratio(inside, k)
+            inside = (distance >= low) & (distance < high)
+            uniform = (high - low) / measured.result.n_far
+            of_bin = {"from_tokens": low, "to_tokens": high, "uniform": uniform}
+            yield keys | of_bin | measured.ratio(inside.sum(axis=1), k)
 
 
 @frame_of("name", *OF_CHOICE, "n_targets", one_k=True, printed="default")
@@ -394,13 +437,15 @@ def near_copies(measured: Measured) -> Iterator[Row]:
     Names: share (of all targets), share_over_tau, recovery.
     """
     targets = measured.result.targets
-    over = over_tau_column(measured.result)
     if "near_copy" not in targets:
         return
     copies = targets["near_copy"].to_numpy(np.float64)
-    yield {"name": "share", "n_targets": int(copies.sum())} | measured.ratio_of_all(copies)
-    of_tail = measured.ratio_of_all(copies * over, over)
-    yield {"name": "share_over_tau", "n_targets": int((copies * over).sum())} | of_tail
+    share = measured.ratio_of_all(copies)
+    yield {"name": "share", "n_targets": int(copies.sum()), **share}
+    over = over_tau_column(measured.result)
+    copies_over = copies * over
+    share_over = measured.ratio_of_all(copies_over, over)
+    yield {"name": "share_over_tau", "n_targets": int(copies_over.sum()), **share_over}
     others = 1 - copies[measured.over]
     keys = {"name": "recovery", "n_targets": int(others.sum())}
     yield from measured.recovery_rows(measured.selectors, [measured.k], others, **keys)
@@ -413,8 +458,9 @@ def special_tokens(measured: Measured) -> Iterator[Row]:
         return
     for selector, context in product(measured.selectors, measured.far_contexts):
         is_special = measured.of_choices("selected_special", selector, context)[:, : measured.k]
+        count = np.nan_to_num(is_special).sum(axis=1)
         keys = {"selector": selector, "far_context": context, "k": measured.k}
-        yield keys | measured.ratio(np.nan_to_num(is_special).sum(axis=1), measured.k)
+        yield keys | measured.ratio(count, measured.k)
 
 
 # --- the parts of a recovery (docs/method.md, 2.3) ---
@@ -433,28 +479,29 @@ def placebos(measured: Measured) -> Iterator[Row]:
     """
     contexts = measured.result.far_contexts
     selectors = measured.selectors
-    comparable = np.isfinite([measured.losses[selectors[0], context] for context in contexts]).all(
-        axis=(0, 2)
-    )
+    losses = [measured.losses[selectors[0], context] for context in contexts]  # every selector has all
+    comparable = np.isfinite(losses).all(axis=(0, 2))
     if set(contexts) <= {TRUE, PLACEBO} or not comparable.any():
         return
 
     recoveries = {name: measured.recoveries(name, comparable, contexts) for name in measured.names}
-    parts: dict[tuple[str, str, str | None, str], np.ndarray] = {
-        ("recovery", selector, None, context): recoveries[selector][context]
-        for selector, context in product(recoveries, contexts)
-    }
+    parts: dict[tuple[str, str, str | None, str], np.ndarray] = {}
+    for selector, context in product(recoveries, contexts):
+        parts["recovery", selector, None, context] = recoveries[selector][context]
     for signed, form in product(selectors, BLIND_FORMS):
         blind = f"{signed}-{form}"
         if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
             parts["selection_bias", signed, blind, PLACEBO] = recoveries[signed][PLACEBO] - common[PLACEBO]
-            common[LARGEST] = np.maximum(np.max(list(common.values()), axis=0), 0.0)
-            parts |= {("common_context", signed, blind, context): common[context] for context in common}
+            largest = np.max(list(common.values()), axis=0)
+            common[LARGEST] = np.maximum(largest, 0.0)
+            for context, draws in common.items():
+                parts["common_context", signed, blind, context] = draws
             parts["specific", signed, blind, TRUE] = recoveries[blind][TRUE] - common[LARGEST]
-    for of_part, draws in parts.items():
-        keys = dict(zip(("name", "selector", "blind", "far_context"), of_part, strict=True))
-        yield from measured.rows(draws, **keys, n_targets=int(comparable.sum()))
+    n_targets = int(comparable.sum())
+    for (name, selector, form_of, context), draws in parts.items():
+        keys = {"name": name, "selector": selector, "blind": form_of, "far_context": context}
+        yield from measured.rows(draws, **keys, n_targets=n_targets)
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
@@ -480,9 +527,11 @@ def faithfulness(measured: Measured) -> Iterator[Row]:
                 if not np.isfinite(of_true[name, k]).any():
                     continue
                 defined = np.isfinite(values)
-                row = measured.interval(measured.draws(np.where(defined, values, 0.0), defined))
+                draws = measured.draws(np.where(defined, values, 0.0), defined)
+                row = measured.interval(draws)
                 if name in least:
-                    row |= {bound: float(np.clip(row[bound], least[name], 1.0)) for bound in ("low", "high")}
+                    row["low"] = float(np.clip(row["low"], least[name], 1.0))
+                    row["high"] = float(np.clip(row["high"], least[name], 1.0))
                 yield {"name": name, "selector": selector, "far_context": context, "k": k, **row}
     for k in measured.ks:
         value = k / measured.result.n_far
@@ -491,14 +540,17 @@ def faithfulness(measured: Measured) -> Iterator[Row]:
 
 def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
     """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
-    there = set() if selector == BEST else set(measured.result.choices)
+    there: set[str] = set()
+    if selector != BEST:
+        there = set(measured.result.choices)
     ks = measured.ks
     of_ks = {"sufficiency": measured.losses[selector, context] - measured.long_nats[:, None]}
     if "comprehensiveness_nats" in there:
         of_ks["comprehensiveness"] = measured.of_choices("comprehensiveness_nats", selector, context)
     values: dict[tuple[str, int | None], np.ndarray] = {}
     for name, columns in of_ks.items():
-        values |= {(f"{name}_nats", k): column for k, column in zip(ks, columns.T, strict=True)}
+        for k, column in zip(ks, columns.T, strict=True):
+            values[f"{name}_nats", k] = column
         values[f"{name}_aopc_nats", None] = columns.mean(axis=1)
     if "subset_loss_nats" in there:
         influence = measured.of_choices("subset_influence", selector, context)
@@ -509,8 +561,10 @@ def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[
         if name in there:
             values[name, None] = measured.of_choices(name, selector, context)
     if EXACT in measured.selectors and selector not in (EXACT, BEST):
-        chosen, exact = (measured.of_choices("selected", name, context) for name in (selector, EXACT))
-        values |= {("overlap", k): overlap(chosen[:, :k], exact[:, :k]) for k in ks}
+        chosen = measured.of_choices("selected", selector, context)
+        exact = measured.of_choices("selected", EXACT, context)
+        for k in ks:
+            values["overlap", k] = overlap(chosen[:, :k], exact[:, :k])
         if "leave_one_out_spearman" in there:
             values["spearman", None] = measured.of_choices("leave_one_out_spearman", selector, context)
     return values
@@ -518,4 +572,5 @@ def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[
 
 def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Share of the k tokens of one choice that are in the other, (m,); both (m, k). By chance it is k / F."""
-    return (first[:, :, None] == second[:, None, :]).any(axis=2).mean(axis=1)
+    in_both = (first[:, :, None] == second[:, None, :]).any(axis=2)
+    return in_both.mean(axis=1)

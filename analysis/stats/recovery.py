@@ -47,8 +47,13 @@ def levels(result: Measurement) -> list[dict[str, Any]]:
 
 def level_in_words(level: str, unit: str, sinks: int) -> str:
     """Such as "cache, 4 sinks"."""
-    units = {"token": "", "word": "words", "three": "tokens with their neighbors"}
-    return ", ".join(filter(None, [level, units.get(unit, unit), f"{sinks} sinks" if sinks else ""]))
+    words = [level]
+    if unit != "token":
+        units = {"word": "words", "three": "tokens with their neighbors"}
+        words.append(units.get(unit, unit))
+    if sinks:
+        words.append(f"{sinks} sinks")
+    return ", ".join(words)
 
 
 def at_level(result: Measurement, level: Mapping[str, Any] | None = None) -> Measurement:
@@ -60,8 +65,11 @@ def at_level(result: Measurement, level: Mapping[str, Any] | None = None) -> Mea
     if level is None:
         refuse_without_gain(result)
         there = levels(result)
-        level = AS_TEXT if AS_TEXT in there else there[0]
-    chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
+        level = there[0]
+        if AS_TEXT in there:
+            level = AS_TEXT
+    is_level = result.choices[list(level)] == list(level.values())
+    chosen = is_level.all(axis=1)
     runs = tuple(at_level(run, level) for run in result.runs)
     choices = result.choices[chosen]
     if len(choices):
@@ -89,9 +97,11 @@ class Measured:
         return [cls(at_level(result, level), k, **bootstrap) for level in levels(result)]
 
     def __init__(self, result: Measurement, k: int | None = None, **bootstrap: int):
-        self.result, self.options = at_level(result), bootstrap
+        self.result = at_level(result)
+        self.options = bootstrap
         [self.level] = levels(self.result)
-        self.ks, self.k = result.ks, choose_k(result.ks, k)
+        self.ks = result.ks
+        self.k = choose_k(result.ks, k)
         chosen_by = self.result.choices["selector"].unique()
         self.selectors = [selector for selector in result.selectors if selector in chosen_by]
         self.finished = np.unique(self.result.over_of_choice)
@@ -103,12 +113,12 @@ class Measured:
         self.long_nats = targets["loss_long_nats"].to_numpy(np.float64)
         self.gain_nats = self.short_nats - self.long_nats
         """L_short - L_long of the model that evaluates, (m,); under cross-fitting some are negative."""
-        self.losses = {
-            (selector, context): self.of_choices("loss_nats", selector, context)
-            for selector in self.selectors
-            for context in result.far_contexts
-        }
-        if sum(selector not in CONTROLS for selector in self.selectors) >= 2:
+        self.losses = {}
+        for selector in self.selectors:
+            for context in result.far_contexts:
+                self.losses[selector, context] = self.of_choices("loss_nats", selector, context)
+        no_controls = [selector for selector in self.selectors if selector not in CONTROLS]
+        if len(no_controls) >= 2:
             for context in result.far_contexts:
                 of_context = [self.losses[selector, context] for selector in self.selectors]
                 self.losses[BEST, context] = np.min(of_context, axis=0)
@@ -130,7 +140,8 @@ class Measured:
 
     def of_choices(self, column: str, selector: str, far_context: str) -> np.ndarray:
         """A column of the choices for these targets, (m,) or (m, length)."""
-        return self.result.of_choices(column, selector, far_context, **self.level)[self.finished]
+        of_over = self.result.of_choices(column, selector, far_context, **self.level)
+        return of_over[self.finished]
 
     def column(self, values: np.ndarray | float) -> np.ndarray:
         """Values of these targets, (m,) or (m, C), as columns of all targets, (n,) or (n, C)."""
@@ -152,7 +163,8 @@ class Measured:
 
     def ratio_of_all(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> dict[str, float]:
         """`ratio` over all targets of the result, (n,) both."""
-        return asdict(self.bootstrap.ratio_interval(above, np.broadcast_to(below, above.shape)))
+        below = np.broadcast_to(below, above.shape)
+        return asdict(self.bootstrap.ratio_interval(above, below))
 
     def recoveries(
         self, selector: str, members: np.ndarray | float = 1.0, far_contexts: Sequence[str] | None = None
@@ -188,9 +200,11 @@ class Measured:
             recoveries = self.recoveries(selector, members)
             for k in ks:
                 of_contexts = {context: self.at_k(draws, k) for context, draws in recoveries.items()}
-                for bound in ("low", "high") if NET in of_contexts else ():  # NaN where one is
-                    of_both = of_contexts[NET][bound], of_contexts[TRUE][bound]
-                    of_contexts[NET][bound] = float(np.minimum(*of_both))
+                if NET in of_contexts:
+                    net = of_contexts[NET]
+                    true = of_contexts[TRUE]
+                    for bound in ("low", "high"):
+                        net[bound] = float(np.minimum(net[bound], true[bound]))  # NaN where one is
                 for context, interval in of_contexts.items():
                     yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
@@ -209,8 +223,11 @@ def default_selector(names: Iterable[str]) -> str:
     """The selector that others are compared with: `DEFAULT_SELECTOR`, else its signed form, else the first that is no
     control."""
     names = list(names)
-    wanted = (DEFAULT_SELECTOR, SIGNED_SELECTOR, *(name for name in names if name not in CONTROLS), names[0])
-    return next(name for name in wanted if name in names)
+    no_controls = [name for name in names if name not in CONTROLS]
+    for name in (DEFAULT_SELECTOR, SIGNED_SELECTOR, *no_controls):
+        if name in names:
+            return name
+    return names[0]
 
 
 def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
@@ -224,7 +241,8 @@ def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
 
 def refuse_without_gain(result: Measurement) -> None:
     """Raise `UserError` where no recovery is defined: no target over tau, or gains that sum to nothing."""
-    if reason := why_no_recovery(result):
+    reason = why_no_recovery(result)
+    if reason:
         raise UserError(reason)
 
 
@@ -235,7 +253,8 @@ def why_no_recovery(result: Measurement) -> str:
         return f"no target is over tau: {none_over_tau(result)}; measure with a lower tau, or more targets"
     if result.choices.empty:
         return f"no tokens were chosen yet for the {len(over):,} targets over tau; go on measuring"
-    if (total := result.gain_nats[over].sum()) <= 0:
+    total = result.gain_nats[over].sum()
+    if total <= 0:
         return (
             f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {total:.3g} nats under the "
             "evaluating model; measure with more targets, or tau >= 0"
@@ -245,7 +264,9 @@ def why_no_recovery(result: Measurement) -> str:
 
 def none_over_tau(result: Measurement) -> str:
     """Of a Result without a target over tau: that none gains so much, and how much the largest gain is."""
-    so_far = "" if result.settings.complete else " measured so far"
+    so_far = ""
+    if not result.settings.complete:
+        so_far = " measured so far"
     tau = nats(result.settings.choices.tau_nats)
     largest = largest_gain(result)
     return f"none of {len(result.targets):,} targets{so_far} gains more than {tau} from the long context{largest}"
@@ -255,10 +276,15 @@ def largest_gain(result: Measurement) -> str:
     """``; the largest gain is 0.8 nats``, of the model that decides which targets are over tau; empty without any."""
     if len(result.targets) == 0:
         return ""
-    by = " of the model that selects" if "selecting_gain_nats" in result.targets else ""
-    return f"; the largest gain{by} is {nats(round(float(selecting_gain_nats(result).max()), 3))}"
+    by = ""
+    if "selecting_gain_nats" in result.targets:
+        by = " of the model that selects"
+    largest = float(selecting_gain_nats(result).max())
+    return f"; the largest gain{by} is {nats(round(largest, 3))}"
 
 
 def nats(value: float) -> str:
     """``1 nat``, ``0.5 nats``."""
-    return f"{value:g} nat" if value == 1 else f"{value:g} nats"
+    if value == 1:
+        return "1 nat"
+    return f"{value:g} nats"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,32 +26,64 @@ def show(
         digits: behind the point of per cents; other numbers have one more.
         title: stands above the table.
     """
-    keys = [name for name in frame if name not in (*INTERVAL, across) and frame[name].notna().any()]
-    alike = [name for name in keys if len(frame) > 1 and frame[name].nunique(dropna=False) == 1]
-    above = [f"{name} {_key_text(frame[name].iloc[0])}" for name in alike]
-    keys = [name for name in keys if name not in alike]
+    keys = []
+    alike = []
+    for name in frame:
+        if name in INTERVAL or name == across or frame[name].isna().all():
+            continue
+        if len(frame) > 1 and frame[name].nunique(dropna=False) == 1:
+            alike.append(f"{name} {_key_text(frame[name].iloc[0])}")
+        else:
+            keys.append(name)
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for row in frame.to_dict("records"):
-        head = _key_text(row[across]) if across else "value"
+        head = "value"
+        if across:
+            head = _key_text(row[across])
         is_share = percent and not str(row.get("name", "")).endswith("_nats")
-        cells = rows.setdefault(tuple(_key_text(row[name]) for name in keys), {})
+        key = tuple(_key_text(row[name]) for name in keys)
+        cells = rows.setdefault(key, {})
         cells[head] = interval_text(row, percent=is_share, digits=digits)
     heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
     table = [[*keys, *heads]]
-    for key, above_it in zip(rows, [(), *rows], strict=False):
-        # a key that repeats the one above it, with all before it, is left out
-        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(key, above_it, strict=False))))
-        table.append([*[""] * same, *key[same:], *(rows[key].get(head, "") for head in heads)])
+    key_above: tuple[str, ...] = ()
+    for key, cells in rows.items():
+        values = [cells.get(head, "") for head in heads]
+        table.append([*_without_repeats(key, key_above), *values])
+        key_above = key
+    lines = _aligned(table, left=len(keys))
+    above = ", ".join(alike)
+    if title and above:
+        above = f"({above})"
+    head = " ".join(filter(None, [title, above]))
+    if head:
+        lines.insert(0, head)
+    return "\n".join(lines)
+
+
+def _without_repeats(key: Sequence[str], key_above: Sequence[str]) -> list[str]:
+    """The key of a row, without what repeats the key above it, and all before that too."""
+    shown = list(key)
+    for place, (text, text_above) in enumerate(zip(key, key_above, strict=False)):
+        if text != text_above:
+            break
+        shown[place] = ""
+    return shown
+
+
+def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Rows as lines whose columns stand below each other, the first ``left`` at the left, others at the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place < len(keys) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    ]
-    head = f"{title} ({', '.join(above)})" if title and above else title or ", ".join(above)
-    return "\n".join([head, *lines] if head else lines)
+    lines = []
+    for row in table:
+        cells = []
+        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+            if place < left:
+                cells.append(text.ljust(width))
+            else:
+                cells.append(text.rjust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def interval_text(row: Mapping[str, Any], *, percent: bool = False, digits: int = 1) -> str:
@@ -60,14 +91,22 @@ def interval_text(row: Mapping[str, Any], *, percent: bool = False, digits: int 
 
     The value alone where there is no interval.
     """
-    scale, digits = (100, digits) if percent else (1, digits + 1)
-    # + 0.0: no minus before what is rounded to 0
-    texts = [
-        f"{round(row[name] * scale, digits) + 0.0:,.{digits}f}" if np.isfinite(row[name]) else NOTHING
-        for name in INTERVAL
-    ]
+    scale = 100
+    if not percent:
+        scale = 1
+        digits += 1
+    texts = []
+    for name in INTERVAL:
+        if np.isfinite(row[name]):
+            # + 0.0: no minus before what is rounded to 0
+            number = round(row[name] * scale, digits) + 0.0
+            texts.append(f"{number:,.{digits}f}")
+        else:
+            texts.append(NOTHING)
     value, low, high = texts
-    return value if low == high == NOTHING else f"{value} [{low}, {high}]"
+    if low == high == NOTHING:
+        return value
+    return f"{value} [{low}, {high}]"
 
 
 def _key_text(value: Any) -> str:
@@ -75,4 +114,6 @@ def _key_text(value: Any) -> str:
         return ""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)

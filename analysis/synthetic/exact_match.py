@@ -49,7 +49,11 @@ _WRONG = ["wrong_token", "wrong_id", "wrong_stop"]
 _FORCED = ["teacher_forced_exact", "response_tokens", "teacher_forced_tokens"]
 _COUNTS = ["step", "seed", "evaluation_seed", "weights", "length", "k", "samples", "exact", *_WRONG, *_FORCED]
 _FLOATS = ["skip_probability", "teacher_forced_ids", "mean_probability", "std_probability"]
-_TYPES = dict.fromkeys(_STRINGS, str) | dict.fromkeys(_COUNTS, np.int64) | dict.fromkeys(_FLOATS, np.float64)
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_STRINGS, str),
+    **dict.fromkeys(_COUNTS, np.int64),
+    **dict.fromkeys(_FLOATS, np.float64),
+}
 COLUMNS = list(_TYPES)
 """A row per checkpoint, k (0 where the task plants no tokens) and length.
 
@@ -88,7 +92,8 @@ def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
 
 def save(path: str | Path, frame: pd.DataFrame) -> None:
     """Write a frame of `COLUMNS` as Parquet, atomically; every page has a checksum."""
-    write_table(path, pa.Table.from_pandas(frame[COLUMNS], preserve_index=False), write_page_checksum=True)
+    table = pa.Table.from_pandas(frame[COLUMNS], preserve_index=False)
+    write_table(path, table, write_page_checksum=True)
 
 
 def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
@@ -99,22 +104,31 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     """
     frames = []
     for path in map(user_path, paths):
-        found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH_NAME)])
-        for file in found if path.is_dir() else [path]:
-            below = file.parent.relative_to(path) if path.is_dir() else Path()
-            is_json = file.suffix == ".json"
-            frame = record_frame(read_exact_match(file)) if is_json else read_parquet(file)
-            if [*frame] != COLUMNS:
-                raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
-            frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
+        if not path.is_dir():
+            frames.append(_read(path, Path()))
+            continue
+        for file in sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH_NAME)]):
+            frames.append(_read(file, file.parent.relative_to(path)))
     if not frames:
         raise UserError(f"no {NAME} or {EXACT_MATCH_NAME} in {', '.join(map(str, paths))}")
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
-    folders = sorted({*rows["folder"]})
-    wanted = [one for one in folders if not only or any(Path(one).is_relative_to(part) for part in only)]
+    folders = sorted(rows["folder"].unique())
+    wanted = folders
+    if only:
+        wanted = [name for name in folders if any(Path(name).is_relative_to(folder) for folder in only)]
     if not wanted:
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
     return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
+
+
+def _read(file: Path, below: Path) -> pd.DataFrame:
+    """The rows of a file that lies ``below`` the folder that is read. Raises `UserError` for another format."""
+    is_json = file.suffix == ".json"
+    frame = record_frame(read_exact_match(file)) if is_json else read_parquet(file)
+    if [*frame] != COLUMNS:
+        raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
+    folders = [str(below / folder) for folder in frame["folder"]]
+    return frame.assign(folder=folders)
 
 
 # --- pooling ---
@@ -152,18 +166,24 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
         cells = members.sort_values("seed").groupby(["k", "length"])
         shortest, longest = json.loads(settings["trained"])["train_length"]
         settings |= {"shortest": shortest, "longest": longest, "chance": _chance(settings)}
-        groups.append(pd.DataFrame([_point(of_cell) for _, of_cell in cells]).assign(**settings))
-    named = zip(groups, labels([points.iloc[0] for points in groups]), strict=True)
-    points = pd.concat([points.assign(model=label) for points, label in named], ignore_index=True)
-    return points[list(dict.fromkeys([*GROUP, *points]))]
+        points = pd.DataFrame([_point(of_cell) for _, of_cell in cells])
+        groups.append(points.assign(**settings))
+    names = labels([points.iloc[0] for points in groups])
+    named = [points.assign(model=name) for points, name in zip(groups, names, strict=True)]
+    whole = pd.concat(named, ignore_index=True)
+    others = [column for column in whole if column not in GROUP]
+    return whole[[*GROUP, *others]]
 
 
 def _check_seeds(rows: pd.DataFrame) -> None:
     """Raise `UserError` where two trainings of a group have one seed, or one was measured twice at a length."""
     weights = rows.groupby("seed")["weights_sha256"].nunique()
-    again = [*weights.index[weights > 1], *rows["seed"][rows.duplicated(["seed", "k", "length"])]]
+    of_other_weights = weights.index[weights > 1]
+    measured_again = rows["seed"][rows.duplicated(["seed", "k", "length"])]
+    again = [*of_other_weights, *measured_again]
     if again:
-        names = " and ".join(rows["folder"][rows["seed"] == again[0]].unique())
+        folders = rows["folder"][rows["seed"] == again[0]].unique()
+        names = " and ".join(folders)
         raise UserError(f"seed {again[0]} of one setting occurs twice ({names}); give it once")
 
 
@@ -172,22 +192,26 @@ def _chance(settings: Settings) -> float:
     even = {"label_function": "sum", "planted_distribution": "uniform"}
     if settings["task"] == "planted" and even.items() <= parameters.items():
         return 1 / parameters["num_planted"]
-    return 1 / 2 if settings["task"] == "sparse_parity" else np.nan
+    if settings["task"] == "sparse_parity":
+        return 1 / 2
+    return np.nan
 
 
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
     """The numbers of one k and length from the rows of its seeds."""
     samples = rows["samples"].to_numpy()
     exact = rows["exact"].to_numpy()
+    interval = exact_interval(exact, samples)
+    wrong = {name: float(np.mean(rows[name] / samples)) for name in _WRONG}
     return {
         "k": int(rows["k"].iloc[0]),
         "length": int(rows["length"].iloc[0]),
         "seeds": len(rows),
         "samples": int(samples.sum()),
         "steps": rows["step"].tolist(),
-        **vars(exact_interval(exact, samples)),
+        **vars(interval),
         "of_seeds": (exact / samples).tolist(),
-        **{name: float(np.mean(rows[name] / samples)) for name in _WRONG},
+        **wrong,
     }
 
 
@@ -203,7 +227,9 @@ def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
     """
     shares = exact / samples
     pooled = wilson(int(exact.sum()), int(samples.sum()))
-    return pooled if shares.mean() in (0.0, 1.0) else over_seeds(shares, pooled)
+    if shares.mean() in (0.0, 1.0):
+        return pooled
+    return over_seeds(shares, pooled)
 
 
 def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
@@ -214,8 +240,11 @@ def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
     value = float(shares.mean())
     half = 0.0
     if len(shares) > 1:
-        half = student_t(len(shares) - 1) * float(shares.std(ddof=1)) / len(shares) ** 0.5
-    low, high = np.clip((min(value - half, of_samples.low), max(value + half, of_samples.high)), 0, 1)
+        deviation = float(shares.std(ddof=1))
+        half = student_t(len(shares) - 1) * deviation / len(shares) ** 0.5
+    low = min(value - half, of_samples.low)
+    high = max(value + half, of_samples.high)
+    low, high = np.clip((low, high), 0, 1)
     return Interval(value, float(low), float(high))
 
 
@@ -228,7 +257,9 @@ def scheme_label(settings: Settings) -> str:
         return "NoPE"
     scheme = str(settings["scheme"])
     label = SCHEME_LABELS.get(scheme, scheme)
-    return label.replace("RoPE", "tuples") if settings["family"] == "tuples" else label
+    if settings["family"] == "tuples":
+        label = label.replace("RoPE", "tuples")
+    return label
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
@@ -241,13 +272,16 @@ def labels(groups: Sequence[Settings]) -> list[str]:
     for kind in set(kinds):
         alike = [place for place, other in enumerate(kinds) if other == kind]
         facts = pd.DataFrame([_facts(groups[place]) for place in alike]).fillna("")
-        told: list[str] = []
+        shown: list[str] = []
         combinations = 1
-        for fact in sorted(facts, key="weights".__eq__):  # they come last, as they follow from the rest
-            with_fact = len(facts[[*told, fact]].drop_duplicates())
+        others = [fact for fact in facts if fact != "weights"]
+        for fact in [*others, "weights"]:  # which follow from the others
+            with_fact = len(facts[[*shown, fact]].drop_duplicates())
             if with_fact > combinations:  # what tells no more apart than those before it is left out
-                told, combinations = [*told, fact], with_fact
-        for place, values in zip(alike, facts[told].to_numpy().tolist(), strict=True):
+                shown.append(fact)
+                combinations = with_fact
+        values_of_groups = facts[shown].to_numpy().tolist()
+        for place, values in zip(alike, values_of_groups, strict=True):
             names[place] = ", ".join(filter(None, [names[place], *values]))
     return names
 
@@ -256,21 +290,43 @@ def _facts(settings: Settings) -> dict[str, str]:
     """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
     parameters = json.loads(settings["parameters"])
     trained = json.loads(settings["trained"])
-    values = {name: settings[name] for name in ("rotate", "family", "skip_probability")} | parameters
-    values |= {f"trained {name}": value for name, value in trained.items() if value != parameters.get(name)}
-    values |= {**json.loads(settings["options"]), "weights": f"{settings['weights']:,}"}
-    words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
-    return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
+    values = {name: settings[name] for name in ("rotate", "family", "skip_probability")}
+    values |= parameters
+    for name, value in trained.items():
+        if value != parameters.get(name):
+            values[f"trained {name}"] = value
+    values |= json.loads(settings["options"])
+    values["weights"] = f"{settings['weights']:,}"
+    facts = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = "–".join(map(str, value))
+        facts[name] = f"{name.split('.')[-1]} {value}"
+    return facts
 
 
 def describe(points: pd.DataFrame) -> str:
     """One line on what was evaluated: scheme if there is one, seeds, steps, samples, the bands."""
+    parts: list[str] = []
     schemes = {scheme_label(row) for row in points.to_dict("records")}
-    of_scheme = [*schemes] if len(schemes) == 1 else []
-    seeds, steps, samples = (
-        " to ".join(f"{value:,}" for value in sorted({values.min(), values.max()}))
-        for values in (points["seeds"], points["steps"].explode(), points["samples"])
-    )
-    last = " of the last stage" if points["options"].str.contains("initial_weights").any() else ""
-    parts = [f"{seeds} training seed{'' if seeds == '1' else 's'}", f"{steps} steps{last}"]
-    return "; ".join([*of_scheme, *parts, f"{samples} samples a point", "bands: 95 %"])
+    if len(schemes) == 1:
+        parts += schemes
+    seeds = _range_text(points["seeds"])
+    if seeds == "1":
+        parts.append("1 training seed")
+    else:
+        parts.append(f"{seeds} training seeds")
+    steps = f"{_range_text(points['steps'].explode())} steps"
+    if points["options"].str.contains("initial_weights").any():
+        steps += " of the last stage"
+    parts += [steps, f"{_range_text(points['samples'])} samples a point", "bands: 95 %"]
+    return "; ".join(parts)
+
+
+def _range_text(values: pd.Series) -> str:
+    """The smallest and the largest value, such as "1 to 3"; one where they are the same."""
+    smallest = values.min()
+    largest = values.max()
+    if smallest == largest:
+        return f"{smallest:,}"
+    return f"{smallest:,} to {largest:,}"

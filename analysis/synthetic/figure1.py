@@ -65,14 +65,21 @@ def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
     looks = style.shades(f"k = {k}" for k in sorted(points["k"].unique()))
     groups = dict(iter(points.groupby(GROUP, sort=False)))
     named = points["model"].nunique() > 1
-    titles = [k_title(k_train, model if named else "") for _, k_train, model in groups]
+    titles = []
+    for _, k_train, model in groups:
+        if named:
+            titles.append(k_title(k_train, model))
+        else:
+            titles.append(k_title(k_train))
     figure, panels = style.small_panels(titles, TASKS[points["task"].iloc[0]][1], "accuracy [% of samples]")
     for axes, group in zip(panels, groups.values(), strict=True):
         first = group.iloc[0]
         axes.axvspan(first["shortest"], first["longest"], **SPAN)
         axes.axhline(100 * first["chance"], zorder=1.5, **_CHANCE)  # NaN, hence none, where it is unknown
         for k, curve in group.groupby("k"):
-            look = looks[f"k = {k}"] | (_UNTRAINED if k > first["k_train"] else {})
+            look = looks[f"k = {k}"]
+            if k > first["k_train"]:
+                look = look | _UNTRAINED
             style.draw_band(axes, curve["length"], curve, f"k = {k}", look, alpha=0.08, scale=100)
     length_axis(panels[0], points["length"], most=5)
     if (points["k"] > points["k_train"]).any():
@@ -84,7 +91,10 @@ def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
 
 def k_title(k_train: int, *further: str) -> str:
     """K_train of a panel, and below it what else is said."""
-    return "\n".join([rf"$K_{{train}}$ = {k_train}", *(line for text in further for line in wrap(text, 34))])
+    lines = [rf"$K_{{train}}$ = {k_train}"]
+    for text in further:
+        lines += wrap(text, 34)
+    return "\n".join(lines)
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -95,12 +105,16 @@ def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
     """
     looks = style.model_styles(points["model"].unique())
     tasks = dict(iter(points.groupby("task", sort=False)))
-    figure, panels = style.large_panels(len(tasks), style.PAGE if len(tasks) > 1 else style.COLUMN, 2.2)
+    width = style.COLUMN
+    if len(tasks) > 1:
+        width = style.PAGE
+    figure, panels = style.large_panels(len(tasks), width, 2.2)
     for axes, (task, of_task) in zip(panels, tasks.items(), strict=True):
         _mark_lengths(axes, of_task)
         for name, curve in of_task.groupby("model", sort=False):
             style.draw_band(axes, curve["length"], curve, name, looks[name], scale=100)
-        axes.set(title=TASKS[task][0], xlabel=TASKS[task][1], ylabel="exact match [% of samples]")
+        title, length = TASKS[task]
+        axes.set(title=title, xlabel=length, ylabel="exact match [% of samples]")
         axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
     style.add_legend(figure, looks, Patch(**SPAN))
     style.add_heading(figure, describe(points))
@@ -115,11 +129,14 @@ def _mark_lengths(axes: Axes, points: pd.DataFrame) -> None:
     place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
     place |= {"ha": "right", "va": "top", "fontsize": style.SMALL}
     for times in (1, *MULTIPLES):
-        if times * longest <= points["length"].max():
-            axes.axvline(times * longest, linestyle=":", **style.REFERENCE)
-            axes.annotate(
-                f"1× = {longest}" if times == 1 else f"{times}×", (times * longest, 1), (-2, -1), **place
-            )
+        length = times * longest
+        if length > points["length"].max():
+            break
+        label = f"{times}×"
+        if times == 1:
+            label = f"1× = {longest}"
+        axes.axvline(length, linestyle=":", **style.REFERENCE)
+        axes.annotate(label, (length, 1), (-2, -1), **place)
     length_axis(axes, points["length"], most=6)
 
 
@@ -140,10 +157,10 @@ def length_axis(axes: Axes, measured: pd.Series, *, most: int) -> None:
 
 def write_tables(path: Path, tables: Mapping[str, pd.DataFrame], others: Mapping[str, Any]) -> None:
     """Write tables as lists of rows into a JSON file, with ``others`` before them, and the code that made them."""
-    rows = {
-        name: frame.astype(object).where(frame.notna(), None).to_dict("records")
-        for name, frame in tables.items()
-    }
+    rows = {}
+    for name, frame in tables.items():
+        with_none = frame.astype(object).where(frame.notna(), None)
+        rows[name] = with_none.to_dict("records")
     code = {"commit": current_commit(), "versions": library_versions()}
     write_json(path, {**others, **rows, "provenance": code})
 
@@ -172,8 +189,9 @@ def main() -> None:
     table = points.drop(columns=["parameters", "trained", "options"])
     write_tables(options.out / "figure1.json", {"points": table}, {})
     planted = points[points["k_train"] > 0]
-    by_task = planted.groupby("task", sort=False)
-    figures = {f"figure1-{task}": accuracy_by_length_figure(rows) for task, rows in by_task}
+    figures = {}
+    for task, of_task in planted.groupby("task", sort=False):
+        figures[f"figure1-{task}"] = accuracy_by_length_figure(of_task)
     if len(planted) < len(points):
         figures["figure1-schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
     for name, figure in figures.items():

@@ -52,7 +52,9 @@ def map_figure(xray: Influences) -> Figure:
     axes.set_xlabel("token that is left out [place in the text]")
     axes.set_ylabel("token that is predicted [place in the text]")
     axes.grid(False)
-    cell = "" if step == 1 else f"; strongest of {step} × {step}"
+    cell = ""
+    if step > 1:
+        cell = f"; strongest of {step} × {step}"
     bar: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "format": "{x:g}"}
     figure.colorbar(image, ax=[axes, beside], label=f"influence [nats]{cell}", **bar)
     tau = xray.about["tau_nats"]
@@ -91,7 +93,8 @@ def _name_strongest(figure: Figure, axes: Axes, xray: Influences, count: int) ->
     axes.text(0.98, 0.98, "\n".join(lines), fontsize=style.SMALL, parse_math=False, **corner)
     if strongest:
         places = np.array([(i + 0.5, t + 0.5) for _, i, t in strongest])
-        axes.plot(*places.T, "o", markersize=_MARKER, markerfacecolor="none", color="0.1")
+        across, down = places.T
+        axes.plot(across, down, "o", markersize=_MARKER, markerfacecolor="none", color="0.1")
         _number(figure, axes, places)
 
 
@@ -136,9 +139,8 @@ def label_offsets(points: np.ndarray, frame: np.ndarray) -> np.ndarray:
         earlier = points[:number] + along * offsets[:number]
         is_outside = ((centers - half < frame[0]) | (centers + half > frame[1])).any(axis=1)
         on_marker = _any_within(centers, points, half + _MARKER / 2)
-        on_label = _any_within(centers, earlier[-1], 2 * half) | _any_within(
-            centers, earlier.reshape(-1, 2), half
-        )
+        on_label = _any_within(centers, earlier[-1], 2 * half)
+        on_label |= _any_within(centers, earlier.reshape(-1, 2), half)
         for place in point + along * candidates:
             on_label |= _any_within(place, earlier[-1], half)
         cost = 4 * on_label + 2 * is_outside + on_marker
@@ -148,7 +150,8 @@ def label_offsets(points: np.ndarray, frame: np.ndarray) -> np.ndarray:
 
 def _any_within(centers: np.ndarray, others: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """Whether any of ``others`` (m, 2) is nearer than ``reach`` (2,) across and upwards, for all ``centers``, (n,)."""
-    return (np.abs(centers[:, None] - others) < reach).all(axis=2).any(axis=1)
+    is_within = (np.abs(centers[:, None] - others) < reach).all(axis=2)
+    return is_within.any(axis=1)
 
 
 def _word(label: str) -> str:
@@ -167,8 +170,10 @@ def _word(label: str) -> str:
 
 def _drawable(letter: str) -> str:
     """The letter where the font has it, else its code point."""
-    is_there = letter.isprintable() and ord(letter) in _letters_of(findfont(FontProperties()))
-    return letter if is_there else code_point(letter)
+    font = findfont(FontProperties())
+    if letter.isprintable() and ord(letter) in _letters_of(font):
+        return letter
+    return code_point(letter)
 
 
 @cache

@@ -107,7 +107,10 @@ def influence_map(
     if not isinstance(text, str | Path | list | TextFiles):
         raise UserError(f"text takes one string or the path of a file, not a {type(text).__name__}")
     loaded = open_model(model, **options)
-    source = open_texts(text if isinstance(text, TextFiles) else [text], loaded.reader)
+    texts: Any = [text]
+    if isinstance(text, TextFiles):
+        texts = text
+    source = open_texts(texts, loaded.reader)
     n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
     tokens, text_tokens = _tokens_to_read(source, n_long, n_short, whole=whole)
     n_long = context_length(len(tokens), n_long, n_short)
@@ -120,15 +123,15 @@ def influence_map(
     sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
     about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
     parts = windows(len(tokens), n_long)
-    chunks = [
-        (part.end - part.start, start, end)
-        for part in parts
-        for start, end in chunks_left_out(part.end - part.start, n_short)
-    ]
-    total = sum(tokens_read(length, start, end) for length, start, end in chunks)
+    total = 0
+    left_out = 0
+    for part in parts:
+        length = part.end - part.start
+        for start, end in chunks_left_out(length, n_short):
+            total += tokens_read(length, start, end)
+            left_out += end - start
     if progress:
         seconds = estimated_seconds(scorer, tokens, parts[0], n_short, total)
-        left_out = sum(end - start for _, start, end in chunks)
         _say_estimate(seconds, left_out, len(parts))
     with show_progress("leaving tokens out", total, "tokens read", enabled=progress) as advance:
         frame = measure_map(scorer, tokens, parts, n_short, advance)
@@ -150,8 +153,11 @@ def _tokens_to_read(source: Texts, n_long: int, n_short: int, *, whole: bool) ->
         log.warning(
             "the text holds %s documents, of which the first of %s tokens or more is read", documents, least
         )
-    tokens = source.tokens(int(np.argmax(source.lengths >= least)))
-    read = tokens if whole else tokens[: max(n_long, least)]
+    first_long_enough = int(np.argmax(source.lengths >= least))
+    tokens = source.tokens(first_long_enough)
+    read = tokens
+    if not whole:
+        read = tokens[: max(n_long, least)]
     if len(read) < len(tokens):
         log.warning(
             "the text has %s tokens, of which only the first %s are read; read all with --whole (in Python whole=True)",
@@ -162,7 +168,9 @@ def _tokens_to_read(source: Texts, n_long: int, n_short: int, *, whole: bool) ->
 
 
 def _say_estimate(seconds: float, left_out: int, window_count: int) -> None:
-    in_windows = f" in {window_count:,} windows" if window_count > 1 else ""
+    in_windows = ""
+    if window_count > 1:
+        in_windows = f" in {window_count:,} windows"
     line = f"about {duration(seconds)}: {left_out:,} tokens are left out, one at a time{in_windows}"
     print(line, file=sys.stderr)
 
@@ -183,8 +191,11 @@ def windows(length: int, n_long: int) -> list[Window]:
     """The windows in which a text of so many tokens is read; each token but the first is a target in one of them."""
     parts = [Window(0, 1, min(n_long + 1, length))]
     step = (n_long + 1) // 2
-    while (first := parts[-1].end) < length:
-        parts.append(Window(first + step - 1 - n_long, first, min(first + step, length)))
+    first = parts[0].end
+    while first < length:
+        end = min(first + step, length)
+        parts.append(Window(first + step - 1 - n_long, first, end))
+        first = end
     return parts
 
 
@@ -223,7 +234,8 @@ def measure_map(
 
     Raises `UserError` where a loss is not finite.
     """
-    long, short = np.full((2, len(tokens)), np.nan)
+    long = np.full(len(tokens), np.nan)
+    short = np.full(len(tokens), np.nan)
     first_far = np.zeros(len(tokens), dtype=np.int64)
     influence = [np.empty(0, dtype=np.float32)] * len(tokens)
     for window in parts:
@@ -237,7 +249,8 @@ def measure_map(
         first_far[targets] = window.start
         for t in range(window.first, window.end):
             far = max(0, t - window.start - n_short)
-            influence[t] = (without[t - window.first, :far] - long[t]).astype(np.float32)
+            changes = without[t - window.first, :far] - long[t]
+            influence[t] = changes.astype(np.float32)
     if not all(np.isfinite(values).all() for values in (long[1:], short[1:], *influence)):
         raise UserError("a loss is not finite; measure with dtype fp32, and check the model's weights")
     columns = {"token": tokens, "loss_long_nats": long, "loss_short_nats": short, "first_far": first_far}
@@ -277,8 +290,10 @@ def _losses_of_chunk(
     where the first of the tokens becomes a far one.
     """
     kept = np.arange(end - 1)
-    far = kept + (kept >= np.arange(start, end)[:, None])
-    return _losses(scorer, read, end, max(first, start + n_short + 1), far)
+    left_out = np.arange(start, end)[:, None]
+    far = kept + (kept >= left_out)
+    first_with_far = max(first, start + n_short + 1)
+    return _losses(scorer, read, end, first_with_far, far)
 
 
 def _losses(scorer: Any, read: np.ndarray, n_far: int, first: int, far: np.ndarray) -> np.ndarray:
@@ -296,4 +311,6 @@ def _short_losses(scorer: Any, read: np.ndarray, first: int, long: np.ndarray, n
     rows = np.broadcast_to(read[:-1], (len(place), len(read) - 1))
     contexts = Contexts(rows, read[place, None], place[:, None], 0)
     columns = place[:, None, None] + np.arange(-n_short, 0)
-    return np.concatenate([long[: len(long) - len(place)], scorer.losses(contexts, columns)[:, 0]])
+    short = scorer.losses(contexts, columns)[:, 0]
+    nothing_far = long[: len(long) - len(place)]  # there L_short is L_long
+    return np.concatenate([nothing_far, short])

@@ -39,7 +39,8 @@ def page(xray: Influences, path: str | Path | None = None, *, command: str | Non
     loader = jinja2.PackageLoader("analysis", "xray")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     here = Path(__file__).parent
-    style, script = (here.joinpath(name).read_text(encoding="utf8") for name in ("page.css", "page.js"))
+    style = here.joinpath("page.css").read_text(encoding="utf8")
+    script = here.joinpath("page.js").read_text(encoding="utf8")
     html = environment.get_template("page.html").render(
         style=Markup(style),
         script=Markup(script),
@@ -62,7 +63,8 @@ def page(xray: Influences, path: str | Path | None = None, *, command: str | Non
 
 def _hash(text: str) -> str:
     """What the policy knows the style and the script by: nothing else runs, and nothing may be loaded or sent."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def in_notebook(html: str) -> str:
@@ -81,21 +83,20 @@ def page_data(xray: Influences) -> dict[str, Any]:
     losses = xray.tokens[["loss_long_nats", "loss_short_nats"]].round(_DIGITS).astype(object)
     losses = losses.where(losses.notna(), None)
     pieces = xray.tokens["piece"].tolist()
-    labels = {t: label for t, label in enumerate(xray.labels) if label != pieces[t]}
+    labels = {}
+    needs = []
+    for t, label in enumerate(xray.labels):
+        if label != pieces[t]:
+            labels[t] = label
+        strongest = xray.strongest(t, MOST_NEEDED)
+        needs.append([[i, round(nats, _DIGITS)] for i, nats in strongest if abs(nats) >= LEAST_NATS])
     return {
         "pieces": pieces,
         "labels": labels,
         "long": losses["loss_long_nats"].tolist(),
         "short": losses["loss_short_nats"].tolist(),
         "tau": xray.about["tau_nats"],
-        "needs": [
-            [
-                [i, round(nats, _DIGITS)]
-                for i, nats in xray.strongest(t, MOST_NEEDED)
-                if abs(nats) >= LEAST_NATS
-            ]
-            for t in range(len(xray))
-        ],
+        "needs": needs,
     }
 
 
