@@ -75,7 +75,7 @@ class Runner:
             known = self._known(whole)
         share = None if shard is None else shard.replace("/", "-of-")
         with self._open_parts(share) as parts:
-            kept = [Measurement.load(head.parent) for head in parts.finished()]
+            kept = self._finished(parts)
             measured = {target for part in kept for target in part.targets["target_id"]}
             if done := sum(target in measured for target in self._targets_of(mine)["target_id"]):
                 log.info(
@@ -89,7 +89,7 @@ class Runner:
 
             self._measure(mine, keep, measured, known)
             if shard is not None:  # others may have finished theirs
-                kept = [Measurement.load(head.parent) for head in parts.finished()]
+                kept = self._finished(parts)
             result = self._joined(kept)
             if result.settings.complete and shard is None:
                 result.save(self.out)
@@ -128,6 +128,7 @@ class Runner:
                         continue
                     before = None if known is None else known[of_batch]
                     self._measure_batch(to_measure, before, measured, rounds, work)
+                    rounds.keep()  # the losses of the next batch may take minutes
             finally:
                 rounds.keep()
 
@@ -172,6 +173,18 @@ class Runner:
         return open_parts(
             self.out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
         )
+
+    def _finished(self, parts: Parts) -> list[Measurement]:
+        """The parts that are finished. Raises `UserError` where one is damaged, or of other settings."""
+        finished = []
+        for head in parts.finished():
+            part = parts.read(head, Measurement.load)
+            if differing := part.settings.differences(self.settings, when="resumed"):
+                raise UserError(
+                    f"{head.parent} was measured with other settings: {differing}; remove it, or give another folder"
+                )
+            finished.append(part)
+        return finished
 
     def _batch_numbers(self) -> pd.Series:
         """Of every target, the number of its batch."""
