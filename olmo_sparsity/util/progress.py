@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 SECONDS_BETWEEN_LINES = 15.0
 SCALED_FROM = 100_000
@@ -45,12 +46,14 @@ def progress(
         "dynamic_ncols": True,
         "bar_format": "{l_bar}{bar}| " + done_of_total + " [" + times + "]",
     }
+    log_beside_bar: AbstractContextManager[None] = logging_redirect_tqdm()
     if not sys.stderr.isatty():
+        log_beside_bar = nullcontext()
         times = ", {rate_noinv_fmt}, {remaining} left{postfix}" if estimates else ", {elapsed}{postfix}"
         line = "{desc}: " + done_of_total + times
         how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
         how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
-    with tqdm(
+    bar_of_work = tqdm(
         desc=description,
         total=total,
         initial=done,
@@ -59,7 +62,8 @@ def progress(
         miniters=0,
         disable=not enabled,
         **how,
-    ) as bar:
+    )
+    with log_beside_bar, bar_of_work as bar:
 
         def advance(n: float = 1, note: str = "") -> None:
             bar.set_postfix_str(note, refresh=False)
