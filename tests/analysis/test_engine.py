@@ -203,14 +203,14 @@ import os, signal
 from analysis import engine, runner
 from tests.support.small_measurement import small
 runner.SECONDS_BETWEEN_PARTS = 1e9
-original = engine.Engine.losses
+original = engine.Engine.with_losses
 batches = []
 def losses(self, *of_batch):
     if len(batches) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     batches.append(1)
     return original(self, *of_batch)
-engine.Engine.losses = losses
+engine.Engine.with_losses = losses
 small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
 """
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
