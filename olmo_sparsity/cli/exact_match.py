@@ -78,7 +78,7 @@ def main() -> None:
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.build import task_positions
     from olmo_sparsity.evaluate.exact_match import measure
-    from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
+    from olmo_sparsity.evaluate.exact_match_record import exact_match_record, record_is_of
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress

@@ -105,7 +105,7 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
 
 def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Sequence[str]) -> Cell:
     from olmo_sparsity.config.load import load_config
-    from olmo_sparsity.evaluate.records import record_is_of
+    from olmo_sparsity.evaluate.exact_match_record import record_is_of
     from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.resume import is_finished, starting_checkpoint
 

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import TaskData, TaskPositions
+from olmo_sparsity.data.task_data import TaskData, TaskPositions
 from olmo_sparsity.data.tokens import (
     TOKENIZER_NAME,
     CorpusManifest,
@@ -25,8 +25,8 @@ from olmo_sparsity.data.tokens import (
 from olmo_sparsity.data.windows import (
     NeedleWeaver,
     Shard,
+    TextData,
     TrainingBatches,
-    TrainingData,
     WindowDataset,
     identity_of,
 )
@@ -42,7 +42,7 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
     """
     shard = Shard(config.global_train_batch_size, rank, world_size)
     if config.task.name is None:
-        return TrainingData(
+        return TextData(
             window_dataset(config),
             shard,
             config.data,

@@ -274,7 +274,7 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     return Batch(input_ids, position_ids, labels, loss_mask)
 
 
-class TrainingData(TrainingBatches):
+class TextData(TrainingBatches):
     """Batches of prepared token files."""
 
     steps_per_epoch: int

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.validate import small_tables
-from olmo_sparsity.data.batches import TaskPositions
+from olmo_sparsity.data.task_data import TaskPositions
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode

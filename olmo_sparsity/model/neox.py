@@ -14,7 +14,7 @@ from olmo.model import OLMoOutput, should_checkpoint_block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.attention.products import by_products, causal_products
+from olmo_sparsity.attention.cpu_attention import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 

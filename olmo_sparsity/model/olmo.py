@@ -15,7 +15,7 @@ from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, AttentionMask, Shape
-from olmo_sparsity.attention.products import by_products, causal_products
+from olmo_sparsity.attention.cpu_attention import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 from olmo_sparsity.model.rope import (

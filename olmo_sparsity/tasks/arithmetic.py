@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import MARKS, Part, coupled_batch
-from olmo_sparsity.tasks.samples import TaskBatch
+from olmo_sparsity.tasks.assemble import MARKS, Part, coupled_batch
+from olmo_sparsity.tasks.batch import TaskBatch
 from olmo_sparsity.tasks.task import Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import MARKS, Part, coupled_batch, letter_names
-from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.tasks.assemble import MARKS, Part, coupled_batch, letter_names
+from olmo_sparsity.tasks.batch import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 

@@ -21,7 +21,7 @@ import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.tasks.samples import END, TaskBatch, between
+from olmo_sparsity.tasks.batch import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import GAMMA, counters, mix, row_hashes

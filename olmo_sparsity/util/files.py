@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 LOCK_NAME = ".lock"
 EXACT_MATCH_NAME = "exact_match.json"
 EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
-"""What such a file says of itself; `olmo_sparsity.evaluate.records` writes it."""
+"""What such a file says of itself; `olmo_sparsity.evaluate.exact_match_record` writes it."""
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:

@@ -38,7 +38,7 @@ from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.build import task_of
 from olmo_sparsity.tasks import TASKS, Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.batch import between
 from olmo_sparsity.tasks.task import Draws, Sizes, register
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError

@@ -17,7 +17,7 @@ from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha
 from olmo_sparsity.data.build import task_of, task_positions
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.neox import PositionedNeoX
-from olmo_sparsity.tasks.parts import MARKS
+from olmo_sparsity.tasks.assemble import MARKS
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit
 

@@ -38,7 +38,7 @@ from analysis.stats.tables import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.build import task_of
-from olmo_sparsity.tasks.sparse import SparseTask
+from olmo_sparsity.tasks.planted import SparseTask
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,

@@ -8,7 +8,7 @@ import pytest
 from olmo_sparsity.checkpoint import weights_sha256
 from olmo_sparsity.data.build import task_positions
 from olmo_sparsity.evaluate.exact_match import measure
-from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
+from olmo_sparsity.evaluate.exact_match_record import exact_match_record, record_is_of
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config

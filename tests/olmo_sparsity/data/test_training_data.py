@@ -15,7 +15,7 @@ from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
 from olmo_sparsity.data.build import open_training_data, verify_checksums
 from olmo_sparsity.data.tokens import open_verified
-from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.data.windows import TextData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -50,7 +50,7 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
     for path, part in zip(paths, np.split(ids, [333, 700]), strict=True):
         part.tofile(path)
     data = open_training_data(bare(config, paths, dtype))
-    assert isinstance(data, TrainingData)
+    assert isinstance(data, TextData)
     files = [(0, 333), (333, 700), (700, 1000)]
     starts = [start for first, last in files for start in range(first, last - 31, 32)]
     expected = [ids[start : start + 32].tolist() for start in starts]

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
-from olmo_sparsity.tasks.parts import labelled_batch
+from olmo_sparsity.tasks.assemble import labelled_batch
 from olmo_sparsity.tasks.task import _in_test
 from tests.support.refusals import refused
 

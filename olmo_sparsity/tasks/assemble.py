@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import BEGIN, END, PAD, TaskBatch, between
+from olmo_sparsity.tasks.batch import BEGIN, END, PAD, TaskBatch, between
 
 MARKS = ("<pad>", "<bos>", "<eos>")
 """The names of ids 0, 1 and 2 in the tasks that have a beginning and an end."""

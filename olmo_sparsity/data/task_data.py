@@ -18,7 +18,7 @@ from olmo_sparsity.config.schema import DataConfig, PositionsConfig
 from olmo_sparsity.data.windows import Batch, Shard, TrainingBatches
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.batch import between
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512

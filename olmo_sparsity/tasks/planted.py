@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import labelled_batch, letter_names
-from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.tasks.assemble import labelled_batch, letter_names
+from olmo_sparsity.tasks.batch import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
