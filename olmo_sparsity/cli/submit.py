@@ -156,7 +156,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
-    processes = options.nodes * per_node
+    world_size = options.nodes * per_node
     is_text = config.task.name is None
     steps_per_epoch = None
     is_missing = _is_missing(options, [config.corpus.path if is_text else None])
@@ -164,7 +164,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
             open_evaluation(config)
-    model = check_run(config, processes, steps_per_epoch)
+    model = check_run(config, world_size, steps_per_epoch)
     last = starting_checkpoint(config, resume=True)
     weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()
     if last is None and not is_missing and not weights_may_come:

@@ -128,13 +128,13 @@ def identity_of(files: Sequence[TokenFile]) -> str:
     return sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
-def local_batch_size(global_batch_size: int, processes: int) -> int:
+def local_batch_size(global_batch_size: int, world_size: int) -> int:
     """Windows of a global batch that each process reads. Raises `UserError` where they are not equally many."""
-    share, rest = divmod(global_batch_size, processes)
+    share, rest = divmod(global_batch_size, world_size)
     if rest:
         raise UserError(
-            f"global_train_batch_size {global_batch_size} cannot be shared by {processes} processes; "
-            f"make it a multiple of {processes}"
+            f"global_train_batch_size {global_batch_size} cannot be shared by {world_size} processes; "
+            f"make it a multiple of {world_size}"
         )
     return share
 
