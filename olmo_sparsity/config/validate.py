@@ -75,11 +75,12 @@ def _of_model(config: Config) -> Iterator[str]:
         yield f"model.nope_layer_interval: is above model.n_layers: all {model.n_layers} would have RoPE; lower it"
     if model.block_type != BlockType.sequential and (model.attention != SOFTMAX or model.rope_window):
         yield "model.block_type: is sequential with model.attention and model.rope_window; set it so"
-    counts = positions.rotate == "index" or (
+    ids_are_positions = positions.rotate == "index" or (
         positions.rotate == "ids" and positions.scheme not in COUPLED_SCHEMES
     )
-    if model.attention != SOFTMAX and ATTENTIONS[model.attention].reads_ids and not counts:
-        yield f"model.attention: {model.attention} takes ids for places in the text; set positions.rotate: index"
+    needs_positions = model.attention != SOFTMAX and ATTENTIONS[model.attention].ids_are_positions
+    if needs_positions and not ids_are_positions:
+        yield f"model.attention: {model.attention} takes ids for positions in the text; set positions.rotate: index"
     if positions.scheme == "random_float" and model.attention == "dape-v2":
         yield "positions.scheme: dape-v2 convolves over ids 1 apart, which random_float does not have; choose pose"
 

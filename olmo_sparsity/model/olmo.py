@@ -82,7 +82,7 @@ class PositionedBlock(OLMoSequentialBlock):
             q, k = self.q_norm(q).to(k.dtype), self.k_norm(k).to(k.dtype)
         width = self.config.d_model // self.config.n_heads
         q, k, v = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in (q, k, v))
-        if self.mixer is not None and self.mixer.extras:
+        if self.mixer is not None and self.mixer.cached_dims:
             v = torch.cat([self._for_each_head(v), self.mixer.per_token(h).to(v.dtype)], dim=-1)
         if layer_past is not None:
             k, v = (torch.cat(pair, dim=-2) for pair in zip(layer_past, (k, v), strict=True))

@@ -118,10 +118,10 @@ def test_weights_are_those_of_the_papers_formula(name):
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(1, 4, 16, 8, generator=generator) for _ in "qk")
     inputs = torch.randn(1, 16, 32, generator=generator) / 4
-    extras = mixer.per_token(inputs) if mixer.extras else torch.empty(1, 4, 16, 0)
+    cached = mixer.per_token(inputs) if mixer.cached_dims else torch.empty(1, 4, 16, 0)
     ids = torch.tensor([[*range(0, 28, 2), 30, 110]])
     seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
-    weights = mixer.weights(q, k, extras, AttentionMask(ids, ids, seen, torch.zeros(())))
+    weights = mixer.weights(q, k, cached, AttentionMask(ids, ids, seen, torch.zeros(())))
     for head in range(4):
         for query in (6, 13, 15):
             read = inputs[0, : query + 1]

@@ -90,7 +90,7 @@ ACCEPTED = [
     ("base", "seed=18446744073709551615 data.seed=18446744073709551615"),
     ("base", "corpus.path=null data.paths=[a] evaluation.interval=5 evaluation.paths=[b]"),
     ("synthetic/planted-tuples", "model.n_heads=5 model.d_model=32"),
-    # attention that takes ids for places has ids that are
+    # attention that takes ids for positions has ids that are
     ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.rotate=index"),
     ("synthetic/addition-small", "model.family=olmo model.attention=ssmax positions.scheme=random_start"),
 ]
