@@ -161,7 +161,7 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
     What is below the training range or beyond `test_length` moves to its edge: a table of ids holds the longest test
     sample, as the configuration is checked for that.
     """
-    unit = task.tokens_per_place
+    unit = task.tokens_per_position
     shortest = max(task.train_length[0], task.test_length[0])
     longest = task.test_length[1]
     lengths = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]

@@ -1,4 +1,4 @@
-"""What a task gives: a batch of samples.
+"""A batch of samples of a task.
 
 Shapes: B samples, T tokens of the longest sample of the batch, k planted tokens at most.
 """

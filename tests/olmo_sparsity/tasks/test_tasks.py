@@ -74,7 +74,7 @@ def test_lengths_are_uniform(name):
         task = replace(task, test_length=(20, 26))
     shortest, longest = task.test_length
     lengths = task.sample("test", 0, range(3000)).task_length
-    assert is_uniform(lengths, range(shortest, longest + 1, getattr(task, "tokens_per_place", 1)))
+    assert is_uniform(lengths, range(shortest, longest + 1, getattr(task, "tokens_per_position", 1)))
 
 
 @pytest.mark.parametrize("name", ["sparse_parity", "planted"])
@@ -86,8 +86,8 @@ def test_k_is_uniform_and_then_the_length(name):
         k = (batch.planted >= 0).sum(axis=1)
         assert is_uniform(k, ks)
         for each in ks:
-            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_place)
-            allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_place)
+            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_position)
+            allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_position)
             assert is_uniform(batch.task_length[k == each], allowed)
 
 
