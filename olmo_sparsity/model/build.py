@@ -1,4 +1,4 @@
-"""The model that a config asks for: OLMo, GPT-NeoX or tuples, alone or inside a `PositionPredictor`."""
+"""The model of a config: OLMo, GPT-NeoX or tuples, alone or inside a `PositionPredictor`."""
 
 from __future__ import annotations
 

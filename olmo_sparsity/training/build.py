@@ -1,4 +1,4 @@
-"""What a run is made of, as its config asks for it: engine, optimizer, plan, evaluation, monitor, checkpoints.
+"""The parts of a run, made from its config: engine, optimizer, plan, evaluation, monitor, checkpoints.
 
 Each part is handed what it reads. Of those that train none sees the config; a checkpoint takes it along.
 """
@@ -46,7 +46,7 @@ def prepare_model(engine: Engine, config: Config, model: Model) -> None:
     if config.task.length_groups is not None and engine.world_size > 1:
         raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
     settings = engine_settings(config)
-    model.to(engine.device)  # before the optimizer is made, as PyTorch asks for
+    model.to(engine.device)  # before the optimizer is made, as PyTorch requires
     engine.prepare(model, build_optimizer(config, model), settings)
 
 
@@ -145,7 +145,7 @@ def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) 
 
 
 def open_run_evaluation(config: Config, engine: Engine) -> HeldoutEvaluation | TaskEvaluation | None:
-    """This process's part of the evaluation while training; None where the config asks for none."""
+    """This process's part of the evaluation while training; None where the config has none."""
     if config.evaluation.interval is None:
         return None
     if config.task.name is not None and engine.gathers_layers:

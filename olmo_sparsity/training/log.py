@@ -342,9 +342,9 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int], bool]:
     *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     rows = []
     damaged = []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if (row := _row_of(line)) is None:
-            damaged.append(number)
+            damaged.append(line_number)
         else:
             rows.append(row)
     if (row := _row_of(last)) is not None:  # whole, but for its end of line

@@ -1,6 +1,6 @@
 """Training, to be read downward: batch, forward, backward, clip, step, log, save, stop.
 
-One loop for every model, task and number of processes. `build.py` makes the parts that a config asks for. `engine.py`
+One loop for every model, task and number of processes. `build.py` makes the parts from a config. `engine.py`
 has what depends on processes and devices, `zero.py` the same over DeepSpeed, `plan.py` what happens at which step,
 `resume.py` which checkpoint a run goes on from.
 """
@@ -23,10 +23,10 @@ from olmo_sparsity.checkpoint import (
     load_state,
     load_weights,
     step_of,
-    verify,
+    verify_checkpoint,
 )
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.build import open_training_data, verify_checksums
+from olmo_sparsity.data.build import open_training_data, verify_token_files
 from olmo_sparsity.data.windows import Batch, TrainingBatches
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -77,7 +77,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
     weights = engine.on_rank_zero(lambda: initial_checkpoint(config)) if last is None else last
     names = [WEIGHTS] if last is None else [WEIGHTS, OPTIMIZER]
     # In the background: hashing the 84 GB of a 7B model takes about as long as the rest of the start.
-    wait_for_verification = engine.start_on_rank_zero(lambda: verify(weights, names) if weights else None)
+    wait_for_verification = engine.start_on_rank_zero(
+        lambda: verify_checkpoint(weights, names) if weights else None
+    )
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
@@ -87,7 +89,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     with run_folder(config, engine, last, resume):
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
         if last is None:
-            engine.on_rank_zero(lambda: verify_checksums(config))
+            engine.on_rank_zero(lambda: verify_token_files(config))
         wait_for_verification()
         first_step = 0 if last is None else restore(engine, last, data.identity)
         engine.on_rank_zero(lambda: append_provenance(config, last))

@@ -19,7 +19,7 @@ from olmo_sparsity.checkpoint import (
     weights_sha256,
 )
 from olmo_sparsity.config.durations import parse_steps
-from olmo_sparsity.config.fields import RECORDED, field_value, leaves, may_change
+from olmo_sparsity.config.fields import RECORDED_ON_RESUME, field_value, leaves, may_change
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.build import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
@@ -81,7 +81,7 @@ def initial_checkpoint(config: Config) -> Path | None:
 
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
-    """Whether the run reached what ``config`` asks for."""
+    """Whether the run reached the end that ``config`` sets."""
     saved = config_of(checkpoint)
     same_end = saved.max_duration == config.max_duration and saved.evaluation.until == config.evaluation.until
     return load_state(checkpoint).finished and same_end
@@ -139,8 +139,8 @@ def changed_settings(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     """What decides losses and is not as it was when the checkpoint ``folder`` was written: before and now, by name."""
     saved = config_of(folder)
     state = load_state(folder)
-    previous = {name: field_value(saved, name) for name in sorted(RECORDED)}
-    current = {name: field_value(config, name) for name in sorted(RECORDED)}
+    previous = {name: field_value(saved, name) for name in sorted(RECORDED_ON_RESUME)}
+    current = {name: field_value(config, name) for name in sorted(RECORDED_ON_RESUME)}
     if state.precision is not None:
         previous["precision"] = _PRECISIONS[state.precision]
         current["precision"] = _PRECISIONS[chosen_precision(config.precision)]
