@@ -174,7 +174,7 @@ def verified(path: Path) -> Path:
 def _refuse_other(path: Path, sha256: str, noted: str) -> None:
     if sha256 != noted:
         raise UserError(
-            f"{path} is damaged: its checksum is another than when it was saved; {remedy_for(path.parent)}"
+            f"{path} is damaged: its checksum differs from that of when it was saved; {remedy_for(path.parent)}"
         )
 
 

@@ -125,12 +125,12 @@ def planned(options: argparse.Namespace, config: Config) -> tuple[Task, list[Siz
 
     if config.task.name is None:
         raise UserError(
-            "exact match is of a task, and this run is of text; olmo-sparsity length measures its loss by position"
+            "exact match is of a task, and this run trained on text; olmo-sparsity length measures its loss by position"
         )
     task = make_task(config.task.name, {**config.task.parameters, **options.parameters})
     if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
         raise UserError(
-            f"--parameters {options.parameters} number the symbols in another way; leave them as they were trained"
+            f"--parameters {options.parameters} give the symbols other ids than in training; leave them out"
         )
     lengths = options.lengths or multiples_of_training_length(task)
     return task, grid(task_positions(config), task, lengths, options.ks)

@@ -65,7 +65,7 @@ def _of_model(config: Config) -> Iterator[str]:
         yield f"model.embedding_size: {model.embedding_size} is below vocab_size {model.vocab_size}; set it to null"
     learned = model.family == "olmo" and model.learns_positions
     if learned and (positions.scheme != "contiguous" or config.task.name):
-        yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
+        yield "model.rope: learned position embeddings have no rows for ids of schemes or tasks; set it to true"
     if not model.rope:
         for name in ("model.nope_layer_interval", "model.rope_window"):
             if field_value(config, name):
@@ -73,7 +73,7 @@ def _of_model(config: Config) -> Iterator[str]:
     if (model.nope_layer_interval or 0) > model.n_layers:
         yield f"model.nope_layer_interval: is above model.n_layers: all {model.n_layers} would have RoPE; lower it"
     if model.block_type != BlockType.sequential and (model.attention != SOFTMAX or model.rope_window):
-        yield "model.block_type: is sequential with model.attention and model.rope_window; set it so"
+        yield "model.block_type: must be sequential with model.attention or model.rope_window; set it to sequential"
     ids_are_positions = positions.rotate == "index" or (
         positions.rotate == "ids" and positions.scheme not in COUPLED_SCHEMES
     )
@@ -109,7 +109,7 @@ def _of_other_family(config: Config) -> Iterator[str]:
         if config.task.name is None:
             yield "model.family: tuples is for synthetic tasks; name a task, or choose olmo"
         if config.positions.scheme in ("predicted", "random_float"):
-            yield "positions.scheme: tuples look whole differences of given ids up; choose one that gives such ids"
+            yield "positions.scheme: tuples need integer ids that are not predicted; choose a scheme that has them"
     elif not model.rope:
         yield "model.rope: GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off"
     elif len({model.residual_dropout, model.attention_dropout, model.embedding_dropout}) > 1:
@@ -225,7 +225,7 @@ def _of_training(config: Config) -> Iterator[str]:
     if evaluation.until is not None and evaluation.interval is None:
         yield "evaluation.until: needs evaluation.interval, the steps between two measurements; set it"
     if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:
-        yield "scheduler.grad_clip_warmup_steps: DeepSpeed clips alike at every step; set it to null"
+        yield "scheduler.grad_clip_warmup_steps: DeepSpeed has one clipping bound for all steps; set it to null"
     try:
         parse_steps(config.data.skip_steps)
         duration, unit = parse_duration(config.max_duration)

@@ -408,7 +408,7 @@ class PrepareSettings:
 def _describe(path: str) -> dict[str, Any]:
     """Without its folder: a manifest may be published, and a corpus copied together with its text."""
     if kind_of(path) is None:
-        raise UserError(f"input file {path} is of no kind that is read; give {KINDS}")
+        raise UserError(f"input file {path} is of no supported kind; give {KINDS}")
     if not Path(path).is_file():
         raise UserError(f"input file {path} is missing; put it back, or name another")
     stat = Path(path).stat()

@@ -115,7 +115,5 @@ def split_scaling(text: str) -> tuple[str, tuple[str, float] | None]:
     factor = float(match["factor"])
     ROPE_SCALINGS[name]  # refuses an unknown one
     if factor < 1:
-        raise UserError(
-            f"{text}: the factor {factor:g} is below 1; give how many times the trained length is meant"
-        )
+        raise UserError(f"{text}: the factor {factor:g} is below 1; give a multiple of the trained length")
     return match["path"], (name, factor)

@@ -105,9 +105,7 @@ class MultiAddition(_Arithmetic):
         for split, name in (("train", "k_train"), ("test", "k_test")):
             ks = self.ks(split)
             if not ks or not 2 <= min(ks) <= max(ks) <= 10:
-                raise UserError(
-                    f"{self.name}: {name} {getattr(self, name)} is not 2 to 10 numbers to add; give such"
-                )
+                raise UserError(f"{self.name}: {name} {getattr(self, name)} is not from 2 to 10; change it")
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         length = sizes.length

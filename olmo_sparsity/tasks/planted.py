@@ -302,5 +302,5 @@ class Planted(SparseTask):
             )
         if self._distance_range[0] < 1:
             raise UserError(
-                f"planted: distance {self.distance} is 1 or more tokens before the label; raise it"
+                f"planted: distance {self.distance} must be 1 or more tokens before the label; raise it"
             )

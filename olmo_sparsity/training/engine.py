@@ -284,8 +284,8 @@ class Engine:
         checksums = self.accelerator.gather(torch.tensor([zlib.crc32(value.encode())], device=self.device))
         if (checksums != checksums[0]).any():
             raise UserError(
-                f"{description} is not the same in all processes (rank {self.rank}: {value}); see that all machines "
-                "have the same files, then run the same command again"
+                f"{description} is not the same in all processes (rank {self.rank}: {value}); make sure that all "
+                "machines have the same files, then run the same command again"
             )
 
 

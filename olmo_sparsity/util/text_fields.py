@@ -114,9 +114,7 @@ class Fields:
                 raise _lacks(location, f'column "{name}"', columns, option, hint)
         for name in (self.text, *self.groups):
             if columns.count(name) > 1:
-                raise UserError(
-                    f'{location} has the column "{name}" twice; give its columns names of their own'
-                )
+                raise UserError(f'{location} has the column "{name}" twice; rename one of them')
 
 
 USUAL_FIELDS = Fields()

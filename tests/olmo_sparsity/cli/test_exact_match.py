@@ -79,8 +79,8 @@ def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, sc
     assert record["rows"] == [asdict(row)]
     for given, message in (
         ("{distanc: 3}", "Key 'distanc' not in"),
-        ("{num_background: 9}", "number the symbols in another way; leave them"),
-        ("{num_planted: 3}", "number the symbols in another way; leave them"),
+        ("{num_background: 9}", "give the symbols other ids than in training"),
+        ("{num_planted: 3}", "give the symbols other ids than in training"),
     ):
         with refused(message):
             script(tmp_path / "run", *options, "--parameters", given)
