@@ -12,7 +12,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 SECONDS_BETWEEN_LINES = 15.0
 SCALED_FROM = 100_000
-"""From so many units on, they are shown in thousands, millions and so on."""
+"""From this many units on, they are shown in thousands, millions and so on."""
 
 Advance = Callable[..., None]
 
@@ -42,7 +42,7 @@ def progress(
     is_scaled = total >= SCALED_FROM
     done_of_total = "{n_fmt}/{total_fmt}{unit}" if is_scaled else "{n:.0f}/{total:.0f}{unit}"
     times = "{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}" if estimates else "{elapsed}{postfix}"
-    how: dict[str, Any] = {
+    layout: dict[str, Any] = {
         "dynamic_ncols": True,
         "bar_format": "{l_bar}{bar}| " + done_of_total + " [" + times + "]",
     }
@@ -51,8 +51,8 @@ def progress(
         log_beside_bar = nullcontext()
         times = ", {rate_noinv_fmt}, {remaining} left{postfix}" if estimates else ", {elapsed}{postfix}"
         line = "{desc}: " + done_of_total + times
-        how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
-        how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
+        layout = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
+        layout |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
     bar_of_work = tqdm(
         desc=description,
         total=total,
@@ -61,7 +61,7 @@ def progress(
         unit_scale=is_scaled,
         miniters=0,
         disable=not enabled,
-        **how,
+        **layout,
     )
     with log_beside_bar, bar_of_work as bar:
 
