@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.parquet import read_parquet, write_table
-from analysis.stats.bootstrap import Interval, student_t, wilson
+from analysis.stats.bootstrap import LEAST_TRAININGS, Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match, user_path
 
@@ -207,13 +207,13 @@ def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
 
 
 def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
-    """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours].
+    """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours]; from three seeds on.
 
     Never narrower than the interval of the samples alone: few seeds may agree by chance.
     """
     value = float(shares.mean())
     half = 0.0
-    if len(shares) > 1:
+    if len(shares) >= LEAST_TRAININGS:
         half = student_t(len(shares) - 1) * float(shares.std(ddof=1)) / len(shares) ** 0.5
     low, high = np.clip((min(value - half, of_samples.low), max(value + half, of_samples.high)), 0, 1)
     return Interval(value, float(low), float(high))
