@@ -4,14 +4,17 @@ They are functions of results that give tidy frames with 95 % intervals, as thos
 on the same resamples. The scripts of studies in `results/` print them. Differences are paired: both numbers are
 computed in every resample, and subtracted there.
 
-    overlaps               how many of a selector's tokens another one chooses, too, beside chance
-    within                 how many targets come close to L_long, from k tokens or from k at most
-    held_by_few            the share of the gain of all targets that those hold whose gain k tokens give back
-    elsewhere              what the same document gives elsewhere, net of another document's
-    level_differences      given back in one way, less in another: words and tokens, with sinks and without
-    by_tau                 any frame at several thresholds
-    with_equal_groups      shares and gains in which no group weighs more than another
-    result_differences     one result less another, of the same targets or of others
+    overlaps                   how many of a selector's tokens another one chooses, too, beside chance
+    within                     how many targets come close to L_long, from k tokens or from k at most
+    held_by_few                the share of the gain of all targets that those hold whose gain k tokens give back
+    elsewhere                  what the same document gives elsewhere, net of another document's
+    distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
+    level_differences          given back in one way, less in another: words and tokens, with sinks and without
+    by_tau                     any frame at several thresholds
+    with_equal_groups          shares and gains in which no group weighs more than another
+    result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
+    persistence_between        what is left under another training of the gain that targets were chosen for
+    result_differences         one result less another, of the same targets or of others
 
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k, R resamples.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ import pandas as pd
 
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap
-from analysis.stats.numbers import ENOUGH_NATS, NUMBERS, SHARE_NEEDED, Frame, overlap
+from analysis.stats.numbers import ENOUGH_NATS, NUMBERS, SHARE_NEEDED, Frame, distances, overlap
 from analysis.stats.recovery import (
     LEVEL,
     NET,
@@ -140,6 +143,17 @@ def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> p
     return _of_levels(result, rows_of, ("name", "selector", "k"), resamples, seed)
 
 
+def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFrame:
+    """`numbers.distances` divided by its column uniform: 1 where chosen tokens are as frequent as random ones.
+
+    Columns and ``options``: those of `numbers.distances`, without uniform.
+    """
+    frame = distances(result, **options)
+    for column in INTERVAL:
+        frame[column] /= frame["uniform"]
+    return frame.drop(columns="uniform")
+
+
 def level_differences(
     result: Measurement,
     first: Mapping[str, Any],
@@ -228,6 +242,70 @@ def group_weights(targets: pd.DataFrame) -> np.ndarray:
     """1 / the number of targets of the same group (and training), (n,)."""
     keys = [name for name in ("training", "group") if name in targets]
     return 1 / targets.groupby(keys)["text"].transform("size").to_numpy(np.float64)
+
+
+def result_overlaps(
+    first: Measurement, second: Measurement, *, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """The share of the first k tokens that one model chooses that another chooses, too, at the level of `at_level`.
+
+    Of the targets over tau under both, n_targets. Columns: selector, far_context ("true" and "placebo"), n_targets, k,
+    chance (k / F), value, low, high. Raises `UserError` where the two were measured on different targets.
+    """
+    refuse_other_targets(first, second)
+    bootstrap = {"resamples": resamples, "seed": seed}
+    of_first, of_second = Measured(first, **bootstrap), Measured(second, **bootstrap)
+    over, *rows_of_both = np.intersect1d(of_first.over, of_second.over, return_indices=True)
+    one = np.zeros(len(first.targets))
+    one[over] = 1.0
+    rows: list[Row] = []
+    selectors = [name for name in of_first.selectors if name in of_second.selectors]
+    for selector, context in product(selectors, of_first.far_contexts):
+        chosen = [
+            measured.of_choices("selected", selector, context)[of_both]
+            for measured, of_both in zip((of_first, of_second), rows_of_both, strict=True)
+        ]
+        for k in sorted({*of_first.ks} & {*of_second.ks}):
+            shared = np.zeros(len(first.targets))
+            shared[over] = np.rint(overlap(chosen[0][:, :k], chosen[1][:, :k]) * k)
+            keys = {"selector": selector, "far_context": context, "n_targets": len(over), "k": k}
+            rows.append(keys | {"chance": k / first.n_far} | of_first.ratio_of_all(shared, k * one))
+    columns = ["selector", "far_context", "n_targets", "k", "chance", *INTERVAL]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def refuse_other_targets(first: Measurement, second: Measurement) -> None:
+    """Raise `UserError` where two results were not measured on the same targets."""
+    place = ["text", "position"]
+    if not first.targets[place].equals(second.targets[place]):
+        raise UserError("the results were measured on different targets; measure one of them again")
+
+
+def persistence_between(
+    trainings: Sequence[Measurement], *, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """What another training leaves of the gain of targets over tau under one; means over all ordered pairs.
+
+    Columns: name, value, low, high, by group for the trainings at hand. Names: share_still_over_tau; where no losses
+    are means, selecting_gain_nats and gain_nats (mean gain under the one that selects and under the other). Raises
+    `UserError` where the trainings were measured on different targets.
+    """
+    for training in trainings[1:]:
+        refuse_other_targets(trainings[0], training)
+    bootstrap = ClusterBootstrap.of(trainings[0].targets, resamples=resamples, seed=seed)
+    pairs = list(permutations(trainings, 2))
+    sums = {
+        "share_still_over_tau": sum(over_tau_column(one) * over_tau_column(other) for one, other in pairs)
+    }
+    if all(training.settings.losses_not_over_tau is None for training in trainings):
+        sums["selecting_gain_nats"] = sum(over_tau_column(one) * one.gain_nats for one, _ in pairs)
+        sums["gain_nats"] = sum(over_tau_column(one) * other.gain_nats for one, other in pairs)
+    over = np.sum([over_tau_column(one) for one, _ in pairs], axis=0)
+    rows = [
+        {"name": name, **asdict(bootstrap.interval(bootstrap.ratio(above, over)))}
+        for name, above in sums.items()
+    ]
+    return pd.DataFrame(rows, columns=["name", *INTERVAL])
 
 
 def result_differences(

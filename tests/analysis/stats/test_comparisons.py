@@ -194,6 +194,15 @@ def test_there_is_nothing_elsewhere_without_another_place() -> None:
     assert comparisons.elsewhere(made_result()).empty
 
 
+def test_distances_are_1_where_chosen_tokens_are_as_frequent_as_random_ones(result: Result) -> None:
+    frame = comparisons.distances_beside_uniform(result, selector="greedy", far_context="true", k=4)
+    back = 128 - result.selected("greedy")[:, :4]
+    for row in frame.to_dict("records"):
+        inside = ((back >= row["from_tokens"]) & (back < row["to_tokens"])).mean()
+        assert row["value"] == pytest.approx(inside / ((row["to_tokens"] - row["from_tokens"]) / 112))
+        assert row["low"] < row["value"] < row["high"]
+
+
 def test_level_differences_are_paired(result: Result) -> None:
     rng = np.random.default_rng(1)
     as_cache = result.choices.assign(**SINKS)
@@ -262,6 +271,70 @@ def test_every_group_has_the_same_weight(result: Result) -> None:
     assert_jackknife(row_of(frame, name="gain_nats"), mean_of_means("gain"), groups)
     with pytest.raises(UserError, match="no groups"):
         comparisons.with_equal_groups(made_result())
+
+
+def test_persistence_is_the_mean_of_all_ordered_pairs() -> None:
+    trainings = [made_result(texts=30, groups=7, training=number) for number in range(3)]
+    gains = [training.gain_nats for training in trainings]
+    pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+
+    def mean_over(value: Callable[[float, float], float]) -> Statistic:
+        def statistic(rows: Sequence[int]) -> float:
+            values = [
+                value(gains[one][row], gains[other][row])
+                for one, other in pairs
+                for row in rows
+                if gains[one][row] > 1
+            ]
+            return sum(values) / len(values)
+
+        return statistic
+
+    frame = comparisons.persistence_between(trainings)
+    groups = trainings[0].targets["group"].tolist()
+    expected = {
+        "share_still_over_tau": mean_over(lambda _, other: float(other > 1)),
+        "selecting_gain_nats": mean_over(lambda one, _: one),
+        "gain_nats": mean_over(lambda _, other: other),
+    }
+    assert list(frame["name"]) == list(expected)
+    for name, statistic in expected.items():
+        assert_jackknife(row_of(frame, name=name), statistic, groups)
+    with pytest.raises(UserError, match="different targets"):
+        comparisons.persistence_between([trainings[0], made_result(n=300)])
+
+
+def test_persistence_without_all_losses_is_the_share_alone() -> None:
+    smaller = [
+        replace(training, settings=training.settings.but(losses_not_over_tau="means by text"))
+        for training in (made_result(), made_result(training=1))
+    ]
+    assert list(comparisons.persistence_between(smaller)["name"]) == ["share_still_over_tau"]
+
+
+def test_result_overlaps_are_of_the_targets_over_tau_under_both() -> None:
+    first, second = (made_result(texts=30, groups=7, training=number) for number in (0, 1))
+    of_first, of_second = (
+        dict(zip(one.over.tolist(), one.selected("greedy"), strict=True)) for one in (first, second)
+    )
+    both = sorted(set(of_first) & set(of_second))
+    assert 0 < len(both) < min(len(of_first), len(of_second))
+    frame = comparisons.result_overlaps(first, second)
+    assert set(frame["n_targets"]) == {len(both)}
+    for k in KS:
+        hits = {row: len({*of_first[row][:k].tolist()} & {*of_second[row][:k].tolist()}) / k for row in both}
+
+        def mean(rows: Sequence[int], hits: dict[int, float] = hits) -> float:
+            return float(np.mean([hits[row] for row in rows if row in hits]))
+
+        row = row_of(frame, selector="greedy", far_context="true", k=k) | {"is_share": True}
+        if row["value"] > 0:
+            assert_jackknife(row, mean, first.targets["group"].tolist())
+        else:
+            assert mean(range(400)) == 0
+    assert (comparisons.result_overlaps(first, first)["value"] == 1).all()
+    with pytest.raises(UserError, match="different targets"):
+        comparisons.result_overlaps(first, made_result(n=300))
 
 
 def test_results_on_the_same_targets_are_paired() -> None:
