@@ -96,13 +96,7 @@ def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> Non
         trainings = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
         print_equal_row(corpus, trainings, options)
         if corpus == "python":
-            some = [
-                replace(
-                    result,
-                    targets=result.targets[~packages_of(result.targets).isin(LARGE)].reset_index(drop=True),
-                )
-                for result in trainings
-            ]
+            some = [without_large(result) for result in trainings]
             print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
     targets = pd.concat([study[f"python/seed-{seed}"].targets for seed in (1, 2)])
     by_package = targets.groupby(packages_of(targets))["over_tau"].agg(["size", "sum", "mean"])
@@ -114,6 +108,12 @@ def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> Non
     )
 
 
+def without_large(result: Result) -> Result:
+    """The targets of Python without those of the large packages, and no choices: for shares of targets alone."""
+    targets = result.targets[~packages_of(result.targets).isin(LARGE)].reset_index(drop=True)
+    return replace(result, targets=targets, choices=result.choices.iloc[:0])
+
+
 def packages_of(targets: pd.DataFrame) -> pd.Series:
     """The package of each target of Python; groups are addresses that end in its name."""
     return targets["group"].str.split("#").str[-1].rename("package")
@@ -122,7 +122,9 @@ def packages_of(targets: pd.DataFrame) -> pd.Series:
 def print_equal_row(name: str, trainings: Sequence[Result], options: dict[str, int]) -> None:
     """Print a share of trainings together, and of each."""
     targets = pd.concat([one.targets.assign(training=number) for number, one in enumerate(trainings)])
-    together = replace(trainings[0], targets=targets.reset_index(drop=True))
+    together = replace(
+        trainings[0], targets=targets.reset_index(drop=True), choices=trainings[0].choices.iloc[:0]
+    )
     shown = []
     for frame_of in (with_equal_groups, numbers.shares):
         shares = [

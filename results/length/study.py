@@ -79,6 +79,7 @@ def point_of(result: Result, records: Path, folder: str) -> Point:
     one = next(one for one in length["models"] if (one["model_sha256"], one["rope_scaling"]) == weights)
     rows = [row for row in length["numbers"] if row["model"] == one["label"]]
     longest = TIMES * one["training_length"]
+    numbers = numbers_of(result)
     [rise] = [row for row in rows if row["name"] == "rise_nats" and row["to_tokens"] == longest]
     return Point(
         crossfit=result.crossfit,
@@ -86,8 +87,8 @@ def point_of(result: Result, records: Path, folder: str) -> Point:
         parameters=one["parameters"],
         losses=[row for row in rows if row["name"] == "loss_at_length_nats"],
         rise=rise,
-        numbers=numbers_of(result) | {"rise": rise},
-        seeds=[numbers_of(training) for training in result.trainings],
+        numbers=numbers | {"rise": rise},
+        seeds=[numbers_of(run) for run in result.runs] or [numbers],
     )
 
 
