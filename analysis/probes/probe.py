@@ -323,7 +323,12 @@ class ProbeResult:
         path = user_path(path)
         path = path / f"{cls.NAME}.json" if path.is_dir() else path
         content = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
-        content = {each.name: content[each.name] for each in fields(cls) if each.name != "rows"}
+        names = [each.name for each in fields(cls) if each.name != "rows"]
+        if missing := [name for name in names if name not in content]:
+            raise UserError(
+                f"{path} is of an older format, without {', '.join(missing)}; measure again, or read it as JSON"
+            )
+        content = {name: content[name] for name in names}
         for name, value in content.items():
             if name != "models" and isinstance(value, list):
                 frame = pd.DataFrame(value)
