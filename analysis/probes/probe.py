@@ -352,6 +352,10 @@ class ProbeResult:
         if path.is_dir():
             path = path / f"{cls.NAME}.json"
         about = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
+        if missing := [name for name in cls._content_names() if name not in about]:
+            raise UserError(
+                f"{path} is of an older format, without {', '.join(missing)}; measure again, or read it as JSON"
+            )
         content = {}
         for name in cls._content_names():
             value = about[name]

@@ -52,10 +52,15 @@ from olmo_sparsity.util.files import read_json
 TESTED = ["task", "k_train", "model", "k"]
 """Models that are alike in these differ in L (and L_local with it) alone: one constant for all of them."""
 OF_LENGTH = ("train_length", "test_length", "locality", "k_test")
-LIMIT = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
-FITTED = {"color": "0.45", "linestyle": ":", "linewidth": 1, "label": "c is from the lengths up to this"}
-THEOREM = {"linestyle": (0, (6, 2)), "linewidth": 1.1, "label": "Theorem 4.3: c L L′² δ"}
-IMPROVED = {"linestyle": (0, (1, 1)), "linewidth": 1.1, "label": "improved: c (L′/L)² δ"}
+LIMIT: style.Look = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
+FITTED: style.Look = {
+    "color": "0.45",
+    "linestyle": ":",
+    "linewidth": 1,
+    "label": "c is from the lengths up to this",
+}
+THEOREM: style.Look = {"linestyle": (0, (6, 2)), "linewidth": 1.1, "label": "Theorem 4.3: c L L′² δ"}
+IMPROVED: style.Look = {"linestyle": (0, (1, 1)), "linewidth": 1.1, "label": "improved: c (L′/L)² δ"}
 
 # --- numbers ---
 
