@@ -228,6 +228,14 @@ def test_four_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of four chosen tokens 94% are the same" in capsys.readouterr().out
 
 
+def test_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the whole records, which are small."""
+    import_module("results.synthetic.study").main([])
+    printed = capsys.readouterr().out
+    assert line_of(printed, "records/sparse/8/", " 150 ").split()[-3:] == ["15.9", "[0.4,", "31.4]"]
+    assert "scratchpad_parity/leave-one-out-kl/seed=1" in printed
+
+
 def test_a_renamed_column_is_noticed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The frame of differences, with another name for one of its columns."""
     module = import_module("results.books.study")
