@@ -4,8 +4,8 @@
 
 Two intervals that overlap do not show that two numbers are alike. Of each pair: the first minus the second, in the
 share of targets over tau, in that share with equal weight of every group, and in net recovery at k = 4, in points.
-Groups that both have are left out of both at once, trainings by seed. First interval: 95 %, by training and group.
-Second: by group alone, at 1 - 0.05 / pairs (Bonferroni), for the trainings at hand.
+Groups that both have are left out of both at once. First interval: 95 %, by group, for the trainings at hand. Second:
+the same at 1 - 0.05 / pairs (Bonferroni).
 
 Last, persistence: of the targets over tau under one training, the gain under another, and the share that is over tau
 there, too; mean of all ordered pairs, 95 %, by group.
@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import Result, load_study
-from analysis.stats import bootstrap
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.recovery import PLACEBO, TRUE, Measured, over_tau_column
 
@@ -45,16 +44,12 @@ def sums(result, selector):
     return numbers
 
 
-def differences(first, second, with_trainings):
+def differences(first, second, confidence):
     """Bootstrap of both, and draws of the difference in each number."""
     (result_1, selector_1), (result_2, selector_2) = first, second
     targets = pd.concat([result_1.targets, result_2.targets], ignore_index=True)
-    groups, trainings = (
-        targets[name].to_numpy() if name in targets else None for name in ("group", "training")
-    )
-    of_both = bootstrap.ClusterBootstrap(
-        targets["text"].to_numpy(), groups=groups, trainings=trainings if with_trainings else None
-    )
+    groups = targets["group"].to_numpy() if "group" in targets else None
+    of_both = ClusterBootstrap(targets["text"].to_numpy(), groups=groups, confidence=confidence)
     draws = []
     ends = ((0, len(result_2.targets)), (len(result_1.targets), 0))
     for numbers, end in zip((sums(result_1, selector_1), sums(result_2, selector_2)), ends, strict=True):
@@ -69,9 +64,8 @@ def show(title, pairs, tests):
     rows = []
     for (name_1, *first), (name_2, *second) in pairs:
         row = {"": f"{name_1} − {name_2}"}
-        for level, with_trainings, label in ((0.95, True, "95 %"), (1 - 0.05 / tests, False, "corrected")):
-            bootstrap.LEVEL = level
-            of_both, draws = differences(first, second, with_trainings)
+        for confidence, label in ((0.95, "95 %"), (1 - 0.05 / tests, "corrected")):
+            of_both, draws = differences(first, second, confidence)
             for name, one in draws.items():
                 interval, digits = of_both.interval(one), 0 if name == "net" else 2
                 value, low, high = (
@@ -135,7 +129,6 @@ if __name__ == "__main__":
     }
     show("encodings, seed 1", [(alone[name], alone["rope"]) for name in list(alone)[1:]], 6)
 
-    bootstrap.LEVEL = 0.95
     for name, result, _ in texts:
         show_persistence(name, result.trainings)
     study = load_study(HERE / "demo")

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.parquet import read_parquet, write_table
-from analysis.stats.bootstrap import Interval, student_t, wilson
+from analysis.stats.bootstrap import LEAST_TRAININGS, Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match, user_path
 
@@ -233,13 +233,13 @@ def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
 
 
 def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
-    """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours].
+    """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours]; from three seeds on.
 
     Never narrower than the interval of the samples alone: few seeds may agree by chance.
     """
     value = float(shares.mean())
     half = 0.0
-    if len(shares) > 1:
+    if len(shares) >= LEAST_TRAININGS:
         deviation = float(shares.std(ddof=1))
         half = student_t(len(shares) - 1) * deviation / len(shares) ** 0.5
     low = min(value - half, of_samples.low)
