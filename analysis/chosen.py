@@ -65,7 +65,7 @@ def chosen_tokens(
 def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
     """Level, unit and sinks of the choices that have the ``wanted`` ones: text, token and 0, else the first measured.
 
-    Raises `UserError` where no tokens were given back so.
+    Raises `UserError` where no tokens were kept so.
     """
     ways = result.choices[[*wanted]].drop_duplicates()
     for column, value in wanted.items():
@@ -74,8 +74,8 @@ def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
     if ways.empty:
         how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
         raise UserError(
-            f"no tokens were given back as {how}; choose what was measured: "
-            f"{', '.join(result.settings.choices.give_back)} (LEVEL[:SINKS][/UNIT])"
+            f"no tokens were kept as {how}; choose what was measured: "
+            f"{', '.join(result.settings.choices.keep_as)} (LEVEL[:SINKS][/UNIT])"
         )
     is_usual = (ways == ["text", "token", 0]).all(axis=1)
     return tuple(ways.iloc[is_usual.argmax()])  # the first where none is

@@ -38,12 +38,12 @@ SELECTION = """methods that choose the far tokens, comma-separated, from the lis
 leave-one-out-kl, leave-one-in, random, nearest)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order) (default: placebo)"""
-GIVE_BACK = """how chosen tokens are given back, comma-separated: text (the model reads them alone), cache (it reads the
-whole context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word gives back
-whole words (default: text; docs/method.md, 2.2a)"""
+KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
+context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word keeps whole
+words (default: text; docs/method.md, 2.2a)"""
 PER_BLOCK = "B, targets that follow one another and share one far context; 1: each has its own (default: 16)"
 
-INFLUENCE = """How much far context helps a model, and what k influential far tokens give back (Eq. 20).
+INFLUENCE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
 
 examples:
   olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
@@ -81,11 +81,11 @@ def influence_parser() -> Parser:
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
     tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
-    ks = "numbers of far tokens that are given back, comma-separated (default: 1,2,4,8)"
+    ks = "numbers of far tokens that are kept, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
     add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
     add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
-    add("--give-back", type=texts, default=("text",), metavar="WAYS", help=GIVE_BACK)
+    add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
     seed = "seed of all random draws, such as targets and placebos (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     chooses = "model that chooses targets and tokens, which MODEL then measures (default: MODEL itself)"
@@ -228,7 +228,7 @@ def checked_influence(arguments: list[str]) -> Any:
         ks=tuple(given.ks),
         selectors=tuple(given.selectors or DEFAULT_SELECTORS),
         far_contexts=far_contexts(given.placebos),
-        give_back=tuple(given.give_back),
+        keep_as=tuple(given.keep_as),
     )
     contexts = ContextSettings(
         n_long=given.n_long,

@@ -1,4 +1,4 @@
-"""How much the far context helps a model on a batch of targets, and what k influential far tokens give back.
+"""How much the far context helps a model on a batch of targets, and how much of that k influential far tokens recover.
 
 The losses of targets are measured in batches of whole blocks, and tokens are chosen a block at a time;
 `analysis.runner` says which, and keeps what is finished. Each forward pass is the same whatever came before it, so that
@@ -26,7 +26,7 @@ from analysis.contexts import (
     shuffled_contexts,
 )
 from analysis.faithfulness import Faithfulness
-from analysis.kept import GivenBack, word_numbers
+from analysis.kept import KeptAs, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
@@ -85,7 +85,7 @@ class Engine:
         self.lengths = self.settings.contexts
         self.wanted = self.settings.choices
         self.size = self.lengths.targets_per_block
-        self.give_back = [GivenBack.parse(text) for text in self.wanted.give_back]
+        self.keep_as = [KeptAs.parse(text) for text in self.wanted.keep_as]
         self.is_checked = False
         self.faithfulness: Faithfulness | None = None
         if self.wanted.faithfulness:
@@ -137,9 +137,9 @@ class Engine:
                 words = self._words(contexts)[index[:, 0]]
                 for name, choice in chosen.items():
                     keys = {"target_id": there["target_id"], "selector": name, "far_context": far_context}
-                    for how in self.give_back:
-                        columns = self._given_back(how, choice, contexts, index, words)
-                        if how == GivenBack():
+                    for how in self.keep_as:
+                        columns = self._kept_columns(how, choice, contexts, index, words)
+                        if how == KeptAs():
                             columns |= _rounded_nats(further.get(name, {}))
                         choices.append(_rows(keys | how.columns, columns))
                     if choice.scores is not None:
@@ -190,7 +190,7 @@ class Engine:
 
     def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
         """What every selector chooses, by its name."""
-        k_max = min(self.wanted.k_max + max(how.sinks for how in self.give_back), self.lengths.n_far)
+        k_max = min(self.wanted.k_max + max(how.sinks for how in self.keep_as), self.lengths.n_far)
         given = SelectorInput(
             self.selecting,
             contexts,
@@ -202,10 +202,10 @@ class Engine:
         )
         return {name: find_selector(name)(given) for name in given.names}
 
-    def _given_back(
-        self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
+    def _kept_columns(
+        self, how: KeptAs, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Columns of `Result.choices` of one choice given back in one way."""
+        """Columns of `Result.choices` of one choice kept in one way."""
         ks = self.wanted.ks
         first = how.first(choice, words, ks[-1])
         if choice.scores is None:
@@ -226,7 +226,7 @@ class Engine:
     def _words(self, contexts: Contexts) -> np.ndarray:
         """Number of the word that every far token is a part of, (n, F)."""
         far = contexts.tokens[:, : contexts.n_far]
-        if all(how.unit != "word" for how in self.give_back):
+        if all(how.unit != "word" for how in self.keep_as):
             return np.zeros_like(far)
         return np.stack([word_numbers(self.decoder.pieces(tokens.tolist())) for tokens in far])
 
@@ -303,10 +303,10 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
         raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    for what, names in {"selector": choices.selectors, "way to give tokens back": choices.give_back}.items():
+    for what, names in {"selector": choices.selectors, "way to keep tokens": choices.keep_as}.items():
         if not names or len(set(names)) < len(names):
             raise UserError(f"name at least one {what}, and each once, not {list(names)}")
     # sinks are counted apart: a choice ranks so many tokens more than k
-    k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in choices.give_back)
+    k_max = ks[-1] + max(KeptAs.parse(text).sinks for text in choices.keep_as)
     for name in choices.selectors:
         check_selector(name, k_max=k_max, n_far=n_far)

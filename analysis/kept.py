@@ -1,4 +1,4 @@
-"""How chosen far tokens are given back to the model (docs/method.md, 2.2a [ours]): at what level, in what unit.
+"""How chosen far tokens are kept for the model (docs/method.md, 2.2a [ours]): at what level, in what unit.
 
 As *text* the model reads the subsequence: chosen tokens are read without their neighbours (2.2). As *cache* it has read
 the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Either
@@ -26,14 +26,14 @@ from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 
 LEVELS = ("text", "cache")
-UNITS = ("token", "word", "three")
-"""What one of the k is: a token; the word that it is a part of; the token and its two neighbors."""
+UNITS = ("token", "word", "neighbors")
+"""What one of the k is: a token; the word that it is a part of; the token with the one before and the one after it."""
 Subsets = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From rows of the targets and the far columns of each, (R, j), to their losses, (R,)."""
 
 
 @dataclass(frozen=True)
-class GivenBack:
+class KeptAs:
     """A level, a unit and a number of sinks, written ``LEVEL[:SINKS][/UNIT]``, such as ``cache:4`` or ``text/word``."""
 
     level: str = "text"
@@ -41,7 +41,7 @@ class GivenBack:
     sinks: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> GivenBack:
+    def parse(cls, text: str) -> KeptAs:
         """Raises `UserError` where the text is none of these."""
         match = re.fullmatch(r"(\w+)(?::(\d+))?(?:/(\w+))?", text)
         if match:
@@ -49,7 +49,7 @@ class GivenBack:
             if level in LEVELS and unit in (None, *UNITS):
                 return cls(level, unit or UNITS[0], int(sinks or 0))
         raise UserError(
-            f"{text!r} is no way to give tokens back; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
+            f"{text!r} is no way to keep tokens; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
             f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}"
         )
 
@@ -83,13 +83,13 @@ class GivenBack:
         return np.stack(tokens)
 
     def kept(self, first: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Which far tokens are given back with the tokens ``first``, (m, k), and the sinks, (m, F) bool."""
+        """Which far tokens are kept with the tokens ``first``, (m, k), and the sinks, (m, F) bool."""
         kept = np.zeros(words.shape, dtype=bool)
         np.put_along_axis(kept, first, True, axis=1)
         if self.unit == "word":
             for row, of_words, tokens in zip(kept, words, first, strict=True):
                 row[np.isin(of_words, of_words[tokens])] = True
-        elif self.unit == "three":
+        elif self.unit == "neighbors":
             alone = kept.copy()
             kept[:, 1:] |= alone[:, :-1]
             kept[:, :-1] |= alone[:, 1:]

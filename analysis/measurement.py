@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from analysis.older_records import renamed_choices
 from analysis.parquet import read_frame
 from analysis.saved import read_head, write_saved
 from analysis.settings import Settings
@@ -36,7 +37,7 @@ KIND, VERSION = "olmo-sparsity result", 1
 RESULT_NAME = "result.json"
 FRAMES = ("targets", "choices", "scores", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
-"""The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
+"""The columns of `Result.choices` that say what was chosen by what, and how it was kept."""
 
 
 @dataclass(repr=False)
@@ -122,24 +123,24 @@ class Measurement:
         """Rows of `targets` that gain more than tau (under the selecting model), ascending, (m,)."""
         return np.flatnonzero(self.targets["over_tau"].to_numpy())
 
-    def loss_nats(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def loss_nats(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """L_k of the targets in `over`, (m, K); NaN where a target has no such far context.
 
-        ``given_back``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
+        ``kept_as``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
         """
-        return self.of_choices("loss_nats", selector, far_context, **given_back)
+        return self.of_choices("loss_nats", selector, far_context, **kept_as)
 
-    def selected(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def selected(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice.
 
         `chosen` gives the same as text.
         """
-        values = self.of_choices("selected", selector, far_context, **given_back)
+        values = self.of_choices("selected", selector, far_context, **kept_as)
         return np.nan_to_num(values, nan=-1).astype(np.int64)
 
-    def influence(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def influence(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """Influence of each token of `selected`, in the selector's unit, (m, k_max)."""
-        return self.of_choices("influence", selector, far_context, **given_back)
+        return self.of_choices("influence", selector, far_context, **kept_as)
 
     def of_choices(
         self,
@@ -240,6 +241,7 @@ class Measurement:
         frames = {
             name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
         }
+        frames["choices"] = renamed_choices(frames["choices"])
         by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
         if any(saved["settings"].get("losses_not_over_tau") for saved in head["cells"].values()):
             log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)

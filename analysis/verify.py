@@ -77,7 +77,7 @@ def verify(
         ks=settings.choices.ks,
         selectors=settings.choices.selectors,
         placebos=settings.choices.far_contexts[1:],
-        give_back=settings.choices.give_back,
+        keep_as=settings.choices.keep_as,
         prefix=",".join(map(str, settings.model.prefix)) or "none",
         dtype=settings.model.dtype.removesuffix("-weights"),
         split=settings.texts.split,

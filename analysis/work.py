@@ -148,7 +148,7 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     long = lengths.n_long + lengths.targets_per_block - 1
     short = lengths.n_short + lengths.targets_per_block - 1
     choices = len(wanted.selectors) * len(wanted.ks)
-    read = targets * choices * len(wanted.give_back) * (short + wanted.k_max / 2)
+    read = targets * choices * len(wanted.keep_as) * (short + wanted.k_max / 2)
     whole = [name for name in wanted.selectors if "@" not in name]
     if any(name.startswith("leave-one-out") for name in whole):
         read += blocks * n_far * long / 2  # what stands before the one left out is read once

@@ -3,7 +3,7 @@
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
 selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
-`selectors_figure`; the ways in which tokens were given back (2.2a) stand side by side in `levels_figure`. Where no
+`selectors_figure`; the ways in which tokens were kept (2.2a) stand side by side in `levels_figure`. Where no
 recovery is defined, as with no target over tau, the mean losses of all targets stand in place of (a) to (c).
 """
 
@@ -215,7 +215,7 @@ def levels_figure(
     width: float = style.PAGE,
     **bootstrap: int,
 ) -> Figure | None:
-    """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
+    """Recovery against k, a panel for each way in which tokens were kept; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
     recovery = recovery[recovery["far_context"] != NET]
     ways = dict(iter(recovery.groupby([*LEVEL], sort=False)))
@@ -225,7 +225,7 @@ def levels_figure(
     main = _main_selectors(list(all_looks), selectors)
     looks = {name: all_looks[name] for name in main}
     titles = [f"as {level_in_words(*level)}" for level in ways]
-    labels = ("k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
+    labels = ("k [far tokens kept]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
     for axes, of_way in zip(panels, ways.values(), strict=True):
         style.draw(axes, of_way, looks, "selector", "k")

@@ -64,7 +64,7 @@ class Adapter(nn.Module, ABC):
     """What every model offers to the analysis. Position ids are explicit: a token is read at the id it is given.
 
     A model may read a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1a [ours]). What it is given stands
-    behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix is a candidate, left out
+    behind the prefix, at its ids plus p, and so does what it returns: nothing of the prefix is a candidate, left out
     or a target. `read` and `read_attention` know nothing of it.
     """
 

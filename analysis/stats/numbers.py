@@ -11,7 +11,7 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
 only is of ``k``, by default 4 or the closest that was measured. The columns level, unit and sinks say how chosen tokens
-were given back: a result has rows of every way (`analysis.stats.recovery.at_level` picks one). All but `shares`,
+were kept: a result has rows of every way (`analysis.stats.recovery.at_level` picks one). All but `shares`,
 `persistence` and `contexts` raise `UserError` where recovery is undefined: no target over tau, or gains that sum to
 nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
@@ -284,7 +284,7 @@ def _of_targets(
     return pd.DataFrame(rows, columns=["name", *INTERVAL])
 
 
-# --- of what k far tokens give back ---
+# --- of what k far tokens recover ---
 
 
 @frame_of(*OF_CHOICE)

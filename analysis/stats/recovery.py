@@ -1,6 +1,6 @@
 """What every number is computed from: the losses of the targets over tau, at one level, and their bootstrap.
 
-A *level* is the way in which chosen tokens were given back: the columns level, unit and sinks of the choices together.
+A *level* is the way in which chosen tokens were kept: the columns level, unit and sinks of the choices together.
 A set of targets over tau is given by its ``members``, (m,), 1 inside and else 0: a bin of the gain, a kind. Recovery is
 
     Σ (L_short - L_k) / Σ (L_short - L_long)     over the members (paper Eq. 20, docs/method.md 2.2)
@@ -49,7 +49,7 @@ def level_in_words(level: str, unit: str, sinks: int) -> str:
     """Such as "cache, 4 sinks"."""
     words = [level]
     if unit != "token":
-        units = {"word": "words", "three": "tokens with their neighbors"}
+        units = {"word": "words", "neighbors": "tokens with their neighbors"}
         words.append(units.get(unit, unit))
     if sinks:
         words.append(f"{sinks} sinks")

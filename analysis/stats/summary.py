@@ -78,8 +78,8 @@ def findings(result: Measurement) -> str:
         selector = default_selector(of_level["selector"])
         rows = of_level[of_level["selector"] == selector].to_dict("records")
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
-        given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
-        said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
+        kept_as = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
+        said.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
     said += _of_documents(result) + _measured_in(result)
     said.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'

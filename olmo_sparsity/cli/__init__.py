@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "influence": Command(
         "analysis.cli:influence",
-        "what k influential far tokens give a model back (Eq. 20)",
+        "how much of the gain k influential far tokens recover (Eq. 20)",
         check="analysis.cli:checked_influence",
     ),
     "figure2": Command("analysis.cli:figure2", "print and draw what influence measured"),

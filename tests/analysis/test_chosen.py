@@ -38,8 +38,8 @@ def test_without_a_chosen_token_the_loss_rises_by_its_influence(size: int, far_c
     assert size == 1 or len(places) > 1
 
 
-def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
-    result = small(give_back=("text", "cache:4"), targets_per_block=4)
+def test_one_target_kept_with_sinks_is_the_one_of_selected() -> None:
+    result = small(keep_as=("text", "cache:4"), targets_per_block=4)
     target_id = int(result.targets["target_id"].iloc[result.over[3]])
     chosen = result.chosen(target_id, level="cache", sinks=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
@@ -49,8 +49,8 @@ def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
     )
 
 
-def test_where_nothing_was_given_back_as_text_the_first_way_is_shown() -> None:
-    result = small(give_back=("cache:4", "cache"), targets_per_block=4)
+def test_where_nothing_was_kept_as_text_the_first_way_is_shown() -> None:
+    result = small(keep_as=("cache:4", "cache"), targets_per_block=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
     assert result.chosen()["position_id"].tolist() == selected.reshape(-1).tolist()
     without = result.selected("leave-one-out", level="cache", sinks=0)

@@ -1,10 +1,12 @@
 """A Result reads back as it was saved, alone or in a study, and says where its files were damaged."""
 
 import errno
+import json
 import os
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.api import Result, load, load_study
@@ -45,6 +47,24 @@ def test_a_study_keeps_its_cells_apart_with_the_columns_that_each_has(tmp_path):
         assert_same(result, again[cell])
     with pytest.raises(UserError, match="load_study"):
         load(tmp_path)
+
+
+def test_older_records_are_read_under_the_names_of_today(tmp_path):
+    """Before 0.2.0 ``keep_as`` was ``give_back``, and its unit ``neighbors`` was ``three``."""
+    result = made_result()
+    settings = result.settings.but(keep_as=["text", "cache:2/neighbors"])
+    kept_in_cache = result.choices.assign(level="cache", unit="neighbors", sinks=2)
+    choices = pd.concat([result.choices, kept_in_cache], ignore_index=True)
+    replace(result, settings=settings, choices=choices.replace({"unit": {"neighbors": "three"}})).save(
+        tmp_path
+    )
+    head = tmp_path / "result.json"
+    written = json.loads(head.read_text())
+    of_cell = written["cells"][""]["settings"]
+    del of_cell["keep_as"]
+    of_cell["give_back"] = ["text", "cache:2/three"]
+    head.write_text(json.dumps(written))
+    assert_same(load(tmp_path), replace(result, settings=settings, choices=choices))
 
 
 def test_what_is_replaced_is_shown():

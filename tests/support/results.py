@@ -66,7 +66,7 @@ def made_result(
         "training_seed": training, "tokenizer_sha256": "t" * 64, "texts": "data/docs", "texts_sha256": "c" * 64,
         "split": "heldout", "n_long": 128, "n_short": 16, "targets_per_block": BLOCK, "tau_nats": tau_nats,
         "ks": [1, 2, 4, 8], "selectors": list(selectors), "far_contexts": list(far_contexts),
-        "give_back": ["text"], "prefix": [],
+        "keep_as": ["text"], "prefix": [],
         "rope_scaling": None, "dtype": "fp32", "seed": 0, "targets_requested": n, "faithfulness": False,
         "selected_by": {"model": "runs/b", "model_sha256": "e" * 64, "training_seed": 2} if crossfit else None,
         "proposed_by": None, "complete": True, **settings,

@@ -180,7 +180,7 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 @pytest.fixture(scope="module")
 def of_levels(with_further: Result) -> dict[str, Result]:
-    """Choices given back as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
+    """Choices kept as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
     result = with_further
     cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
