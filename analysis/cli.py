@@ -1,4 +1,4 @@
-"""The commands `olmo-sparsity influence`, `figure2`, `xray` and `verify`: arguments, one call, what was found.
+"""The commands `olmo-sparsity measure`, `figure2`, `xray` and `verify`: arguments, one call, what was found.
 
 Probes and synthetic tasks have theirs beside what they measure.
 """
@@ -43,13 +43,13 @@ context, and only their keys and values are kept); cache:4 also keeps the first 
 words (default: text; docs/method.md, 2.2a)"""
 PER_BLOCK = "B, targets that follow one another and share one far context; 1: each has its own (default: 16)"
 
-INFLUENCE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
+MEASURE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
 
 examples:
-  olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
-  olmo-sparsity influence model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
-  olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
-  olmo-sparsity influence runs/books-2 --select-with runs/books --out runs/books/crossfit
+  olmo-sparsity measure HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
+  olmo-sparsity measure model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
+  olmo-sparsity measure runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
+  olmo-sparsity measure runs/books-2 --select-with runs/books --out runs/books/crossfit
 
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
@@ -60,12 +60,12 @@ selectors, by what they look at (docs/method.md, 2.2):
 """
 
 
-def influence_parser() -> Parser:
-    """Of `influence`; options are named as the arguments of `analysis.measure`."""
+def measure_parser() -> Parser:
+    """Of `measure`; options are named as the arguments of `analysis.measure`."""
     from analysis.selectors import FAMILIES
 
     families = (f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
-    parser = Parser(prog="olmo-sparsity influence", description=INFLUENCE + "\n".join(families))
+    parser = Parser(prog="olmo-sparsity measure", description=MEASURE + "\n".join(families))
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--out", type=out_folder, required=True, metavar="DIR", help="folder to write the result to"
@@ -104,9 +104,9 @@ def influence_parser() -> Parser:
     return parser
 
 
-def influence() -> None:
-    """Measure, and say what was found."""
-    given = influence_parser().parse_args()
+def run_measure() -> None:
+    """Measure, and print the findings."""
+    given = measure_parser().parse_args()
     show_log("analysis")
     from analysis.measuring import measure
 
@@ -121,7 +121,7 @@ def influence() -> None:
     print(f"next: olmo-sparsity figure2 {given.out}")
 
 
-FIGURE2 = """Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
+FIGURE2 = """Print and draw what was measured: loss and recovery against k, kinds, distances and more.
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
@@ -135,7 +135,7 @@ and placebos, those for which something was measured, and numbers.csv; of severa
 Results without --labels are trainings of one model, measured on the same targets."""
 
 
-def figure2() -> None:
+def run_figure2() -> None:
     """Print all numbers of a result and draw its figures."""
     parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
     add = parser.add_argument
@@ -144,7 +144,7 @@ def figure2() -> None:
         nargs="+",
         type=path,
         metavar="RESULT",
-        help="folder that influence wrote, or that of a study",
+        help="folder that measure wrote, or that of a study",
     )
     cells = "names of the results to take from a study, comma-separated; a study needs some (default: none)"
     add("--cells", type=texts, metavar="NAMES", help=cells)
@@ -217,12 +217,12 @@ def _joined_by_label(
     return {label: Result.join(trainings) for label, trainings in by_label.items()}
 
 
-def checked_influence(arguments: list[str]) -> Any:
-    """The arguments of `influence`. Raises `UserError` for options that it refuses before it opens a model."""
+def checked_measure(arguments: list[str]) -> Any:
+    """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
     from analysis.engine import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
-    given = influence_parser().parse_args(arguments)
+    given = measure_parser().parse_args(arguments)
     choices = ChoiceSettings(
         tau_nats=given.tau_nats,
         ks=tuple(given.ks),
@@ -252,7 +252,7 @@ overlap by half. Writes xray.html, to open in any browser, xray.png (a heat map)
 numbers)."""
 
 
-def xray() -> None:
+def run_xray() -> None:
     """Measure the influence map of a text, and draw it."""
     parser = Parser(prog="olmo-sparsity xray", description=XRAY)
     add = parser.add_argument
@@ -262,7 +262,7 @@ def xray() -> None:
         type=path,
         required=True,
         metavar="FILE",
-        help="file to read, of any kind that influence reads",
+        help="file to read, of any kind that measure reads",
     )
     add_field_options(parser)
     which = "which text of a file that has more than one, counted from 0 (default: 0)"
@@ -306,7 +306,7 @@ def _one_text(files: TextFiles, number: int) -> tuple[str, str]:
     _, text = texts[number]
     if not isinstance(text, str):
         raise UserError(
-            f"{files}: text {number} is messages, which only `influence` reads; write it out as text"
+            f"{files}: text {number} is messages, which only `measure` reads; write it out as text"
         )
     if len(texts) == 1:
         return str(files), text
@@ -322,11 +322,11 @@ example:
 Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
 
 
-def verify() -> None:
+def run_verify() -> None:
     """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
     parser = Parser(prog="olmo-sparsity verify", description=VERIFY)
     add = parser.add_argument
-    add("result", type=path, metavar="RESULT", help="folder that influence wrote")
+    add("result", type=path, metavar="RESULT", help="folder that measure wrote")
     add("--model", help="path or id of the model to measure with (default: the one that RESULT names)")
     targets = "how many targets over tau to measure again, at least (default: 100)"
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
@@ -337,7 +337,7 @@ def verify() -> None:
     given = parser.parse_args()
     show_log("analysis")
     from analysis.api import load
-    from analysis.verify import verify as compare
+    from analysis.verify import verify
 
     result = load(given.result)
     model = given.model or result.settings.model.name
@@ -347,7 +347,7 @@ def verify() -> None:
         if not Path(read).exists():
             raise UserError(f"{given.result} was measured on {read}; name this text with --text or --corpus")
     options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
-    comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
+    comparison = verify(result, model, read, targets=given.targets, seed=given.seed, **options)
     print(comparison)
     if not comparison.holds:
         raise UserError(f"{given.result} does not hold for {model} on {read}; see above")

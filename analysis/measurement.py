@@ -235,7 +235,7 @@ class Measurement:
             folder / RESULT_NAME,
             KIND,
             VERSION,
-            "give a folder that `olmo-sparsity influence --out` or Result.save wrote",
+            "give a folder that `olmo-sparsity measure --out` or Result.save wrote",
         )
         paths = {name: folder / f"{name}.parquet" for name in FRAMES}
         frames = {

@@ -73,7 +73,7 @@ class Texts:
         if not texts:
             raise UserError(f"{name}: there is no text; give at least one")
         if reader.chat is None and not all(isinstance(text, str) for _, text in texts):
-            raise UserError(f"{name}: only `influence` reads messages; write them out as text")
+            raise UserError(f"{name}: only `measure` reads messages; write them out as text")
         self.name, self.special = name, reader.special
         self.in_message = {}
         self._tokens: list[np.ndarray] = []

@@ -130,7 +130,7 @@ PARTS: dict[str, Part] = {
         read=partial(read_run, plain="cpu", bound_nats=RESUMED_BOUND_NATS, steps=None),
     ),
     "influence": Part(f"""
-        $RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
+        $RUN measure $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
         {OF_ANALYSIS} $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
     **{
@@ -138,7 +138,7 @@ PARTS: dict[str, Part] = {
         for kind, change, size, how in product(KINDS, CHANGES, ("60m", "150m", "1b"), COMPILE)
     },
     "targets": Part(f"""
-        {OF_ANALYSIS} {BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --blocks 8 \
+        {OF_ANALYSIS} {BENCHMARK} measure $WORK/train-150m-eager --text $CORPUS --blocks 8 \
             --tokenizer $CORPUS/tokenizer.json --json $TINY_SIZES"""),
 }
 ASKED_FOR = ("ddp", "zero2", "train-fp32", "train-checkpointed")  # parts that begin so run with --only alone

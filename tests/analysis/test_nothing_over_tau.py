@@ -108,7 +108,7 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     assert written["value"][0] == pytest.approx(load(folder).shares()["value"][0])
     monkeypatch.setattr(measuring, "measure", lambda *_, **options: load(folder))
     (tmp_path / "a.txt").write_text("some text")
-    code, printed = call_main("influence", "a model", "--text", tmp_path / "a.txt", "--out", tmp_path)
+    code, printed = call_main("measure", "a model", "--text", tmp_path / "a.txt", "--out", tmp_path)
     assert not code and printed.startswith(str(load(folder)))
 
 

@@ -59,7 +59,7 @@ def run(
     rows = rates({way: [each / counts[way] for each in seconds[way]] for way in counts}, 1, (PLAIN,))
     share = rows[BLOCK]["rate"] * operations_per_target(loaded, **sizes) / product
     rows[BLOCK] |= {"share_of_matrix_product": share, **agreement(result, plain())}
-    about |= {"benchmark": "influence", "model": loaded.name, "parameters": loaded.parameters, **sizes}
+    about |= {"benchmark": "measure", "model": loaded.name, "parameters": loaded.parameters, **sizes}
     return {**about, "unit": "targets/s", "matrix_product_tflops": product / 1e12, "results": rows}
 
 
