@@ -27,7 +27,7 @@ Ks = int | Sequence[int] | None
 
 @dataclass(repr=False)
 class Result(Measurement):
-    """One measurement of one model on one set of targets, or of several trainings of it (`join`).
+    """One measurement of one model on one set of targets, or of several runs of it (`join`).
 
     ``print(result)`` says what was found. Every number is a method that gives a tidy frame: a row a number, with its
     95 % interval in the columns ``value``, ``low`` and ``high``, which is NaN where the data support none. Shares and
@@ -257,7 +257,7 @@ class Result(Measurement):
     # --- all together, as text and as pictures ---
 
     def counts(self) -> dict[str, int]:
-        """How many targets, documents, groups and trainings were measured, and how many of them are over tau."""
+        """How many targets, documents, groups and runs were measured, and how many of them are over tau."""
         return numbers.counts(self)
 
     def findings(self) -> str:

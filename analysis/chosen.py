@@ -31,8 +31,8 @@ def chosen_tokens(
     """The frame of `Result.chosen`. Raises `UserError` where there is no such choice or its text is not recorded."""
     if result.runs:
         raise UserError(
-            f"{len(result.runs)} trainings are joined, and chose tokens of their own; take one of them, such as "
-            "result.trainings[0].chosen()"
+            f"{len(result.runs)} runs are joined, and chose tokens of their own; take one of them, such as "
+            "result.runs[0].chosen()"
         )
     if result.texts is None:
         raise UserError("the result holds no texts; measure again to have them")

@@ -125,14 +125,14 @@ FIGURE2 = """Print and draw what was measured: loss and recovery against k, kind
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
-  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several trainings of one model, joined
+  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several runs of one model, joined
   olmo-sparsity figure2 runs/rope/influence runs/pose/influence --labels RoPE,PoSE --out runs/both
   olmo-sparsity figure2 runs/study --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/both
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
 Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
 and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
-Results without --labels are trainings of one model, measured on the same targets."""
+Results without --labels are runs of one model, measured on the same targets."""
 
 
 def run_figure2() -> None:
@@ -214,7 +214,7 @@ def _joined_by_label(
     by_label: dict[str, list[Result]] = {}
     for label, result in zip(names, chosen, strict=True):
         by_label.setdefault(label, []).append(result)
-    return {label: Result.join(trainings) for label, trainings in by_label.items()}
+    return {label: Result.join(runs) for label, runs in by_label.items()}
 
 
 def checked_measure(arguments: list[str]) -> Any:

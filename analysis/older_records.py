@@ -15,6 +15,9 @@ SETTINGS = {"give_back": "keep_as"}
 UNITS = {"three": "neighbors"}
 """Values of the column ``unit`` of choices, and what stands behind the slash of ``keep_as``, old to new."""
 
+FRAMES = {"trainings": "runs"}
+"""Names of the frames of a probe, old to new."""
+
 
 def renamed_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The flat settings of a record under the names of today, in their order."""
@@ -29,6 +32,11 @@ def renamed_choices(choices: pd.DataFrame) -> pd.DataFrame:
     if not choices["unit"].isin(list(UNITS)).any():
         return choices
     return choices.assign(unit=choices["unit"].astype(object).replace(UNITS))
+
+
+def renamed_frames(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the JSON file of a probe holds, under the names of today."""
+    return {FRAMES.get(name, name): value for name, value in content.items()}
 
 
 def _renamed_way(way: str) -> str:

@@ -35,7 +35,7 @@ _FLOAT_LISTS = (
 )
 _TYPES = {
     **dict.fromkeys(_INT64, pa.int64()),
-    **dict.fromkeys(("token", "training", "sinks"), pa.int32()),
+    **dict.fromkeys(("token", "run", "sinks"), pa.int32()),
     **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
     **dict.fromkeys(_STRINGS, pa.string()),
     **dict.fromkeys(_FLOAT_LISTS, pa.list_(pa.float32())),

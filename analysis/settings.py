@@ -4,7 +4,7 @@ A saved result has the same settings as one flat JSON object. Whether a setting 
 occasion on which two measurements are compared:
 
     resumed    the same call goes on in its folder: checksums stand for the names of what they are of
-    joined     several trainings of one model become one result
+    joined     several runs of one model become one result
     verified   a result is measured again: only what its numbers rest on counts
 """
 

@@ -79,7 +79,7 @@ def test_what_is_saved_is_loaded(name, home):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_probe_and_the_rows_of_figure_1_are_saved(name, home):
     rows = pd.DataFrame({"number": [0], "value": [1.0]})
-    described = {"settings": {}, "models": [], "provenance": {}, "trainings": pd.DataFrame()}
+    described = {"settings": {}, "models": [], "provenance": {}, "runs": pd.DataFrame()}
     LossByPosition(rows=rows, numbers=pd.DataFrame(), **described).save(name)
     pd.testing.assert_frame_equal(read_back(LossByPosition.load, name).rows, rows)
     exact_match.save(f"{name}/rows.parquet", pd.DataFrame(columns=exact_match.COLUMNS))

@@ -390,10 +390,10 @@ def _describe(result: Measurement) -> str:
     if prefix:
         said += f", prefix {' '.join(map(str, prefix))}"
     said += "; "
-    trainings = counts["trainings"]
-    if trainings > 1:
-        said += f"{trainings} trainings × "
-    said += f"{counts['targets'] // trainings:,} targets of {counted(counts['documents'], 'document')}, "
+    runs = counts["runs"]
+    if runs > 1:
+        said += f"{runs} runs × "
+    said += f"{counts['targets'] // runs:,} targets of {counted(counts['documents'], 'document')}, "
     tau = nats(settings.choices.tau_nats)
     said += rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {tau} "
     below = 100 * share["share_below_minus_tau"]

@@ -19,7 +19,7 @@ Models are those of the command length. Writes needle.json, needle.parquet (ever
 model and k) and needle_lengths.png (the mean over depths by length), and prints tables. The same command, interrupted,
 goes on with the model that it was at.
 
-Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all trainings. Losses are in nats
+Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all runs. Losses are in nats
 per token.
 """
 
@@ -111,7 +111,7 @@ class Needles(ProbeResult):
 
     cells: pd.DataFrame
     """model (its label), name, value_tokens (k), length (L), depth, distance_tokens (from the needle's value to the
-    prediction, k included), value, low, high; a mean over samples and trainings:
+    prediction, k included), value, low, high; a mean over samples and runs:
 
         loss_nats, exact                of the value: mean loss per token, share of needles all of whose tokens are
                                         likeliest; ``exact`` without a depth is its mean over depths

@@ -1,9 +1,9 @@
 """What all probes share: models side by side on the same texts, the numbers of them, the files, and the command.
 
 A probe is a subclass of `Probe`, whose fields are its settings and the options of its command, and what it gives one of
-`ProbeResult`. Models with the same label are trainings of one, from other seeds.
+`ProbeResult`. Models with the same label are runs of one, from other seeds.
 
-Shapes: C models with all trainings, R resamples.
+Shapes: C models with all runs, R resamples.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
+from analysis.older_records import renamed_frames
 from analysis.parquet import read_parquet, write_rows
 from analysis.saved import Parts, open_parts, read_head, write_saved
 from analysis.settings import flat_json
@@ -262,7 +263,7 @@ def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
 def draws_of_means(
     rows: pd.DataFrame, of: list[str], labels: Sequence[str], *, unit: str, resamples: int, seed: int
 ) -> tuple[ClusterBootstrap, pd.DataFrame]:
-    """Means of models over trainings, on the same resamples, so that their differences are paired.
+    """Means of models over runs, on the same resamples, so that their differences are paired.
 
     ``rows``: number (of the model), ``unit`` (text or sample: a model has one row of it for each mean), the columns
     ``of``, which say what a mean is of, sum, count, text, and group where there are groups. ``labels``: of the C
@@ -321,7 +322,7 @@ class ProbeResult:
     settings: dict[str, Any]
     """What was measured, and how much text there was."""
     models: list[dict[str, Any]]
-    """Of each, and each training of it: label, what identifies it, and what lengths it was trained on, if known."""
+    """Of each, and each run of it: label, what identifies it, and what lengths it was trained on, if known."""
     rows: pd.DataFrame
     """What the numbers were made from."""
     provenance: dict[str, Any]
@@ -349,6 +350,7 @@ class ProbeResult:
         if path.is_dir():
             path = path / f"{cls.NAME}.json"
         about = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
+        about = renamed_frames(about)
         content = {}
         for name in cls._content_names():
             value = about[name]
@@ -385,8 +387,8 @@ class ProbeResult:
     def intervals_by(self) -> str:
         """What the intervals are by, in words; or that there are too few documents for any."""
         labels = [model["label"] for model in self.models]
-        trainings = max(labels.count(label) for label in labels)
-        return by_clusters({**self.settings, "trainings": trainings})
+        runs = max(labels.count(label) for label in labels)
+        return by_clusters({**self.settings, "runs": runs})
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained
@@ -431,7 +433,7 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
         help=f"folder to write {name}.json to",
     )
     labels = (
-        "a name for each model, comma-separated; trainings of one model have the same (default: the models' names); "
+        "a name for each model, comma-separated; runs of one model have the same (default: the models' names); "
         "without a MODEL, the names to draw, in this order"
     )
     parser.add_argument("--labels", type=arguments.texts, metavar="NAMES", help=labels)

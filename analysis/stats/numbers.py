@@ -1,8 +1,8 @@
 """Every number of a Result, as tidy frames with 95 % intervals: one row a number, in the columns value, low and high.
 
 Shares and recoveries are fractions, losses nats per token. ``low`` and ``high`` are NaN where the data support no
-interval. Of a Result joined of several trainings the numbers are those of all together, and the intervals also say how
-much trainings differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
+interval. Of a Result joined of several runs the numbers are those of all together, and the intervals also say how
+much runs differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
 Result rest on the same resamples. Recoveries are of the targets over tau.
 
     recovery(k)     Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
@@ -167,8 +167,8 @@ def rows_with(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def counts(result: Measurement) -> dict[str, int]:
-    """How much was measured: targets (of all trainings together), targets_over_tau, targets_measured (finished),
-    documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; trainings.
+    """How much was measured: targets (of all runs together), targets_over_tau, targets_measured (finished),
+    documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; runs.
 
     What captions say, and `analysis.stats.bootstrap.by_clusters` reads.
     """
@@ -177,7 +177,7 @@ def counts(result: Measurement) -> dict[str, int]:
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
     sizes |= _count_clusters_of(targets)
     sizes |= _count_clusters_of(targets.iloc[finished], "_over_tau")
-    sizes["trainings"] = len(result.trainings)
+    sizes["runs"] = max(1, len(result.runs))
     return sizes
 
 

@@ -32,12 +32,12 @@ def findings(result: Measurement) -> str:
     settings = result.settings
     size = numbers.counts(result)
     lengths = settings.contexts
-    trainings = size["trainings"]
+    runs = size["runs"]
     said = [
         f"{settings.model.name} on {settings.texts.name}: "
         f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
-        f"{f', {trainings} trainings together' if trainings > 1 else ''}"
+        f"{f', {runs} runs together' if runs > 1 else ''}"
     ]
     if len(result.targets) == 0:
         return said[0]
@@ -84,8 +84,10 @@ def findings(result: Measurement) -> str:
     said.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
     if result.has_xray:
-        in_both = [one.targets["text"].iloc[one.over] for one in (result, result.trainings[0])]
-        following += f"; .chosen() as text; .xray({np.intersect1d(*in_both).min()})"
+        of_result = result.targets["text"].iloc[result.over]
+        first = (result.runs or (result,))[0]
+        of_first = first.targets["text"].iloc[first.over]
+        following += f"; .chosen() as text; .xray({np.intersect1d(of_result, of_first).min()})"
     return "\n".join([*said, following])
 
 
@@ -148,12 +150,12 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
             title = "kinds, with net recovery"
         if len(frame):
             tables.append(_table(frame, name, title, across))
-    for training in result.runs:
-        title = f"recovery, training seed {training.settings.model.training_seed} by itself"
-        if reason := why_no_recovery(training):
+    for run in result.runs:
+        title = f"recovery, training seed {run.settings.model.training_seed} by itself"
+        if reason := why_no_recovery(run):
             tables.append(f"{title}: {reason}")
             continue
-        frame = numbers.recovery(training, **bootstrap).drop(columns=hidden)
+        frame = numbers.recovery(run, **bootstrap).drop(columns=hidden)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
         tables.append(_table(frame, "recovery", title, "far_context"))
     return "\n\n".join(tables)

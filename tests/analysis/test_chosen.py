@@ -100,7 +100,7 @@ def test_text_that_was_left_out_and_joined_trainings_are_refused() -> None:
     result = small()
     with pytest.raises(UserError, match="the text of block .* is not recorded"):
         replace(result, texts=result.texts.iloc[1:]).chosen()
-    with pytest.raises(UserError, match=r"result\.trainings\[0\]"):
+    with pytest.raises(UserError, match=r"result\.runs\[0\]"):
         Result.join([result, small(model(1))]).chosen()
     none = replace(result, targets=result.targets.assign(over_tau=False), choices=result.choices.iloc[:0])
     with pytest.raises(UserError, match="no target is over tau"):

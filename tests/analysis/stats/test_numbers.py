@@ -110,7 +110,7 @@ def test_values_equal_a_plain_loop(result: Result) -> None:
             net = recovered["true"] - max(0.0, recovered["placebo"])
             assert value(recovery, selector=selector, far_context="net", k=k) == pytest.approx(net)
     assert numbers.counts(result) == {
-        "targets": 400, "targets_over_tau": len(over), "targets_measured": len(over), "trainings": 1,
+        "targets": 400, "targets_over_tau": len(over), "targets_measured": len(over), "runs": 1,
         "documents": targets["text"].nunique(), "documents_over_tau": targets["text"][over].nunique(),
     }  # fmt: skip
 
@@ -271,13 +271,13 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
 
 
 def test_groups_and_trainings_are_units_where_there_are_any() -> None:
-    trainings = Result.join([made_result(training=number) for number in (1, 2, 3)])
+    runs = Result.join([made_result(run=number) for number in (1, 2, 3)])
     number = np.repeat(np.arange(3), 400)
     grouped = made_result(groups=7)
     for result, units in (
         (made_result(), {}),
         (grouped, {"groups": grouped.targets["group"].to_numpy()}),
-        (trainings, {"trainings": number}),
+        (runs, {"runs": number}),
     ):
         targets = result.targets
         bootstrap = ClusterBootstrap(targets["text"].to_numpy(), resamples=1000, **units)
@@ -293,7 +293,7 @@ def test_groups_and_trainings_are_units_where_there_are_any() -> None:
         assert found == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
-    assert numbers.counts(trainings)["trainings"] == 3 and "3 trainings together" in findings(trainings)
+    assert numbers.counts(runs)["runs"] == 3 and "3 runs together" in findings(runs)
 
 
 def test_recovery_without_gain_is_refused() -> None:
