@@ -169,7 +169,7 @@ def run_figure2() -> None:
     add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
     add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
     given = parser.parse_args()
-    from analysis.figures.dependencies import all_figures
+    from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
     from analysis.stats.summary import every_number, summary
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from analysis.contexts import Contexts
 from analysis.model.adapter import KeyValues
-from analysis.model.losses import CACHE_TOKENS, Scorer, smaller_when_memory_runs_out
+from analysis.model.losses import CACHE_TOKENS, Scorer, retry_smaller_on_oom
 from analysis.model.on_device import chunks
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
@@ -164,14 +164,14 @@ def word_numbers(pieces: Sequence[str]) -> np.ndarray:
 # --- what is left in the cache ---
 
 
-@smaller_when_memory_runs_out
+@retry_smaller_on_oom
 @torch.inference_mode()
 def far_key_values(scorer: Scorer, contexts: Contexts) -> KeyValues:
     """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
     return scorer.prefixes(contexts, contexts.n_far)
 
 
-@smaller_when_memory_runs_out
+@retry_smaller_on_oom
 @torch.inference_mode()
 def cache_losses(
     scorer: Scorer, contexts: Contexts, whole: KeyValues, kept: np.ndarray, targets: np.ndarray

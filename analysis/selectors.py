@@ -66,24 +66,24 @@ class SelectorInput:
         """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
         return self.scorer.losses(self.contexts, far, self.target_index)
 
-    def measure(self, name: str, far: np.ndarray) -> np.ndarray:
+    def evaluate(self, measure: str, far: np.ndarray) -> np.ndarray:
         """One of `analysis.model.losses.MEASURES` of such subsets, (m, C)."""
-        measures = self.scorer.measures(self.contexts, far, (name,), self.target_index)
+        measures = self.scorer.measures(self.contexts, far, (measure,), self.target_index)
         return measures[..., 0]
 
-    def shared_measure(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
-        """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
+    def evaluate_shared(self, base: str, measure: str, far: np.ndarray) -> np.ndarray:
+        """`evaluate` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
         of_base = base + self.screen
-        if (of_base, name) not in self.shared:
-            needed = {name}
-            for form, (_, measure) in FORMS.items():
+        if (of_base, measure) not in self.shared:
+            needed = {measure}
+            for form, (_, of_form) in FORMS.items():
                 if base + form + self.screen in self.names:
-                    needed.add(measure)
-            names = sorted(needed)
-            read = self.scorer.measures(self.contexts, far, names, self.target_index)
-            for number, measure in enumerate(names):
-                self.shared[of_base, measure] = read[..., number]
-        return self.shared[of_base, name]
+                    needed.add(of_form)
+            measures = sorted(needed)
+            values = self.scorer.measures(self.contexts, far, measures, self.target_index)
+            for column, name in enumerate(measures):
+                self.shared[of_base, name] = values[..., column]
+        return self.shared[of_base, measure]
 
     def at_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
@@ -265,8 +265,8 @@ def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
         left_out = given.columns
     columns = np.arange(n_far - 1)
     far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
-    without = given.shared_measure("leave-one-out", measure, far)
-    return without - given.measure(measure, given.contexts.all_far)
+    without = given.evaluate_shared("leave-one-out", measure, far)
+    return without - given.evaluate(measure, given.contexts.all_far)
 
 
 @register_forms("leave-one-in")
@@ -275,8 +275,8 @@ def leave_one_in(given: SelectorInput, measure: str = "loss") -> np.ndarray:
     added = np.arange(given.contexts.n_far)
     if given.columns is not None:
         added = given.columns
-    beside = given.shared_measure("leave-one-in", measure, added[..., None])
-    return given.measure(measure, NO_FAR) - beside
+    beside = given.evaluate_shared("leave-one-in", measure, added[..., None])
+    return given.evaluate(measure, NO_FAR) - beside
 
 
 @register("greedy", SIGNED)
@@ -289,16 +289,16 @@ def greedy(given: SelectorInput, measure: str = "loss") -> Selection:
     open_ = given.candidates
     count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    before = given.measure(measure, NO_FAR)
+    before = given.evaluate(measure, NO_FAR)
     gains = []
     for number in range(given.k):
         if number == 0 and given.columns is None:  # shared by the targets of a block
-            after = given.measure(measure, np.arange(given.contexts.n_far)[:, None])
+            after = given.evaluate(measure, np.arange(given.contexts.n_far)[:, None])
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
             subsets = np.concatenate([beside, open_[:, :, None]], axis=2)
             subsets.sort(axis=2)
-            after = given.measure(measure, subsets)
+            after = given.evaluate(measure, subsets)
         best = after.argmin(axis=1)[:, None]
         added = np.take_along_axis(open_, best, axis=1)
         chosen = np.concatenate([chosen, added], axis=1)

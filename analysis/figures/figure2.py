@@ -29,18 +29,18 @@ from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.recovery import (
     CONTROLS,
     DEFAULT_SELECTOR,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
     SIGNED_SELECTOR,
     TRUE,
-    at_level,
     choose_k,
     default_selector,
     largest_gain,
-    level_in_words,
     nats,
+    of_one_way,
     refuse_without_gain,
+    way_in_words,
     why_no_recovery,
 )
 from olmo_sparsity.util.errors import UserError
@@ -150,14 +150,14 @@ def _with_recovery(
 
     The other arguments are those of `figure2`.
     """
-    at_main_level = {name: at_level(result) for name, result in results.items()}
-    curves, in_bins, looks = _curves(at_main_level, selectors, several)
+    of_main_way = {name: of_one_way(result) for name, result in results.items()}
+    curves, in_bins, looks = _curves(of_main_way, selectors, several)
     main = {label: looks[label] for label in curves}
 
     def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
         """The frames of all results as one; its column ``curve`` says which of ``drawn`` a row is of."""
         frames = []
-        for name, result in at_main_level.items():
+        for name, result in of_main_way.items():
             labels = {selector: label for label, (of, selector) in drawn.items() if of == name}
             frame = frame_of(result, **options, **bootstrap)
             frames.append(frame.assign(curve=frame["selector"].map(labels)))
@@ -218,13 +218,13 @@ def levels_figure(
     """Recovery against k, a panel for each way in which tokens were kept; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
     recovery = recovery[recovery["far_context"] != NET]
-    ways = dict(iter(recovery.groupby([*LEVEL], sort=False)))
+    ways = dict(iter(recovery.groupby([*KEPT_AS_COLUMNS], sort=False)))
     if len(ways) < 2:
         return None
     all_looks = style.selector_styles(recovery["selector"].unique())
     main = _main_selectors(list(all_looks), selectors)
     looks = {name: all_looks[name] for name in main}
-    titles = [f"as {level_in_words(*level)}" for level in ways]
+    titles = [f"as {way_in_words(*way)}" for way in ways]
     labels = ("k [far tokens kept]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
     for axes, of_way in zip(panels, ways.values(), strict=True):

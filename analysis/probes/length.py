@@ -37,7 +37,7 @@ import pandas as pd
 
 from analysis.probes import probe
 from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
-from analysis.segments import Segments, sample_segments
+from analysis.probes.segments import Segments, sample_segments
 from analysis.stats.tables import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError

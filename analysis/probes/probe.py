@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
-    from analysis.segments import Segments
+    from analysis.probes.segments import Segments
     from analysis.texts import Texts
 
 log = logging.getLogger(__name__)

@@ -231,17 +231,17 @@ def percentile_interval(value: float, resampled: np.ndarray, confidence: float =
     return Interval(value, float(low), float(high))
 
 
-def _half_width(levels: Sequence[np.ndarray], confidence: float) -> float:
-    """Half of the t interval from how the value changes without each unit, for each level of units; NaN spreads.
+def _half_width(changes_of_kinds: Sequence[np.ndarray], confidence: float) -> float:
+    """Half of the t interval from how the value changes without each unit, for each kind of unit; NaN spreads.
 
-    A level of U units: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
+    Of U units of a kind: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
     effective number of units, at most U - 1 and at least 2, or a third of U - 1 where that is less [ours]: where one
-    unit dominates there would be 1, whose t is three times as wide. Variances of levels add up, and their t quantiles
+    unit dominates there would be 1, whose t is three times as wide. Variances of kinds add up, and their t quantiles
     are averaged in proportion (Cochran and Cox 1950).
     """
     variances = []
     quantiles = []
-    for changes in levels:
+    for changes in changes_of_kinds:
         squares = changes**2
         total = squares.sum()
         effective = 1.0

@@ -11,7 +11,7 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
 only is of ``k``, by default 4 or the closest that was measured. The columns level, unit and sinks say how chosen tokens
-were kept: a result has rows of every way (`analysis.stats.recovery.at_level` picks one). All but `shares`,
+were kept: a result has rows of every way (`analysis.stats.recovery.of_one_way` picks one). All but `shares`,
 `persistence` and `contexts` raise `UserError` where recovery is undefined: no target over tau, or gains that sum to
 nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
@@ -34,7 +34,7 @@ from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.recovery import (
     BEST,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
     TRUE,
@@ -94,12 +94,12 @@ printed summary and ``numbers.csv`` are made of it."""
 
 
 def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows], Frame]:
-    """Register a function that yields the rows of one level as one that gives the frame of a result, with all levels.
+    """Register a function that yields the rows of one way of keeping as one that gives a result's frame, of all ways.
 
-    Columns are those of the level, ``names`` and those of the interval; the docstring says so. ``options``: further
+    Columns are those of the way, ``names`` and those of the interval; the docstring says so. ``options``: further
     fields of `Numbers`.
     """
-    columns = (*LEVEL, *names, *INTERVAL)
+    columns = (*KEPT_AS_COLUMNS, *names, *INTERVAL)
 
     def decorate(rows_of: Rows) -> Frame:
         @wraps(rows_of)
@@ -117,8 +117,8 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
                 if isinstance(k, Sequence):
                     raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
                 at_k = choose_k(result.ks, k)
-            of_levels = Measured.of_levels(result, at_k, resamples=resamples, seed=seed)
-            rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
+            of_all_ways = Measured.of_all_ways(result, at_k, resamples=resamples, seed=seed)
+            rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
             whole = pd.DataFrame(rows, columns=list(columns))
             if one_k:
                 return rows_with(whole, selector=selector, far_context=far_context)

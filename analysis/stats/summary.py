@@ -13,15 +13,15 @@ from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.numbers import NUMBERS
 from analysis.stats.recovery import (
     AS_TEXT,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     TRUE,
     choose_k,
     default_selector,
-    level_in_words,
-    levels,
     nats,
     none_over_tau,
+    way_in_words,
+    ways_kept,
     why_no_recovery,
 )
 from analysis.stats.tables import interval_text, show
@@ -74,11 +74,11 @@ def findings(result: Measurement) -> str:
     recovery = numbers.recovery(result)
     k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
-    for level, of_level in recovery.groupby([*LEVEL], sort=False):
-        selector = default_selector(of_level["selector"])
-        rows = of_level[of_level["selector"] == selector].to_dict("records")
+    for way, of_way in recovery.groupby([*KEPT_AS_COLUMNS], sort=False):
+        selector = default_selector(of_way["selector"])
+        rows = of_way[of_way["selector"] == selector].to_dict("records")
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
-        kept_as = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
+        kept_as = "" if way == (*AS_TEXT.values(),) else f", as {way_in_words(*way)}"
         said.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
     said += _of_documents(result) + _measured_in(result)
     said.append(f"{by}; net: recovery minus the placebo, where positive")
@@ -124,7 +124,7 @@ def _chosen_special(result: Measurement) -> str:
 
 
 def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
-    """The findings, then a table for each frame of numbers, at every level; recoveries and shares in per cent.
+    """The findings, then a table for each frame of numbers, of every way of keeping; recoveries and shares in per cent.
 
     ``k``: of what is shown at one k. Where no recovery is defined the frames are those that need none.
     """
@@ -134,7 +134,7 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
         tables = [_table(frame, name, name, "far_context") for name, frame in frames.items() if len(frame)]
         return "\n\n".join([findings(result), *tables])
     default = default_selector(result.choices["selector"])
-    hidden = [*LEVEL] if levels(result) == [AS_TEXT] else []
+    hidden = [*KEPT_AS_COLUMNS] if ways_kept(result) == [AS_TEXT] else []
     tables = [findings(result)]
     for name in _defined(result):
         frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")

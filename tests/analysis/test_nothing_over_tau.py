@@ -9,7 +9,7 @@ import pytest
 
 from analysis import engine, measuring
 from analysis.api import Result, load, load_study
-from analysis.figures.dependencies import all_figures
+from analysis.figures.breakdowns import all_figures
 from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.recovery import nats

@@ -13,7 +13,7 @@ from scipy.stats import entropy
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe
-from analysis.segments import sample_segments
+from analysis.probes.segments import sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
 from tests.support.small_measurement import TEXTS

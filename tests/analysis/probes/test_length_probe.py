@@ -12,7 +12,7 @@ from scipy.stats import sem, t
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe, LossByPosition, position_edges
-from analysis.segments import sample_segments
+from analysis.probes.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.files import folder_lock
 from tests.support import small_measurement, tiny

@@ -179,7 +179,7 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_levels(with_further: Result) -> dict[str, Result]:
+def of_ways(with_further: Result) -> dict[str, Result]:
     """Choices kept as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
     result = with_further
     cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
@@ -193,9 +193,9 @@ def of_levels(with_further: Result) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("name", OF_CHOICES)
-def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Result], name: str) -> None:
+def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result], name: str) -> None:
     text, cache, both = (
-        getattr(numbers, name)(of_levels[level], resamples=50) for level in ("text", "cache", "both")
+        getattr(numbers, name)(of_ways[way], resamples=50) for way in ("text", "cache", "both")
     )
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
