@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
-from analysis.stats import numbers
+from analysis.stats import bootstrap, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
 from analysis.stats.recovery import Measured, choose_k, default_selector
@@ -33,6 +33,12 @@ OF_CHOICES = (
 @pytest.fixture(scope="module")
 def result() -> Result:
     return made_result(kinds=KINDS)
+
+
+@pytest.fixture
+def percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Percentiles of a bootstrap for few documents, too, so that a plain loop over resamples gives them."""
+    monkeypatch.setattr(bootstrap, "MOST_UNITS_OF_T", 1)
 
 
 def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
@@ -115,7 +121,7 @@ def test_values_equal_a_plain_loop(result: Result) -> None:
     }  # fmt: skip
 
 
-def test_intervals_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles: None, result: Result) -> None:
     """Each resample copies the targets of the drawn documents; all is computed from the copies."""
     (short, long), loss = (
         losses(result),
@@ -142,7 +148,7 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
     )
 
 
-def test_a_negative_placebo_adds_nothing_in_any_resample(result: Result) -> None:
+def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles: None, result: Result) -> None:
     """Placebo losses that lie about L_short: recovery minus the positive part, resample by resample."""
     short, long = losses(result)
     harm = np.random.default_rng(5).normal(0, 0.3, len(short))
@@ -416,7 +422,9 @@ def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
     assert value(frame, name="never") == 0
 
 
-def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
+    percentiles: None, result: Result
+) -> None:
     """One number of each frame, computed from copies of the targets of the drawn documents."""
     short, long = losses(result)
     kind = result.targets["kind"].to_numpy()[result.over]
@@ -482,7 +490,9 @@ def plain_parts(result: Result, rows: Sequence[int], blind: str, column: int) ->
     }
 
 
-def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(with_placebos: Result) -> None:
+def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(
+    percentiles: None, with_placebos: Result
+) -> None:
     result, every = with_placebos, range(len(with_placebos.over))
     frame = numbers.placebos(result, resamples=200)
     assert set(frame["blind"].dropna()) == {"leave-one-out-kl", "leave-one-out-tv"}
