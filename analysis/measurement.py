@@ -248,7 +248,10 @@ class Measurement:
                 of_cell[name] = part.dropna(axis="columns", how="all") if len(part) else part
                 if name not in FRAMES[:2] and part.empty:
                     del of_cell[name]
-            settings = Settings.from_json(saved["settings"])
+            try:
+                settings = Settings.from_json(saved["settings"])
+            except UserError as error:
+                raise UserError(f"{folder / RESULT_NAME}: {error}") from error
             study[cell] = cls(settings, provenance=saved["provenance"], **of_cell)
         return study
 

@@ -97,23 +97,24 @@ def write_table(path: str | Path, table: pa.Table, **how: Any) -> None:
 
 def read_frame(path: Path) -> pd.DataFrame:
     """The frame of a Parquet file, its losses float64. Raises `UserError` where it is missing or damaged."""
-    try:
-        frame = read_parquet(path)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}); restore it or measure again") from error
+    frame = read_parquet(path)
     floats = [name for name in frame if frame[name].dtype == np.float32]
     return frame.astype(dict.fromkeys(floats, np.float64))
 
 
 def read_parquet(path: str | Path) -> pd.DataFrame:
-    """The frame of a Parquet file, its checksums compared.
+    """The frame of a Parquet file, its checksums compared. Raises `UserError` where it is missing or damaged.
 
     Without Arrow's threads: on a busy machine they may abort a process that is done (exit code 134).
     """
     how: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
-    with open(user_path(path), "rb") as file:  # Arrow would take a:b for an address
-        return pq.read_table(file, **how).to_pandas(use_threads=False)
+    try:
+        with open(user_path(path), "rb") as file:  # Arrow would take a:b for an address
+            return pq.read_table(file, **how).to_pandas(use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"
+        ) from error
 
 
 def _type(name: str, values: pd.Series) -> pa.DataType | None:

@@ -112,7 +112,7 @@ class OlmoAdapter(Adapter):
         embedded = inputs.ndim == 3
         bias = options.bias
         if bias is not None:
-            if not getattr(self.model.blocks()[0].mixer, "fades", True):
+            if not getattr(self.model.blocks()[0].mixer, "supports_presence", True):
                 raise UserError(
                     f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, "
                     "so that the selector gradient does not apply to it; leave it out"

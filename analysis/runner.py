@@ -79,7 +79,7 @@ class Runner:
         """Go on with the parts in ``out``; ``known``: all targets, where they have losses of another tau."""
         share = None if shard is None else shard.replace("/", "-of-")
         with self._open_parts(out, share) as parts:
-            kept = [Measurement.load(head.parent) for head in parts.finished()]
+            kept = self._finished(parts)
             measured = {target for part in kept for target in part.targets["target_id"]}
             places = self._targets_of(batches)
             if done := int(places["target_id"].isin(measured).sum()):
@@ -92,7 +92,7 @@ class Runner:
 
             self._measure(batches, keep, measured, known)
             if shard is not None:  # others may have finished theirs
-                kept = [Measurement.load(head.parent) for head in parts.finished()]
+                kept = self._finished(parts)
             result = self._joined(kept)
             if result.settings.complete and shard is None:
                 result.save(out)
@@ -131,6 +131,7 @@ class Runner:
                         continue
                     before = None if known is None else known[of_batch]
                     self._measure_batch(to_measure, before, measured, rounds, work)
+                    rounds.keep()  # the losses of the next batch may take minutes
             finally:
                 rounds.keep()
 
@@ -174,6 +175,18 @@ class Runner:
         return open_parts(
             out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
         )
+
+    def _finished(self, parts: Parts) -> list[Measurement]:
+        """The parts that are finished. Raises `UserError` where one is damaged, or of other settings."""
+        finished = []
+        for head in parts.finished():
+            part = parts.read(head, Measurement.load)
+            if differing := part.settings.differences(self.settings, when="resumed"):
+                raise UserError(
+                    f"{head.parent} was measured with other settings: {differing}; remove it, or give another folder"
+                )
+            finished.append(part)
+        return finished
 
     def _batch_numbers(self) -> pd.Series:
         """Of every target, the number of its batch."""

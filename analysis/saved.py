@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from analysis.parquet import write_frame
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, write_json
+
+Read = TypeVar("Read")
 
 
 def write_saved(
@@ -68,6 +70,15 @@ class Parts:
         """The JSON files of all finished parts, by name."""
         return sorted(self.folder.glob(f"*/{self.head}"))
 
+    def read(self, head: Path, load: Callable[[Path], Read]) -> Read:
+        """What ``load`` makes of the folder of a finished part. Raises `UserError` where it cannot be read."""
+        try:
+            return load(head.parent)
+        except UserError as error:
+            raise UserError(
+                f"{head.parent} is damaged; remove it, and the same call measures again what it held"
+            ) from error
+
     def remove(self) -> None:
         """Remove all: the measurement is finished."""
         remove(self.folder)
@@ -96,7 +107,9 @@ def open_parts(
     with folder_lock(folder, part=share):
         begun = folder / "settings.json"
         if begun.is_file():
-            there = read_json(begun, "remove the folder, or give another")
+            there = read_json(
+                begun, "remove this file, and the same call goes on with the parts that are finished"
+            )
             if differing := differences(there):
                 raise UserError(
                     f"{folder.parent} was begun with other settings, and is not finished: {differing}; give another "

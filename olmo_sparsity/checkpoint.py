@@ -119,8 +119,8 @@ def save_checkpoint(
     except OSError as error:
         if not is_full_disk(error):
             raise
-        before = [path.name for path in checkpoints(run)]
-        kept = f"{before[-1]} is whole" if before else "there is no checkpoint before it"
+        earlier = [path.name for path in checkpoints(run)]
+        kept = f"{earlier[-1]} is whole" if earlier else "there is no checkpoint before it"
         raise UserError(
             f"{folder} cannot be saved: the disk is full, or a quota is reached ({first_line(error)}); {kept}: "
             "make room, and go on with --resume"
@@ -141,7 +141,7 @@ def load_state(folder: Path) -> TrainState:
 # --- damage, and what to do about it ---
 
 
-def verify(folder: Path, names: Sequence[str]) -> None:
+def verify_checkpoint(folder: Path, names: Sequence[str]) -> None:
     """Compare files of a checkpoint, all at once, with the checksums that were noted when they were saved.
 
     Raises `UserError` for the first that is another one. Says which have no checksum, as in older checkpoints; those of
@@ -174,7 +174,7 @@ def verified(path: Path) -> Path:
 def _refuse_other(path: Path, sha256: str, noted: str) -> None:
     if sha256 != noted:
         raise UserError(
-            f"{path} is damaged: its checksum is another than when it was saved; {remedy_for(path.parent)}"
+            f"{path} is damaged: its checksum differs from that of when it was saved; {remedy_for(path.parent)}"
         )
 
 
@@ -200,10 +200,10 @@ def noted_checksums(folder: Path) -> dict[str, str]:
 def remedy_for(folder: Path) -> str:
     """What to do about a damaged checkpoint: the command that makes the one before it the last."""
     siblings = checkpoints(folder.parent)
-    before = siblings[: siblings.index(folder)] if folder in siblings else []
-    if not before:
+    earlier = siblings[: siblings.index(folder)] if folder in siblings else []
+    if not earlier:
         return "copy it again; there is no earlier checkpoint to go on from"
-    return f"copy it again, or go on from {before[-1].name}: {setting_aside([folder])}, and the same command again"
+    return f"copy it again, or go on from {earlier[-1].name}: {setting_aside([folder])}, and the same command again"
 
 
 def setting_aside(folders: Sequence[Path]) -> str:
@@ -246,8 +246,8 @@ def is_of_olmo(folder: Path) -> bool:
 
 def _without_pickle(name: str) -> str:
     """A tensor's name, which OLMo's safetensors hold as a pickled tuple in base64; the pickle is not run."""
-    read = pickletools.genops(base64.urlsafe_b64decode(name))
-    return ".".join(str(text) for code, text, _ in read if "UNICODE" in code.name)
+    opcodes = pickletools.genops(base64.urlsafe_b64decode(name))
+    return ".".join(str(text) for opcode, text, _ in opcodes if "UNICODE" in opcode.name)
 
 
 def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
@@ -257,7 +257,7 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     """
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
-    verifying = in_background(lambda: verify(folder, [WEIGHTS]))
+    verifying = in_background(lambda: verify_checkpoint(folder, [WEIGHTS]))
     from olmo_sparsity.model.build import empty_model
 
     model = empty_model(config)
@@ -267,9 +267,11 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
 
 
 def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: bool = False) -> None:
-    """Load a checkpoint's weights, which `verify` checks. Raises `UserError` that names the tensors which do not fit.
+    """Load a checkpoint's weights; `verify_checkpoint` checks them.
 
-    With ``attention_may_be_new`` what the model's attention has of its own, and the checkpoint has not, stays as drawn.
+    Raises `UserError` that names the tensors which do not fit.
+
+    With ``attention_may_be_new`` weights of the model's attention that the checkpoint does not have stay as drawn.
     """
     tensors = load_tensors(folder / WEIGHTS, remedy_for(folder))
     if is_of_olmo(folder):
@@ -284,7 +286,10 @@ def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: 
 
 
 def load_optimizer(folder: Path) -> dict[str, Tensor]:
-    """The optimizer's tensors of a checkpoint, which `verify` checks. Raises `UserError` where they cannot be read."""
+    """The optimizer's tensors of a checkpoint; `verify_checkpoint` checks them.
+
+    Raises `UserError` where they cannot be read.
+    """
     return load_tensors(folder / OPTIMIZER, remedy_for(folder))
 
 
@@ -292,7 +297,7 @@ def weights_sha256(checkpoint: str | Path, *, is_verified: bool = False) -> str:
     """Checksum of a checkpoint's weights, which identifies it in records.
 
     Raises `UserError` where it is not the one that was noted when they were saved. ``is_verified``: this process has
-    verified them already (`load_model`, `verify`), so that they are not read again.
+    verified them already (`load_model`, `verify_checkpoint`), so that they are not read again.
     """
     folder = resolve_checkpoint(checkpoint)
     noted = noted_checksums(folder)

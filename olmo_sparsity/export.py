@@ -107,9 +107,9 @@ def family_of(config: ModelConfig) -> str:
     elif not config.rope or config.nope_layer_interval:
         family = "smollm3"
         needed |= {"rope": not config.nope, "nope_layer_interval": config.nope_layer_interval}
-    given = {name: getattr(config, name) for name in needed}
-    given["bias_for_layer_norm"] = bool(config.bias_for_layer_norm)  # null is include_bias
-    misfits = [f"model.{name}: {value}" for name, value in given.items() if value != needed[name]]
+    actual = {name: getattr(config, name) for name in needed}
+    actual["bias_for_layer_norm"] = bool(config.bias_for_layer_norm)  # null is include_bias
+    misfits = [f"model.{name}: {value}" for name, value in actual.items() if value != needed[name]]
     if misfits:
         raise UserError(
             f"transformers has no class for this shape, the closest is {family}: {'; '.join(misfits)}; use the "
@@ -139,7 +139,7 @@ def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> A
     else:
         norm = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
         every = shape.nope_layer_interval or shape.n_layers + 1
-        rotated = [int(shape.rope and number % every != 0) for number in range(1, shape.n_layers + 1)]
+        rotated = [int(shape.rope and layer % every != 0) for layer in range(1, shape.n_layers + 1)]
         sizes = AutoConfig.for_model(
             family,
             # The rows that pad the vocabulary stay: softmax runs over them in training and analysis too, so that
@@ -161,7 +161,7 @@ def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> A
         )
     with torch.random.fork_rng(devices=[]):  # it draws weights before they are replaced
         exported = AutoModelForCausalLM.from_config(sizes)
-    norms = {name: ones for name, ones in exported.state_dict().items() if name.endswith("norm.weight")}
+    norms = {name: weight for name, weight in exported.state_dict().items() if name.endswith("norm.weight")}
     exported.load_state_dict(norms | _weights(model), strict=True)  # ones where OLMo's norm has no weights
     exported.generation_config = GenerationConfig(bos_token_id=eos, eos_token_id=eos, pad_token_id=pad)
     return exported.eval()
@@ -171,15 +171,15 @@ def _weights(model: PositionedOLMo | PositionedNeoX) -> dict[str, Tensor]:
     """All weights there are, by transformers' names; read from modules, since OLMo may group its blocks."""
     if isinstance(model, PositionedNeoX):
         return model.model.state_dict()
-    parts: Any = model.transformer
+    modules: Any = model.transformer
     tensors = {
-        "model.embed_tokens": parts["wte"].weight,
-        "model.norm": parts["ln_f"].weight,
+        "model.embed_tokens": modules["wte"].weight,
+        "model.norm": modules["ln_f"].weight,
         "lm_head": model.head().weight,
     }
     norms = ("input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
     attn_norm, ff_norm = norms[1:] if model.config.norm_after else norms[:2]
-    for number, block in enumerate(model.blocks()):
+    for layer, block in enumerate(model.blocks()):
         if model.config.block_type == BlockType.llama:
             q = block.q_proj.weight
             k = block.k_proj.weight
@@ -200,7 +200,7 @@ def _weights(model: PositionedOLMo | PositionedNeoX) -> dict[str, Tensor]:
         }
         if model.config.attention_layer_norm:
             of_block |= {"self_attn.q_norm": block.q_norm.weight, "self_attn.k_norm": block.k_norm.weight}
-        tensors |= {f"model.layers.{number}.{name}": tensor for name, tensor in of_block.items()}
+        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in of_block.items()}
     return {f"{name}.weight": tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -93,10 +93,10 @@ def draw_shift(
     """How the coupled ids of one sample are moved in training: start, last id before the skip, and skip.
 
     The start is uniform over what the table of ids 0 … ``table_size`` - 1 has room for (Cho et al. 2024): every id is
-    trained, and none is bound to a place. With ``skip_probability`` the ids above a uniform one jump ahead by a uniform
-    distance that fits: PoSE of coupled ids [ours]. They jump between two ids of the prompt, which range from 1 to
-    ``largest_of_prompt``: an id of the response beyond those, as a sum's carry has it, could not be predicted behind a
-    jump that the prompt does not show.
+    trained, and none is bound to a position. With ``skip_probability`` the ids above a uniform one jump ahead by a
+    uniform distance that fits: PoSE of coupled ids [ours]. They jump between two ids of the prompt, which range from 1
+    to ``largest_of_prompt``: an id of the response beyond those, as a sum's carry has it, could not be predicted after
+    a jump that the prompt does not show.
     """
     room = table_size - 1 - largest
     assert room >= 0, "the config was checked: the table holds every sample"

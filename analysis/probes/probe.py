@@ -140,19 +140,17 @@ class Probe(ABC):
         of_models: list[pd.DataFrame] = []
         with nullcontext() if out is None else self._open_parts(user_path(out), settings) as parts:
             for number, (model, label, about) in enumerate(zip(models, labels, described, strict=True)):
-                part = None
-                if parts is not None:
-                    part = parts.path(_digest(about))
-                if part is not None and part.is_file():
+                name = _digest(about, settings)
+                if parts is not None and parts.path(name).is_file():
                     log.info("%s was measured before the interruption", about["model"])
-                    rows = read_parquet(part.with_suffix(".parquet"))
+                    rows = parts.read(parts.path(name), self._rows_in)
                 else:
                     bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
                     with open_model(model, **opening) as loaded:
                         token_losses = _token_losses(loaded, tokens_per_batch)
                         rows = self.measure_model(token_losses, sample, bar)
-                    if part is not None:
-                        write_saved(part, about, {part.stem: rows}, write=write_rows)
+                    if parts is not None:
+                        write_saved(parts.path(name), about, {self.RESULT.NAME: rows}, write=write_rows)
                 numbered = rows.assign(number=number, label=label)
                 of_models.append(numbered[["number", "label", *rows]])
             rows = pd.concat(of_models, ignore_index=True)
@@ -162,6 +160,9 @@ class Probe(ABC):
                 result.save(out)
                 parts.remove()
         return result
+
+    def _rows_in(self, folder: Path) -> pd.DataFrame:
+        return read_parquet(folder / f"{self.RESULT.NAME}.parquet")
 
     def _open_parts(self, out: Path, settings: dict[str, Any]) -> AbstractContextManager[Parts]:
         """The models that an interrupted measurement of these settings has measured."""
@@ -221,9 +222,11 @@ def default_labels(models: Sequence[Any]) -> list[str]:
     return names
 
 
-def _digest(about: dict[str, Any]) -> str:
-    """A name for a model, by what is said of it."""
-    text = json.dumps(about, sort_keys=True)
+def _digest(about: dict[str, Any], settings: dict[str, Any]) -> str:
+    """A name for what is measured of a model, by its weights and all settings: names of models and texts may differ."""
+    names = ("label", "model", "training_seed", "texts")
+    measured = {name: value for name, value in {**about, **settings}.items() if name not in names}
+    text = json.dumps(measured, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

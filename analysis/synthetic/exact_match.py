@@ -71,7 +71,7 @@ The others are of `olmo_sparsity.evaluate.exact_match.LengthResult` and the reco
 
 
 def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
-    """The rows of one evaluation, as `olmo_sparsity.evaluate.records.exact_match_record` tells them."""
+    """The rows of one evaluation, as `olmo_sparsity.evaluate.exact_match_record.exact_match_record` tells them."""
     options = dict(sorted(record["options"].items()))
     if record["initial_weights"]:  # its training went on from weights of another run
         options["initial_weights"] = True

@@ -1,7 +1,7 @@
-"""What an attention in the place of the softmax is, and where each is registered.
+"""What an attention in the place of the softmax is, and where it is registered.
 
-Shapes: B batch, H heads, Q queries, K keys (the last Q of them are the queries' own tokens), D head dimension, W width
-of the model, E numbers that an attention keeps of each token and head beside its value.
+Shapes: B batch, H heads, Q queries, K keys (the last Q of them are those of the queries' tokens), D head dimension,
+W width of the model, E further numbers that an attention caches for each token and head, with its value.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Where the queries and keys of a forward pass are, and who sees whom."""
+    """Positions of the queries and keys of a forward pass, and which keys each query sees."""
 
     query_ids: Tensor
     """(B or 1, Q) position ids."""
     key_ids: Tensor
     """(B or 1, K) position ids."""
     seen: Tensor
-    """(B or 1, 1, Q, K) bool: what a query sees. Later keys it does not."""
+    """(B or 1, 1, Q, K) bool: whether a query sees a key; later keys it never sees."""
     bias: Tensor
-    """(B or 1, 1 or H, Q, K): added to the scores of what is seen, last of all."""
+    """(B or 1, 1 or H, Q, K): added to the scores of keys that are seen, last of all."""
 
     @property
     def distance(self) -> Tensor:
@@ -51,10 +51,9 @@ class AttentionMask:
 
     @property
     def context_length(self) -> Tensor:
-        """n, the tokens up to the query, itself included, by its id: (B or 1, 1, Q, 1) float.
+        """n, the number of tokens up to the query and with it, by its id: (B or 1, 1, Q, 1) float.
 
-        By id [ours], where papers count keys: so that a token that is dropped from a context changes n no more than one
-        that is hidden.
+        By id [ours], where papers count keys: dropping a token from a context then changes n no more than hiding it.
         """
         return (self.query_ids + 1)[:, None, :, None].float()
 
@@ -65,22 +64,23 @@ class Attention(nn.Module):
     Scores and weights are float32, whatever the precision of the rest.
     """
 
-    extras = 0
-    """E: `per_token` computes them from the layer's input, and they are cached with the values."""
-    fades = True
-    """Whether a token whose scores are lowered without end is the same as one that is dropped."""
-    reads_ids = False
-    """Whether ids count tokens or measure distances, other than by RoPE; coupled ids do neither."""
+    cached_dims = 0
+    """E: how many numbers `per_token` computes from the layer's input, to be cached with the values."""
+    supports_presence = True
+    """Whether lowering a token's scores without bound equals dropping it, so that presence has a gradient."""
+    ids_are_positions = False
+    """Whether ids must be positions in the text, to count tokens or measure distances (RoPE apart); coupled ids are
+    none."""
 
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
 
     def reset_parameters(self) -> None:
-        """Draw the attention's own weights; called once the model has drawn its own."""
+        """Draw the attention's weights; called once the rest of the model has drawn its own."""
 
     def per_token(self, inputs: Tensor) -> Tensor:
-        """(B, H, T, E) of the layer's normed input (B, T, W); none where `extras` is 0."""
+        """(B, H, T, E) of the layer's normed input (B, T, W); none where `cached_dims` is 0."""
         return inputs.new_empty(len(inputs), self.shape.heads, inputs.shape[1], 0)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -88,11 +88,14 @@ class Attention(nn.Module):
         return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
 
     @abstractmethod
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
-        """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D) with extras (B, H, K, E)."""
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
+        """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D).
+
+        ``cached``: (B, H, K, E), what `per_token` gave for the keys' tokens.
+        """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
-        """What the queries read of the values, (B, H, Q, D); ``v`` is (B, H, K, D + E)."""
-        values, extras = v.split((q.shape[-1], self.extras), dim=-1)
-        weights = nn.functional.dropout(self.weights(q, k, extras, mask), dropout)
+        """The values that each query attends to, averaged, (B, H, Q, D); ``v`` is (B, H, K, D + E)."""
+        values, cached = v.split((q.shape[-1], self.cached_dims), dim=-1)
+        weights = nn.functional.dropout(self.weights(q, k, cached, mask), dropout)
         return weights.to(values.dtype) @ values

@@ -30,7 +30,7 @@ class ScalableSoftmax(Attention):
     has the usual scores at the end of its window.
     """
 
-    reads_ids = True
+    ids_are_positions = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
@@ -40,7 +40,7 @@ class ScalableSoftmax(Attention):
         """See `Attention`."""
         nn.init.zeros_(self.s_bias)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         s = 1 / math.log(self.shape.window_length) + self.s_bias.float()
         scale = s[:, None, None] * mask.context_length.log()
@@ -54,9 +54,9 @@ class LogLengthTemperature(Attention):
     Su 2021, and others since.
     """
 
-    reads_ids = True
+    ids_are_positions = True
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         scale = (mask.context_length.log() / math.log(self.shape.window_length)).clamp_min(1)
         return masked_softmax(scale * self.scores(q, k), mask)
@@ -73,9 +73,9 @@ class ScaleInvariant(Attention):
     to 100 tokens then weigh together as much as those at 100 to 1,000.
     """
 
-    reads_ids = True
+    ids_are_positions = True
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         squared = 2 * (mask.distance.clamp_min(0) / _TAU).log1p() + 1
         scores = squared.sqrt() * self.scores(q, k) + 1 - squared
@@ -90,8 +90,8 @@ class Forgetting(Attention):
     for it either [ours]: so a token that is hidden is the same as one that is dropped.
     """
 
-    extras = 1
-    fades = False
+    cached_dims = 1
+    supports_presence = False
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
@@ -106,11 +106,11 @@ class Forgetting(Attention):
         """log f, (B, H, T, 1)."""
         return F.logsigmoid(self.gate(inputs).float()).transpose(1, 2)[..., None]
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        log_gates = extras.float().transpose(-1, -2) * mask.seen  # (B, H, Q, K)
-        behind = log_gates.flip(-1).cumsum(-1).flip(-1) - log_gates
-        return masked_softmax(self.scores(q, k) + behind, mask)
+        log_gates = cached.float().transpose(-1, -2) * mask.seen  # (B, H, Q, K)
+        sum_of_later = log_gates.flip(-1).cumsum(-1).flip(-1) - log_gates
+        return masked_softmax(self.scores(q, k) + sum_of_later, mask)
 
 
 @ATTENTIONS.register("dape-v2")
@@ -122,12 +122,12 @@ class FeatureMap(Attention):
     the convolutions there are as many channels as heads, and a bias of ALiBi is added after them [ours].
     """
 
-    fades = False
-    reads_ids = True
+    supports_presence = False
+    ids_are_positions = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
-        # heads of the map, heads of the scores, the key before, the key itself, the key behind
+        # heads of the map x heads of the scores, of the previous key, the key itself and the next key
         self.first = nn.Linear(3 * shape.heads, shape.heads)
         self.second = nn.Linear(3 * shape.heads, shape.heads)
 
@@ -137,7 +137,7 @@ class FeatureMap(Attention):
         for zeros in (self.first.bias, self.second.weight, self.second.bias):
             nn.init.zeros_(zeros)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         scores = self.scores(q, k)
         if q.shape[2] == k.shape[2]:
@@ -158,7 +158,7 @@ class FeatureMap(Attention):
     @staticmethod
     def _convolved(layer: nn.Linear, scores: Tensor, follows: Tensor) -> Tensor:
         """(B, H, Q, K) of the same: each key with its neighbours, where ``follows`` says that the next key is one."""
-        before = F.pad(scores[..., :-1] * follows, (1, 0))
-        behind = F.pad(scores[..., 1:] * follows, (0, 1))
-        read = torch.cat([before, scores, behind], dim=1)
-        return torch.einsum("gh,bhqk->bgqk", layer.weight, read) + layer.bias[:, None, None]
+        previous = F.pad(scores[..., :-1] * follows, (1, 0))
+        following = F.pad(scores[..., 1:] * follows, (0, 1))
+        inputs = torch.cat([previous, scores, following], dim=1)
+        return torch.einsum("gh,bhqk->bgqk", layer.weight, inputs) + layer.bias[:, None, None]

@@ -21,21 +21,21 @@ _NEAR = 1e-7
 _HALVINGS = 30
 """Of the interval that holds SparseK's threshold."""
 _BLOCK = 2**16
-"""Numbers of the rows that `by_rows` searches at a time: 256 KB, of which a core's cache holds several."""
+"""How many numbers `by_rows` searches at a time: 256 KB, so that more than one block fits a core's cache."""
 
 
 def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """What ``search`` finds of tensors of one shape, each of whose rows, the last dimension, is searched by itself.
+    """The results of ``search`` for tensors of one shape; each row, the last dimension, is searched by itself.
 
-    A search reads its rows many times: on a CPU some rows at a time, which stay in the cache. All at once on a device,
-    and in a compiled graph, whose kernels do that by themselves.
+    A search reads its rows many times: on a CPU it gets a few rows at a time, which stay in the cache. On a device, and
+    in a compiled graph, whose kernels do that by themselves, it gets all of them at once.
     """
     if not tensors[0].is_cpu or torch.compiler.is_compiling():
         return search(*tensors)
     *outer, width = tensors[0].shape
     blocks = zip(*(tensor.flatten(0, -2).split(max(1, _BLOCK // width)) for tensor in tensors), strict=True)
     results = zip(*(search(*block) for block in blocks), strict=True)
-    return tuple(torch.cat(parts).unflatten(0, outer) for parts in results)
+    return tuple(torch.cat(chunks).unflatten(0, outer) for chunks in results)
 
 
 def _entmax_search(scores: Tensor) -> tuple[Tensor]:
@@ -51,7 +51,7 @@ def _entmax_search(scores: Tensor) -> tuple[Tensor]:
         root = (half - threshold).clamp_min(0)
         step = (root.square().sum(-1, keepdim=True) - 1) / (2 * root.sum(-1, keepdim=True))
         threshold = threshold + step
-        # On a device the question would make the host wait, and a compiled graph cannot ask it: all steps there.
+        # On a device this test would make the host wait, and a compiled graph cannot branch on it: all steps there.
         if scores.is_cpu and not torch.compiler.is_compiling() and bool((step < _NEAR).all()):
             break
     return ((half - threshold).clamp_min(0) ** 2,)
@@ -85,7 +85,7 @@ def entmax15(scores: Tensor) -> Tensor:
 class Entmax(Attention):
     """1.5-entmax of the scores."""
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
         return entmax15(masked_scores(self.scores(q, k), mask))
 
@@ -98,8 +98,8 @@ class AdaptiveScalableEntmax(Attention):
     range of γ, the + 1 and how w and u are drawn are those of the authors' code (deep-spin/asentmax).
     """
 
-    extras = 2
-    reads_ids = True
+    cached_dims = 2
+    ids_are_positions = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
@@ -113,9 +113,9 @@ class AdaptiveScalableEntmax(Attention):
         """What β and γ are made of, (B, H, T, 2)."""
         return self.beta_gamma(inputs).unflatten(-1, (self.shape.heads, 2)).transpose(1, 2)
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`."""
-        of_queries = extras[:, :, -q.shape[2] :].float()
+        of_queries = cached[:, :, -q.shape[2] :].float()
         beta = F.softplus(of_queries[..., :1])
         gamma = 2 * of_queries[..., 1:].tanh()
         scores = (1 + beta * mask.context_length.log1p() ** gamma) * self.scores(q, k)
@@ -125,7 +125,7 @@ class AdaptiveScalableEntmax(Attention):
 def _sparsek_search(u: Tensor, seen: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """m, and where it is between 0 and 1.
 
-    The threshold is found by halving, then solved for exactly, once it is known which m are 0 and which 1.
+    Bisection brackets the threshold; it is then solved for exactly, as it is known which m are 0 and which 1.
     """
     largest = torch.finfo(u.dtype).max
     low = u.masked_fill(~seen, largest).amin(dim=-1, keepdim=True) - 1
@@ -136,9 +136,9 @@ def _sparsek_search(u: Tensor, seen: Tensor, k: int) -> tuple[Tensor, Tensor]:
         enough = (u - middle).clamp(0, 1).sum(dim=-1, keepdim=True) >= k
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     between = (u > low) & (u < low + 1)
-    ones = (u >= low + 1).sum(dim=-1, keepdim=True)
+    num_ones = (u >= low + 1).sum(dim=-1, keepdim=True)
     count = between.sum(dim=-1, keepdim=True)
-    exact = (u.where(between, 0).sum(dim=-1, keepdim=True) - (k - ones)) / count.clamp_min(1)
+    exact = (u.where(between, 0).sum(dim=-1, keepdim=True) - (k - num_ones)) / count.clamp_min(1)
     few = seen.sum(dim=-1, keepdim=True) <= k
     m = torch.where(few, 1.0, (u - torch.where(count > 0, exact, low)).clamp(0, 1)) * seen
     return m, between & ~few
@@ -179,9 +179,9 @@ class SparseK(Attention):
     the training window by `sparsek`, and the nearest eighth besides, by ids [ours].
     """
 
-    extras = 1
-    fades = False
-    reads_ids = True
+    cached_dims = 1
+    supports_presence = False
+    ids_are_positions = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
@@ -195,10 +195,10 @@ class SparseK(Attention):
         """The score of every token, (B, H, T, 1)."""
         return self.score(inputs).transpose(1, 2)[..., None]
 
-    def weights(self, q: Tensor, k: Tensor, extras: Tensor, mask: AttentionMask) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, cached: Tensor, mask: AttentionMask) -> Tensor:
         """See `Attention`; they sum to 1 at most."""
         scores = self.scores(q, k)
-        u = extras.float().transpose(-1, -2).expand(scores.shape)
+        u = cached.float().transpose(-1, -2).expand(scores.shape)
         near = mask.distance < self.shape.window_length // 8
         chosen = sparsek(u, mask.seen & ~near, self.shape.window_length // 4)
         chosen = torch.where(mask.seen & near, 1.0, chosen)

@@ -30,7 +30,7 @@ class Command:
     about: str
     check: str = ""
     """``module:function`` that returns the command's arguments, and raises `UserError` for those that it refuses before
-    its work: `submit` asks it before a job waits."""
+    its work: `submit` calls it before a job waits."""
 
 
 COMMANDS = {
@@ -81,7 +81,7 @@ def main() -> None:
 def run(name: str) -> None:
     """Run the command of this name with the arguments of the process, and leave with its exit code.
 
-    Before PyTorch is imported: beside other work its threads would spin where they wait, and slow down both.
+    Before PyTorch is imported: next to other work its threads would spin where they wait, and slow down both.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # results/benchmarks has the table
@@ -97,7 +97,7 @@ def imported(name: str) -> Callable[..., Any]:
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a command's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
 
-    Only errors that a user can mend become one line; any other keeps its traceback. Under a launcher a line below it
+    Only errors that a user can fix become one line; any other keeps its traceback. Under a launcher a line below it
     says where to look, and the exit code whether another start may help (`exit_code_of`).
     """
     try:
@@ -135,7 +135,7 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 
 def _line_of(error: Exception) -> str:
-    """What is printed of an error that a user can mend, in place of a traceback; empty for any other."""
+    """What is printed of an error that a user can fix, in place of a traceback; empty for any other."""
     olmo = sys.modules.get("olmo.exceptions")  # importing it would load torch
     if isinstance(error, UserError) or (olmo and isinstance(error, olmo.OLMoConfigurationError)):
         return str(error)

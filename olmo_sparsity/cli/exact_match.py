@@ -34,12 +34,12 @@ from olmo_sparsity.util.files import EXACT_MATCH_NAME
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
-    from olmo_sparsity.evaluate.exact_match import Cell, LengthResult
+    from olmo_sparsity.evaluate.exact_match import LengthResult, Size
     from olmo_sparsity.tasks import Task
 
 
 def parser() -> Parser:
-    """Of what is measured on what."""
+    """The options of the command."""
     made = Parser(prog="olmo-sparsity exact_match", description=__doc__)
     add = made.add_argument
     add("checkpoint", metavar="CKPT", help="checkpoint folder, or a run folder (then its last checkpoint)")
@@ -73,49 +73,49 @@ def parser() -> Parser:
 
 def main() -> None:
     """Measure, write and print, unless it is measured already."""
-    given = parser().parse_args()
+    options = parser().parse_args()
 
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.build import task_positions
-    from olmo_sparsity.evaluate.exact_match import measure
-    from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
+    from olmo_sparsity.evaluate.exact_match import measure_exact_match
+    from olmo_sparsity.evaluate.exact_match_record import exact_match_record, record_is_of
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import pick_device
 
-    device = pick_device(given.device)
-    folder = resolve_checkpoint(given.checkpoint)
+    device = pick_device(options.device)
+    folder = resolve_checkpoint(options.checkpoint)
     model, config = load_model(folder)
-    task, cells = planned(given, config)
-    path = (given.out or folder.parent) / EXACT_MATCH_NAME
-    if record_is_of(path, folder, task, cells, samples=given.samples, seed=given.seed):
+    task, sizes = planned(options, config)
+    path = (options.out or folder.parent) / EXACT_MATCH_NAME
+    if record_is_of(path, folder, task, sizes, samples=options.samples, seed=options.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
-    if path.is_file() and not given.overwrite:
+    if path.is_file() and not options.overwrite:
         raise UserError(f"{path} holds another measurement; give --out, or --overwrite")
     predictor = as_predictor(model.to(device))
-    with progress("exact match", len(cells) * given.samples, "samples") as advance:
-        rows = measure(
+    with progress("exact match", len(sizes) * options.samples, "samples") as advance:
+        rows = measure_exact_match(
             predictor,
             task,
             task_positions(config),
-            cells,
-            samples=given.samples,
-            seed=given.seed,
+            sizes,
+            samples=options.samples,
+            seed=options.seed,
             device=device,
-            batch_tokens=given.batch_tokens,
+            batch_tokens=options.batch_tokens,
             advance=advance,
         )
     write_json(
-        path, exact_match_record(folder, config, task, predictor, rows, seed=given.seed, device=device)
+        path, exact_match_record(folder, config, task, predictor, rows, seed=options.seed, device=device)
     )
     print(_table(rows))
     print(f"wrote {path}")
 
 
-def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]]:
-    """The task of ``config`` with the other parameters that are asked for, and the cells to measure it in.
+def planned(options: argparse.Namespace, config: Config) -> tuple[Task, list[Size]]:
+    """The task of ``config`` with the parameters of ``options``, and the sizes to measure it at.
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
@@ -125,15 +125,15 @@ def planned(given: argparse.Namespace, config: Config) -> tuple[Task, list[Cell]
 
     if config.task.name is None:
         raise UserError(
-            "exact match is of a task, and this run is of text; olmo-sparsity length measures its loss by position"
+            "exact match is of a task, and this run trained on text; olmo-sparsity length measures its loss by position"
         )
-    task = make_task(config.task.name, {**config.task.parameters, **given.parameters})
+    task = make_task(config.task.name, {**config.task.parameters, **options.parameters})
     if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
         raise UserError(
-            f"--parameters {given.parameters} number the symbols in another way; leave them as they were trained"
+            f"--parameters {options.parameters} give the symbols other ids than in training; leave them out"
         )
-    lengths = given.lengths or multiples_of_training_length(task)
-    return task, grid(task_positions(config), task, lengths, given.ks)
+    lengths = options.lengths or multiples_of_training_length(task)
+    return task, grid(task_positions(config), task, lengths, options.ks)
 
 
 def _parameters(text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ sources:
   c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder, or of the files of its
         folder en, named with --dataset
 
-Documents of one book, site or package are no independent samples: this group of each document is kept beside the
+Documents of one book, site or package are no independent samples: this group of each document is kept next to the
 tokens (--group-field), and held-out documents are chosen as whole groups, in a random order as far as they fit in
 the share. A group larger than the share thus stays in training.
 
@@ -44,25 +44,27 @@ from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, sett
 
 
 def main() -> int:
-    settings, how = parse_settings()
-    is_ready = (how.out / MANIFEST_NAME).is_file()
+    settings, options = parse_settings()
+    is_ready = (options.out / MANIFEST_NAME).is_file()
     start = time.monotonic()
-    manifest = prepare(settings, how.out, workers=how.workers, shard=how.shard)
+    manifest = prepare(settings, options.out, workers=options.workers, shard=options.shard)
     seconds = time.monotonic() - start
     if manifest is None:
-        name = "{}/{}".format(*how.shard)
+        name = "{}/{}".format(*options.shard)
         print(f"shard {name}: {seconds:,.1f} s; next, when all are ready: the same command without --shard")
     elif is_ready:
-        print(f"{summary(manifest)}\n{how.out} was ready already, made with the same settings; nothing to do")
+        print(
+            f"{summary(manifest)}\n{options.out} was ready already, made with the same settings; nothing to do"
+        )
     else:
-        print(f"{summary(manifest)}\n{seconds:,.1f} s; {how.out} is ready")
+        print(f"{summary(manifest)}\n{seconds:,.1f} s; {options.out} is ready")
     return 0
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
-    """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
-    how = _parser().parse_args(arguments)
-    return settings_from(PrepareSettings, how), how
+    """The corpus's settings, and all options, of ``arguments``, by default those of the command line."""
+    options = _parser().parse_args(arguments)
+    return settings_from(PrepareSettings, options), options
 
 
 def summary(manifest: CorpusManifest) -> str:

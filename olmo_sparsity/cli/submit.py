@@ -65,7 +65,7 @@ class Job:
     """Of the logs."""
     command: Sequence[str]
     options: Sequence[str] = ()
-    """Of sbatch, beside those that all jobs have."""
+    """Of sbatch, besides those that all jobs have."""
     merge: Sequence[str] = ()
     """A command that waits for the tasks of the array."""
     script_options: Sequence[str] = ()
@@ -74,7 +74,7 @@ class Job:
 
 def main() -> None:
     """Check, then print or submit."""
-    # A -- is allowed in front of the arguments of the command: they are told from our options by their names.
+    # A -- is allowed in front of the arguments of the command: they are distinguished from our options by their names.
     options, arguments = _parser().parse_known_args([word for word in sys.argv[1:] if word != "--"])
     options.may_come = options.after is not None or options.dry_run
     if options.command in JOBS:
@@ -83,10 +83,10 @@ def main() -> None:
         job = Job(options.command, Path(), command_line(options.command, arguments))
     if not options.dry_run:
         job.folder.mkdir(parents=True, exist_ok=True)  # else SLURM drops the logs
-    number = _submit(options, job, job.command, job.options, after=options.after)
+    job_id = _submit(options, job, job.command, job.options, after=options.after)
     if job.merge:
         options.gpus_per_node = None
-        _submit(options, job, job.merge, after=number)
+        _submit(options, job, job.merge, after=job_id)
     if not options.dry_run:
         print(f"logs: {job.folder}/slurm-*.out")
 
@@ -99,13 +99,13 @@ def _submit(
     *,
     after: str | None,
 ) -> str:
-    """Submit a command, or print the call of sbatch; returns the number of the job. sbatch itself says what it refuses.
+    """Submit a command, or print the call of sbatch; returns the id of the job. sbatch itself says what it refuses.
 
     It starts when the jobs ``after`` have ended well; if one of them fails, it leaves the queue.
     """
     log = "%A_%a" if any(option.startswith("--array") for option in more) else "%j"
-    given = {name: getattr(options, name) for name in ("time", "partition", "account", "mem")}
-    given |= {"gpus-per-node": options.gpus_per_node, "cpus-per-task": options.cpus}
+    sbatch_options = {name: getattr(options, name) for name in ("time", "partition", "account", "mem")}
+    sbatch_options |= {"gpus-per-node": options.gpus_per_node, "cpus-per-task": options.cpus}
     script = shipped(f"slurm/{'train' if options.command == 'train' else 'job'}.sbatch")
     call = [
         "sbatch",
@@ -114,7 +114,7 @@ def _submit(
         f"--job-name={job.name}",
         f"--output={job.folder}/slurm-{log}.out",
         *more,
-        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *(f"--{name}={value}" for name, value in sbatch_options.items() if value is not None),
         *options.sbatch,
         str(script),
         *job.script_options,
@@ -126,9 +126,9 @@ def _submit(
     done = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise UserError(f"SLURM refused {shlex.join(call)}")
-    number = done.stdout.strip().partition(";")[0]  # behind it the cluster's name, where there are several
-    print(f"submitted as job {number}")
-    return number
+    job_id = done.stdout.strip().partition(";")[0]  # the cluster's name follows, where there is more than one
+    print(f"submitted as job {job_id}")
+    return job_id
 
 
 def _is_missing(options: argparse.Namespace, corpora: Iterable[str | Path | None]) -> bool:
@@ -156,7 +156,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
-    processes = options.nodes * per_node
+    world_size = options.nodes * per_node
     is_text = config.task.name is None
     steps_per_epoch = None
     is_missing = _is_missing(options, [config.corpus.path if is_text else None])
@@ -164,7 +164,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         steps_per_epoch = open_training_data(config).steps_per_epoch
         if config.evaluation.interval is not None:
             open_evaluation(config)
-    model = check_run(config, processes, steps_per_epoch)
+    model = check_run(config, world_size, steps_per_epoch)
     last = starting_checkpoint(config, resume=True)
     weights_may_come = options.may_come and not Path(config.initial_weights or "").exists()
     if last is None and not is_missing and not weights_may_come:
@@ -194,10 +194,10 @@ def _warn_of_long_save(size: int, sbatch: Sequence[str]) -> None:
 
 def _warning_seconds(sbatch: Sequence[str]) -> int:
     """Seconds between SIGUSR1 and the time limit, by sbatch's option --signal=[R:]SIGNAL[@SECONDS]."""
-    given = re.findall(r"--signal[= ](\S+)", " ".join(sbatch))
-    if not given:
+    signals = re.findall(r"--signal[= ](\S+)", " ".join(sbatch))
+    if not signals:
         return WARNING_SECONDS
-    seconds = given[-1].partition("@")[2]
+    seconds = signals[-1].partition("@")[2]
     return int(seconds) if seconds.isdecimal() else 60  # SLURM's default
 
 
@@ -225,11 +225,11 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.cli.prepare_data import parse_settings
 
     shards, _ = options.array
-    settings, how = parse_settings([*arguments, *([f"--shard=1/{shards}"] if shards > 1 else [])])
+    settings, prepare_options = parse_settings([*arguments, *([f"--shard=1/{shards}"] if shards > 1 else [])])
     settings.check(in_shards=shards > 1)
     # without --workers it would take all cores that it sees, on some clusters those of the whole node
     command = command_line("prepare_data", [*arguments, f"--workers={options.cpus}"])
-    return _in_shards(options, command, how.out)
+    return _in_shards(options, command, prepare_options.out)
 
 
 def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
@@ -237,15 +237,16 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    given = imported(COMMANDS["measure"].check)(list(arguments))
-    _is_missing(options, [given.corpus])
-    path, _ = split_scaling(given.model)
-    fixed = given.model
+    measure_options = imported(COMMANDS["measure"].check)(list(arguments))
+    _is_missing(options, [measure_options.corpus])
+    model = measure_options.model
+    path, _ = split_scaling(model)
+    fixed = model
     if Path(path).is_dir() and not options.may_come:
         # A run's last checkpoint now: all shards measure the same while it goes on.
-        fixed = str(resolve_checkpoint(path)) + given.model[len(path) :]
-    arguments = [fixed if word == given.model else word for word in arguments]
-    return _in_shards(options, command_line("measure", arguments), given.out)
+        fixed = str(resolve_checkpoint(path)) + model[len(path) :]
+    arguments = [fixed if word == model else word for word in arguments]
+    return _in_shards(options, command_line("measure", arguments), measure_options.out)
 
 
 def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -> Job:

@@ -54,7 +54,7 @@ class Cell(NamedTuple):
     command: str
     """For a shell: the training and, where the config has a task, its evaluation."""
     is_finished: bool = False
-    """Whether it is trained to the end, and measured as is asked for now."""
+    """Whether it is trained to the end, and measured with the present options."""
     corpus: str | None = None
     """Folder of the prepared text that it reads, if any."""
 
@@ -76,10 +76,10 @@ def main() -> int:
 def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
     """The options and the cells, the last axis fastest.
 
-    Raises `UserError` for the first cell whose config is refused, that cannot be evaluated as is asked, or whose folder
-    holds a run of other settings.
+    Raises `UserError` for the first cell whose config is refused, that cannot be evaluated with the options, or whose
+    folder holds a run of other settings.
     """
-    # A -- in front of the overrides is allowed: they are told from the options by their names.
+    # A -- in front of the overrides is allowed: they are distinguished from the options by their names.
     options, overrides = _parser().parse_known_args([word for word in arguments if word != "--"])
     axes = dict(map(_axis, options.grid))
     if len(axes) < len(options.grid):
@@ -90,14 +90,16 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
         settings = dict(zip(axes, values, strict=True))
         named = {"config": Path(path).stem, **settings} if len(options.configs) > 1 else settings
         # without what is special to a shell, a path or YAML: 5-20 for [5, 20]
-        parts = (f"{key}={'-'.join(re.findall('[A-Za-z0-9_.+-]+', text))}" for key, text in named.items())
-        name = ",".join(parts)
+        words = (f"{key}={'-'.join(re.findall('[A-Za-z0-9_.+-]+', text))}" for key, text in named.items())
+        name = ",".join(words)
         try:
-            words = [*overrides, *(f"--{key}={value}" for key, value in settings.items())]
-            cells.append(_cell(options, options.out / name, path, words))
+            cell_overrides = [*overrides, *(f"--{key}={value}" for key, value in settings.items())]
+            cells.append(_cell(options, options.out / name, path, cell_overrides))
         except UserError as error:
-            what, *problems = error.args
-            raise UserError(f"no cell is started, for one cannot run: {name}: {what}", *problems) from error
+            message, *problems = error.args
+            raise UserError(
+                f"no cell is started, for one cannot run: {name}: {message}", *problems
+            ) from error
     if len({cell.folder for cell in cells}) < len(cells):
         raise UserError("two cells would share a folder; put them into two sweeps")
     return options, cells
@@ -105,7 +107,7 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
 
 def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Sequence[str]) -> Cell:
     from olmo_sparsity.config.load import load_config
-    from olmo_sparsity.evaluate.records import record_is_of
+    from olmo_sparsity.evaluate.exact_match_record import record_is_of
     from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.resume import is_finished, starting_checkpoint
 
@@ -122,13 +124,15 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
     finished = last is not None and is_finished(config, last)
     # where --evaluate has changed, the earlier measurement is replaced
     words = [str(folder), "--overwrite", *shlex.split(options.evaluate)]
-    how = exact_match.parser().parse_args(words)
+    evaluation = exact_match.parser().parse_args(words)
     if config.task.name is not None:
         command += f" && {shlex.join(command_line('exact_match', words))}"
-        wanted = exact_match.planned(how, config)
-        record = (how.out or folder) / EXACT_MATCH_NAME
+        task, sizes = exact_match.planned(evaluation, config)
+        record = (evaluation.out or folder) / EXACT_MATCH_NAME
         if finished and last is not None:
-            finished = record_is_of(record, last, *wanted, samples=how.samples, seed=how.seed)
+            finished = record_is_of(
+                record, last, task, sizes, samples=evaluation.samples, seed=evaluation.seed
+            )
     return Cell(folder, command, finished, config.corpus.path if config.task.name is None else None)
 
 
@@ -161,7 +165,7 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
                         last = last_line(cell.folder / LOG_NAME)
                         end = f"failed with exit code {code}: {last}" if code else "finished"
                     print(f"[{len(codes)}/{len(cells)}] {cell.folder.name}: {end}", flush=True)
-        finally:  # none is left behind, whatever happened here
+        finally:  # none goes on running, whatever happened here
             _stop(running.values())
     if left := len(cells) - len(codes):
         print(f"{left} of {len(cells)} cells are stopped or have not started; the same command goes on")
@@ -196,9 +200,11 @@ def _stop(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 def _axis(text: str) -> tuple[str, list[str]]:
     """Key and values of ``key=1,2`` or ``key=[5,20],[5,10]``: commas inside brackets belong to a value."""
-    key, _, rest = text.partition("=")
-    depths = itertools.accumulate((sign in "[{") - (sign in "]}") for sign in rest)
-    marked = ("\0" if sign == "," and depth == 0 else sign for sign, depth in zip(rest, depths, strict=True))
+    key, _, listed = text.partition("=")
+    depths = itertools.accumulate((sign in "[{") - (sign in "]}") for sign in listed)
+    marked = (
+        "\0" if sign == "," and depth == 0 else sign for sign, depth in zip(listed, depths, strict=True)
+    )
     values = [value.strip() for value in "".join(marked).split("\0")]
     if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or not all(values):
         raise UserError(

@@ -16,8 +16,8 @@ def parse_duration(value: int | str) -> tuple[float, str]:
     match = re.fullmatch(r"(.*?)(T|ep|)", str(value).strip())
     units = {"": "steps", "T": "tokens", "ep": "epochs"}
     with suppress(ValueError, OverflowError):  # no number; infinity
-        if match and (number := float(match[1])) > 0 and number == int(number):
-            return number, units[match[2]]
+        if match and (amount := float(match[1])) > 0 and amount == int(amount):
+            return amount, units[match[2]]
     raise UserError(
         f"max_duration: {value!r} is no duration; give steps (10000), tokens (2e12T) or epochs (2ep)"
     )
@@ -29,8 +29,8 @@ def parse_steps(value: str | None) -> list[range]:
     Raises `UserError` for anything else.
     """
     ranges = []
-    for part in value.split(",") if value is not None else []:
-        match = re.fullmatch(r"\s*(\d{1,18}):(\d{1,18})\s*", part)
+    for text in value.split(",") if value is not None else []:
+        match = re.fullmatch(r"\s*(\d{1,18}):(\d{1,18})\s*", text)
         if not match or not 1 <= int(match[1]) < int(match[2]):
             raise UserError(
                 f"data.skip_steps: {value!r} is no list of ranges of steps; give 1200:1210 to leave out steps 1200 to "

@@ -33,10 +33,10 @@ def is_set(config: Config, name: str) -> bool:
     return value != default and bool(value or default)
 
 
-FREE = frozenset(name for name, _, rule in rules(Config()) if rule.may_change_on_resume)
+MAY_CHANGE_ON_RESUME = frozenset(name for name, _, rule in rules(Config()) if rule.may_change_on_resume)
 """Fields and sections that may differ in a resumed run: no loss depends on them but for rounding and what dropout
 draws. The precision and the text are compared as such, not by these names."""
-RECORDED = frozenset(name for name, _, rule in rules(Config()) if rule.recorded_on_resume)
+RECORDED_ON_RESUME = frozenset(name for name, _, rule in rules(Config()) if rule.recorded_on_resume)
 """Fields that decide losses and may differ in a resumed run all the same, as where it goes on after it diverged. What
 changed is said, and recorded in `provenance.json` with the step."""
 ABOUT_TEXT = frozenset(name for name, _, rule in rules(Config()) if rule.about_text)
@@ -45,4 +45,7 @@ ABOUT_TEXT = frozenset(name for name, _, rule in rules(Config()) if rule.about_t
 
 def may_change(name: str) -> bool:
     """Whether a resumed run may have another value of a field."""
-    return any(f"{name}.".startswith(f"{free}.") for free in (*FREE, *RECORDED, *IGNORED))
+    return any(
+        f"{name}.".startswith(f"{section}.")
+        for section in (*MAY_CHANGE_ON_RESUME, *RECORDED_ON_RESUME, *IGNORED)
+    )

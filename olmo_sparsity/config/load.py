@@ -90,7 +90,7 @@ def _expand_home(config: Config) -> None:
 
 
 def ignored_fields(config: Config) -> dict[str, str]:
-    """The fields that ask for something which this engine does otherwise, and what it has instead."""
+    """The fields that this engine does not read, and what it has instead."""
     return {
         name: reason
         for name, reason in IGNORED.items()
@@ -99,7 +99,7 @@ def ignored_fields(config: Config) -> dict[str, str]:
 
 
 def _taken_over(config: Config) -> list[str]:
-    """Move what fields of OLMo's ask for to those that have it here; returns a line for each."""
+    """Translate some of OLMo's fields into those that have their meaning here; returns a line for each."""
     notes = []
     starts_anew = not config.restore_dataloader or config.reset_trainer_state
     if (
@@ -142,7 +142,7 @@ def _files_of_evaluators(config: Config) -> list[str]:
 
 
 def _unlike_neox(config: Config, written: DictConfig) -> dict[str, str]:
-    """The fields of which GPT-NeoX has its own, where they are written otherwise, as for OLMo."""
+    """Fields that GPT-NeoX fixes, where the config has other values, as for OLMo."""
     if config.model.family != "gpt_neox":
         return {}
     ignored = {}
@@ -198,6 +198,6 @@ def _missing_variables(error: Exception, values: DictConfig | None) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    """What OmegaConf says of a key, or YAML of a place in a text."""
+    """OmegaConf's message about a key, or YAML's about a line of a text."""
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else " ".join(str(error).split())

@@ -11,7 +11,7 @@ REFUSED = {
     "set restore_dataloader: false",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
-    "data.datasets": "groups of files are not told apart; list all of them in data.paths",
+    "data.datasets": "groups of files are not distinguished; list all of them in data.paths",
     "data.label_mask_paths": "label masks are not implemented; set it to null",
     "data.generate_doc_lengths": "a token attends to all before it in its window; set it to false",
     "data.generate_attention_mask": "windows have no padding to mask; set it to false",

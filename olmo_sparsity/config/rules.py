@@ -10,7 +10,7 @@ from typing import Any
 EVERY_FAMILY = ("olmo", "gpt_neox", "tuples")
 NOT_FIXED = object()
 _KEY = "olmo_sparsity.rule"
-_MOST_BITS = 63  # beside the sign: integers reach PyTorch and NumPy
+_MOST_BITS = 63  # besides the sign: integers reach PyTorch and NumPy
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rule:
         return family in self.families or (family == "gpt_neox" and self.in_neox is not NOT_FIXED)
 
     def complaint(self, value: Any) -> str | None:
-        """What is wrong with ``value``, to be read behind it; None where nothing is, or where it is no number."""
+        """What is wrong with ``value``, to follow it in a message; None where nothing is, or where it is no number."""
         if isinstance(value, list | tuple):
             return next((wrong for element in value if (wrong := self.complaint(element))), None)
         if isinstance(value, bool) or not isinstance(value, int | float):

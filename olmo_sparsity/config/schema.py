@@ -95,12 +95,12 @@ class ModelConfig(olmo.ModelConfig):
 
     nope_layer_interval: int | None = checked(None, at_least=1)
     """
-    RNoPE: every so many layers has no rotation, the first so many less one have; needs `rope: true`. Null: all rotate.
+    RNoPE: a layer whose number, from 1, is a multiple of this has no rotation; needs `rope: true`. Null: all rotate.
     """
 
     rope_window: int | None = checked(None, at_least=1)
     """
-    Layers with RoPE see only the tokens whose ids are less than so many away, before or behind. Null: all.
+    Layers with RoPE see only tokens whose ids differ from the query's by less than this. Null: all.
     """
 
     @property
@@ -225,7 +225,7 @@ class PositionsConfig(olmo.BaseConfig):
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
 
     id_weight: float = checked(1.0, at_least=0)
-    """predicted: weight of the id's cross-entropy beside the token's."""
+    """predicted: weight of the id's cross-entropy, which is added to the token's."""
 
     content: Literal["contiguous", "skip"] = checked("contiguous", about_text=True)
     """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
@@ -255,8 +255,8 @@ class CorpusConfig(olmo.BaseConfig):
 @dataclass
 class NeedlesConfig(olmo.BaseConfig):
     """
-    Needles woven into training windows of text: a random key with a value behind it, and further on the same key with
-    its value again, at places drawn from the seed [ours]. For models that are to find what they have read once.
+    Needles woven into training windows of text: a random key followed by a value, and further on the same key with
+    its value again, at positions drawn from the seed [ours]. For models that are to find what they have read once.
     """
 
     share: float = checked(0.0, at_least=0, at_most=1, about_text=True)
@@ -266,7 +266,7 @@ class NeedlesConfig(olmo.BaseConfig):
     """Needles of such a window."""
 
     key_tokens: int = checked(2, at_least=1)
-    """Tokens of a key. One key in eight is never woven, so that tests can ask for it."""
+    """Tokens of a key. One key in eight is never woven, so that tests can use it."""
 
     value_tokens: list[int] = checked(default_factory=lambda: [1], at_least=1)
     """Tokens of a value, drawn from these for each needle."""
@@ -314,8 +314,9 @@ class TaskConfig(olmo.BaseConfig):
 
     length_groups: int | None = checked(None, at_least=1)
     """
-    A minimax objective over lengths: of so many groups of a step's samples, by length, the step trains on the one whose
-    mean loss is largest [ours; the paper's improved bound assumes such an objective]. Null: the mean over all samples.
+    A minimax objective over lengths: a step's samples are grouped by length into this many groups, and the step trains
+    on the group whose mean loss is largest [ours; the paper's improved bound assumes such an objective]. Null: the mean
+    over all samples.
     """
 
 
@@ -330,7 +331,7 @@ class EvaluationConfig(olmo.BaseConfig):
     """Text: held-out token files, of type `data.memmap_dtype`. Null: the held-out split of `corpus.path`."""
 
     interval: int | None = checked(None, at_least=1)
-    """Measured every so many steps, and at the last one. Null: never."""
+    """Steps between two measurements; one is made at the last step, too. Null: never."""
 
     windows: int = checked(64, at_least=1)
     """How many windows are read, fewer where the held-out text has fewer."""
@@ -360,7 +361,7 @@ class SpeedMonitorConfig(olmo.SpeedMonitorConfig):
     gpu_flops_available: float | int | None = checked(None, above=0)
 
 
-_GONE: dict[str, Any] = {
+_REMOVED_FIELDS: dict[str, Any] = {
     "corpus.stream": None,
     "corpus.train_split": "train",
     "corpus.heldout_split": "heldout",
@@ -368,8 +369,8 @@ _GONE: dict[str, Any] = {
     "positions.restart_at_documents": False,
     "positions.found": {"marks": [], "counted_from": [], "first_ids": []},
 }
-"""Fields of older checkpoints that are gone, and the value that changed nothing; others are refused."""
-_GONE_AT_ANY_VALUE = (
+"""Fields of older checkpoints that were removed, and the value that had no effect; any other is refused."""
+_REMOVED_WITHOUT_EFFECT = (
     "corpus.verify_checksums",
     "deepspeed.offload_optimizer",
     "evaluation.position_bins",
@@ -377,7 +378,7 @@ _GONE_AT_ANY_VALUE = (
     "evaluation.batch_size",
     "tensorboard",
 )
-"""Those that never changed what a model becomes."""
+"""Removed fields that never had an effect on a model."""
 
 
 @dataclass
@@ -453,15 +454,15 @@ class Config(olmo.TrainConfig):
 
     @classmethod
     def update_legacy_settings(cls, config: Any) -> Any:
-        """Also without the fields of older checkpoints that are gone, where they changed nothing."""
+        """As OLMo's; also drops the fields of older checkpoints that were removed, where they had no effect."""
         config = super().update_legacy_settings(config)
-        for name in (*_GONE, *_GONE_AT_ANY_VALUE):
+        for name in (*_REMOVED_FIELDS, *_REMOVED_WITHOUT_EFFECT):
             section, _, key = name.rpartition(".")
             values = config.get(section) if section else config
             if not isinstance(values, MutableMapping) or key not in values:
                 continue
-            if name in _GONE_AT_ANY_VALUE or values[key] == _GONE[name]:
-                if values[key] and name in _GONE_AT_ANY_VALUE:
+            if name in _REMOVED_WITHOUT_EFFECT or values[key] == _REMOVED_FIELDS[name]:
+                if values[key] and name in _REMOVED_WITHOUT_EFFECT:
                     logging.getLogger(__name__).warning("%s is gone, and ignored", name)
                 del values[key]
         return config

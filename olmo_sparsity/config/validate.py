@@ -1,4 +1,4 @@
-"""What a config may not ask for: what would silently train something else than it says, or lose a run's work.
+"""Configs that are refused: those that would silently train something else than they say, or lose a run's work.
 
 Types, choices and unknown keys are OmegaConf's to refuse, shapes that do not fit OLMo's and PyTorch's.
 """
@@ -27,19 +27,18 @@ _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, n
 
 def validate(config: Config) -> list[str]:
     """What is wrong with ``config``, a line each, which begins with the name of a field."""
-    # What does not go together is judged of values that are possible by themselves.
+    # Combinations are checked only of values that are possible by themselves.
     of_data = _of_text if config.task.name is None else _of_task
-    parts = (_of_model, _of_positions, of_data, _of_training)
-    return [*_of_values(config)] or [problem for part in parts for problem in part(config)]
+    checks = (_of_model, _of_positions, of_data, _of_training)
+    return [*_of_values(config)] or [problem for check in checks for problem in check(config)]
 
 
 def _of_values(config: Config) -> Iterator[str]:
     for name, value, rule in rules(config):
         if complaint := rule.complaint(value):
             yield f"{name}: {value} {complaint}"
-        if not is_dataclass(value) and "${" in str(
-            value
-        ):  # it was written \${…}; the saved config would be another one
+        # It was written \${…}; the saved config would be another one.
+        if not is_dataclass(value) and "${" in str(value):
             yield f"{name}: {value} still has ${{ in it when it is resolved; write it without"
     for name, remedy in REFUSED.items():
         if is_set(config, name) and not (name in _WITH_LOAD_PATH and config.load_path):
@@ -66,7 +65,7 @@ def _of_model(config: Config) -> Iterator[str]:
         yield f"model.embedding_size: {model.embedding_size} is below vocab_size {model.vocab_size}; set it to null"
     learned = model.family == "olmo" and model.learns_positions
     if learned and (positions.scheme != "contiguous" or config.task.name):
-        yield "model.rope: learned position embeddings end before the ids of schemes and of tasks; set it to true"
+        yield "model.rope: learned position embeddings have no rows for ids of schemes or tasks; set it to true"
     if not model.rope:
         for name in ("model.nope_layer_interval", "model.rope_window"):
             if field_value(config, name):
@@ -74,20 +73,21 @@ def _of_model(config: Config) -> Iterator[str]:
     if (model.nope_layer_interval or 0) > model.n_layers:
         yield f"model.nope_layer_interval: is above model.n_layers: all {model.n_layers} would have RoPE; lower it"
     if model.block_type != BlockType.sequential and (model.attention != SOFTMAX or model.rope_window):
-        yield "model.block_type: is sequential with model.attention and model.rope_window; set it so"
-    counts = positions.rotate == "index" or (
+        yield "model.block_type: must be sequential with model.attention or model.rope_window; set it to sequential"
+    ids_are_positions = positions.rotate == "index" or (
         positions.rotate == "ids" and positions.scheme not in COUPLED_SCHEMES
     )
-    if model.attention != SOFTMAX and ATTENTIONS[model.attention].reads_ids and not counts:
-        yield f"model.attention: {model.attention} takes ids for places in the text; set positions.rotate: index"
+    needs_positions = model.attention != SOFTMAX and ATTENTIONS[model.attention].ids_are_positions
+    if needs_positions and not ids_are_positions:
+        yield f"model.attention: {model.attention} takes ids for positions in the text; set positions.rotate: index"
     if positions.scheme == "random_float" and model.attention == "dape-v2":
         yield "positions.scheme: dape-v2 convolves over ids 1 apart, which random_float does not have; choose pose"
 
 
 def _of_heads(config: Config) -> Iterator[str]:
     model = config.model
-    width, rest = divmod(model.d_model, model.n_heads)
-    if rest:
+    width, remainder = divmod(model.d_model, model.n_heads)
+    if remainder:
         yield f"model.n_heads: {model.n_heads} heads cannot share model.d_model {model.d_model}; choose a divisor of it"
     elif model.rope and width % 2:
         yield f"model.n_heads: heads of width {width}, and RoPE rotates pairs; make model.d_model / n_heads even"
@@ -109,7 +109,7 @@ def _of_other_family(config: Config) -> Iterator[str]:
         if config.task.name is None:
             yield "model.family: tuples is for synthetic tasks; name a task, or choose olmo"
         if config.positions.scheme in ("predicted", "random_float"):
-            yield "positions.scheme: tuples look whole differences of given ids up; choose one that gives such ids"
+            yield "positions.scheme: tuples need integer ids that are not predicted; choose a scheme that has them"
     elif not model.rope:
         yield "model.rope: GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off"
     elif len({model.residual_dropout, model.attention_dropout, model.embedding_dropout}) > 1:
@@ -147,7 +147,7 @@ def _of_text(config: Config) -> Iterator[str]:
         if is_set(config, name):
             yield f"{name}: is for synthetic tasks; set task.name, or leave it out"
     if scheme in COUPLED_SCHEMES:
-        yield f"positions.scheme: {scheme} couples the tokens of a task, which text has not; name a task"
+        yield f"positions.scheme: {scheme} is for tasks, as text has no coupled tokens; set task.name"
     if config.corpus.path and config.data.paths:
         yield "corpus.path: excludes data.paths; set one of them to null"
     if config.data.paths and config.evaluation.interval is not None and not config.evaluation.paths:
@@ -156,7 +156,7 @@ def _of_text(config: Config) -> Iterator[str]:
     if scheme == "pose" and not 2 <= config.positions.chunks <= most_chunks:
         yield f"positions.chunks: {config.positions.chunks} is not in 2 … {most_chunks}, half of a window; 2 is usual"
     if not needles.value_tokens:
-        yield "needles.value_tokens: [] is no number of tokens; give one or several"
+        yield "needles.value_tokens: [] is empty; give one number of tokens, or more"
     elif needles.share:
         tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
         if needles.per_window > _MOST_NEEDLES or 2 * tokens > 0.75 * window_length:
@@ -174,32 +174,35 @@ def _of_task(config: Config) -> Iterator[str]:
         return
     for name in sorted(ABOUT_TEXT):
         if is_set(config, name):
-            yield f"{name}: is about text, and task.name asks for a task; take one of them away"
+            yield f"{name}: is about text, and task.name names a task; leave one of them out"
     if model.vocab_size != len(task.vocabulary):
         yield f"model.vocab_size: {model.vocab_size}, and {task.name} has {len(task.vocabulary)} tokens; set it to that"
-    most = task.train_length[1]
-    longest = task.at_length(most, *task.ks("train")[-1:]).max_tokens(most)
+    longest_training = task.train_length[1]
+    longest = task.at_length(longest_training, *task.ks("train")[-1:]).max_tokens(longest_training)
     if model.max_sequence_length < longest:
         yield f"model.max_sequence_length: the longest sample of {task.name} has {longest} tokens; set it to that"
     most_chunks = task.fewest_tokens(task.train_length[0]) // 2
     if positions.scheme == "pose" and not 2 <= positions.chunks <= most_chunks:
         yield f"positions.chunks: {positions.chunks} is not in 2 … {most_chunks}, half of the shortest sample"
-    if config.evaluation.until is not None and not task.test_length[0] <= most <= task.test_length[1]:
+    if (
+        config.evaluation.until is not None
+        and not task.test_length[0] <= longest_training <= task.test_length[1]
+    ):
         yield "evaluation.until: is about the longest training length, which test_length leaves out; change one of them"
     if positions.scheme in COUPLED_SCHEMES:
         yield from _of_coupling(config, task)
 
 
 def _of_coupling(config: Config, task: Task) -> Iterator[str]:
-    """Of coupled ids: a table too small for the test samples would be found out when the run is over."""
+    """Of coupled ids: without this a table too small for the test samples would show only after the run."""
     positions = config.positions
     longest = task.test_length[1]
     second = task.largest_second_id()
     if task.largest_id(longest) is None:
         yield f"positions.scheme: {positions.scheme} needs coupled tokens, and {task.name} has none; choose contiguous"
         return
-    for name, most in small_tables(positions, task, longest):
-        yield f"{name}: samples up to length {longest} need ids up to {most}; set it to at least {most + 1}"
+    for name, largest in small_tables(positions, task, longest):
+        yield f"{name}: samples up to length {longest} need ids up to {largest}; set it to at least {largest + 1}"
     if second is None and positions.second_table_size is not None:
         yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":
@@ -210,19 +213,19 @@ def _of_coupling(config: Config, task: Task) -> Iterator[str]:
 
 def small_tables(positions: PositionsConfig, task: Task, length: int) -> Iterator[tuple[str, int]]:
     """The tables that are too small for coupled samples of ``length``, and the largest id that each must hold."""
-    largest = {"table_size": task.largest_id(length), "second_table_size": task.largest_second_id()}
-    for name, most in largest.items():
-        if most is not None and (getattr(positions, name) or 0) <= most:
-            yield f"positions.{name}", most
+    largest_ids = {"table_size": task.largest_id(length), "second_table_size": task.largest_second_id()}
+    for name, largest in largest_ids.items():
+        if largest is not None and (getattr(positions, name) or 0) <= largest:
+            yield f"positions.{name}", largest
 
 
 def _of_training(config: Config) -> Iterator[str]:
     scheduler = config.scheduler
     evaluation = config.evaluation
     if evaluation.until is not None and evaluation.interval is None:
-        yield "evaluation.until: needs evaluation.interval: steps between two looks; set it"
+        yield "evaluation.until: needs evaluation.interval, the steps between two measurements; set it"
     if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:
-        yield "scheduler.grad_clip_warmup_steps: DeepSpeed clips alike at every step; set it to null"
+        yield "scheduler.grad_clip_warmup_steps: DeepSpeed has one clipping bound for all steps; set it to null"
     try:
         parse_steps(config.data.skip_steps)
         duration, unit = parse_duration(config.max_duration)

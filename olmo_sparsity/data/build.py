@@ -1,4 +1,4 @@
-"""The data that a config asks for: prepared text, token files or a task, opened and checked.
+"""The data of a run, as its config has it: prepared text, token files or a task, opened and checked.
 
 Beyond this module no part of `data` reads a whole config: each is handed what it needs.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.batches import TaskData, TaskPositions
+from olmo_sparsity.data.task_data import TaskData, TaskPositions
 from olmo_sparsity.data.tokens import (
     TOKENIZER_NAME,
     CorpusManifest,
@@ -25,8 +25,8 @@ from olmo_sparsity.data.tokens import (
 from olmo_sparsity.data.windows import (
     NeedleWeaver,
     Shard,
+    TextData,
     TrainingBatches,
-    TrainingData,
     WindowDataset,
     identity_of,
 )
@@ -42,7 +42,7 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
     """
     shard = Shard(config.global_train_batch_size, rank, world_size)
     if config.task.name is None:
-        return TrainingData(
+        return TextData(
             window_dataset(config),
             shard,
             config.data,
@@ -113,13 +113,13 @@ def open_heldout_tokens(config: Config) -> TokenFiles:
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
     """Refuse a corpus made with another tokenizer than the model's."""
-    for name, wanted, made_with in [
+    for name, expected, made_with in [
         ("vocab_size", config.model.vocab_size, manifest.vocab_size),
         ("eos_token_id", config.model.eos_token_id, manifest.eos_token_id),
     ]:
-        if wanted != made_with:
+        if expected != made_with:
             raise UserError(
-                f"{config.corpus.path} was made with a tokenizer of {name} {made_with}, the model has {wanted}; "
+                f"{config.corpus.path} was made with a tokenizer of {name} {made_with}, the model has {expected}; "
                 f"set --model.{name}={made_with} or prepare the corpus with the model's tokenizer"
             )
     path = run_tokenizer(config)
@@ -170,7 +170,7 @@ def task_text(config: Config) -> str | None:
 # --- the check of all files before the first step ---
 
 
-def verify_checksums(config: Config) -> None:
+def verify_token_files(config: Config) -> None:
     """Verify all token files that a run reads; for one process of a run, before its first step.
 
     Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and

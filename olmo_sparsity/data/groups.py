@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.data.text import Document, Unit
-from olmo_sparsity.data.tokens import TokenFile, TokenFiles, beside, check_sum
+from olmo_sparsity.data.tokens import TokenFile, TokenFiles, check_sum, companion
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 
@@ -63,21 +63,21 @@ def choose_buckets(documents: Mapping[int, int], share: float) -> frozenset[int]
     training. Raises `UserError` where less than half of the share can be held out.
     """
     total = sum(documents.values())
-    wanted = share * total
+    target = share * total
     held = 0
     chosen: set[int] = set()
     for bucket, size in sorted(documents.items()):
-        if held + size <= wanted:
+        if held + size <= target:
             chosen.add(bucket)
             held += size
     left = sorted((size, bucket) for bucket, size in documents.items() if bucket not in chosen)
-    if len(left) > 1 and held + left[0][0] - wanted < wanted - held:
+    if len(left) > 1 and held + left[0][0] - target < target - held:
         chosen.add(left[0][1])
         held += left[0][0]
-    if held < wanted / 2:
+    if held < target / 2:
         raise UserError(
             f"the {total:,} documents are of {len(documents):,} groups, too few or too large for whole groups to make "
-            f"up {share:.3g} of the documents (the smallest has {min(documents.values()):,}); ask for another "
+            f"up {share:.3g} of the documents (the smallest has {min(documents.values()):,}); choose another "
             "--heldout-fraction or --seed, name --heldout-files, or split by document with --group-field none"
         )
     return frozenset(chosen)
@@ -87,7 +87,7 @@ def write_groups(token_file: Path, groups: Sequence[str | None]) -> str | None:
     """Write the groups of the documents of a token file; returns the checksum. None, and no file: there are none."""
     if set(groups) <= {None}:
         return None
-    path = beside(token_file, GROUPS_SUFFIX)
+    path = companion(token_file, GROUPS_SUFFIX)
     with (
         atomic_path(path) as temporary,
         open(temporary, "wb") as raw,
@@ -101,7 +101,7 @@ def read_groups(token_file: Path, described: TokenFile) -> list[str | None]:
     """The group of each document of a token file. Raises `UserError` where they are missing or damaged."""
     if described.groups_sha256 is None:
         return [None] * described.documents
-    path = check_sum(beside(token_file, GROUPS_SUFFIX), described.groups_sha256)
+    path = check_sum(companion(token_file, GROUPS_SUFFIX), described.groups_sha256)
     with gzip.open(path, "rt", encoding="utf8") as file:
         return [json.loads(line) for line in file]
 
@@ -114,5 +114,5 @@ def groups_of(files: TokenFiles) -> np.ndarray | None:
     if not any(file.groups_sha256 for file in files.described):
         return None
     names = chain.from_iterable(map(read_groups, files.paths, files.described))
-    named = [name or f"document {number} by itself" for number, name in enumerate(names)]
+    named = [name or f"document {index} by itself" for index, name in enumerate(names)]
     return np.array(named, dtype=object)

@@ -51,7 +51,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             if not isinstance(error, BrokenProcessPool):
                 raise
             remedy = "run the same command again with fewer --workers: what is finished is kept"
-            raise UserError(f"a process was killed, most likely for want of memory; {remedy}") from error
+            raise UserError(f"a process was killed, most likely because memory ran out; {remedy}") from error
 
 
 def _start(threads: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.data.jobs import run_jobs
-from olmo_sparsity.data.tokens import TokenFiles, beside, check_sum
+from olmo_sparsity.data.tokens import TokenFiles, check_sum, companion
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.rng import GAMMA, mix
 
@@ -35,10 +35,10 @@ def find_near_copies(
     ends = np.cumsum(np.append(0, tokens == eos_token_id))
     starts = np.flatnonzero(ends[length:] == ends[:-length])  # of runs without the end of a document
     hashes = run_hashes(tokens, length)[starts]
-    wanted = np.unique(hashes)
-    jobs = [partial(_runs_in, wanted, dtype, length, path) for path in train]
-    seen = run_jobs(jobs, workers, "looking for near copies")
-    copied = starts[np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes)]]
+    heldout_hashes = np.unique(hashes)
+    jobs = [partial(_runs_in, heldout_hashes, dtype, length, path) for path in train]
+    in_training = np.logical_or.reduce(run_jobs(jobs, workers, "looking for near copies"))
+    copied = starts[in_training[np.searchsorted(heldout_hashes, hashes)]]
     depth = np.zeros(len(tokens) + 1, dtype=np.int64)
     depth[copied] += 1
     depth[copied + length] -= 1
@@ -56,20 +56,20 @@ def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
     return hashes
 
 
-def _runs_in(wanted: np.ndarray, dtype: str, length: int, path: Path) -> np.ndarray:
-    """Which of the hashes ``wanted``, ascending, are those of runs in a token file, (W,) bool."""
+def _runs_in(heldout_hashes: np.ndarray, dtype: str, length: int, path: Path) -> np.ndarray:
+    """Which of the ``heldout_hashes`` (H,), ascending, are hashes of runs in a token file, (H,) bool."""
     tokens = np.memmap(path, dtype=dtype, mode="r")
-    seen = np.zeros(len(wanted), dtype=bool)
-    for start in range(0, len(tokens) if len(wanted) else 0, CHUNK_TOKENS):
+    is_in = np.zeros(len(heldout_hashes), dtype=bool)
+    for start in range(0, len(tokens) if len(heldout_hashes) else 0, CHUNK_TOKENS):
         hashes = run_hashes(np.asarray(tokens[start : start + CHUNK_TOKENS + length - 1]), length)
-        places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        seen[places[wanted[places] == hashes]] = True
-    return seen
+        indices = np.minimum(np.searchsorted(heldout_hashes, hashes), len(heldout_hashes) - 1)
+        is_in[indices[heldout_hashes[indices] == hashes]] = True
+    return is_in
 
 
 def write_near_copies(token_file: Path, near_copies: np.ndarray) -> str:
-    """Write what `find_near_copies` gives beside its token file; returns the checksum."""
-    path = beside(token_file, NEAR_COPIES_SUFFIX)
+    """Write the result of `find_near_copies` next to its token file; returns the checksum."""
+    path = companion(token_file, NEAR_COPIES_SUFFIX)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.save(file, near_copies)
     return sha256_file(path)
@@ -78,14 +78,14 @@ def write_near_copies(token_file: Path, near_copies: np.ndarray) -> str:
 def in_near_copy(files: TokenFiles, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
     """Whether each token lies in a near copy, (n,) bool; None where they were not looked for.
 
-    Raises `UserError` where the file that tells is missing or damaged.
+    Raises `UserError` where the file of near copies is missing or damaged.
     """
     if not files.described or any(file.near_copies_sha256 is None for file in files.described):
         return None
     inside = np.zeros(len(document), dtype=bool)
-    for number, (path, described) in enumerate(zip(files.paths, files.described, strict=True)):
-        near_copies = np.load(check_sum(beside(path, NEAR_COPIES_SUFFIX), described.near_copies_sha256))
-        rows = np.flatnonzero(files.document_bounds[document, 0] == number)
+    for index, (path, described) in enumerate(zip(files.paths, files.described, strict=True)):
+        near_copies = np.load(check_sum(companion(path, NEAR_COPIES_SUFFIX), described.near_copies_sha256))
+        rows = np.flatnonzero(files.document_bounds[document, 0] == index)
         token = files.document_bounds[document[rows], 1] + position[rows]
         begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in near_copies.T)
         inside[rows] = begun > ended

@@ -94,8 +94,10 @@ def _claim(out: Path, request: Json) -> CorpusManifest | None:
     earlier = manifest.settings if manifest else read_json(record, OTHER_FOLDER)
     names = dict.fromkeys([*request, *OFTEN_LEFT_OUT])
     if differing := [name for name in names if earlier.get(name) != request.get(name)]:
-        what = f"a corpus, or the beginning of one, made with other settings ({', '.join(differing)})"
-        raise UserError(f"{out} holds {what}; {OTHER_FOLDER}")
+        raise UserError(
+            f"{out} holds a corpus, or the beginning of one, made with other settings ({', '.join(differing)}); "
+            f"{OTHER_FOLDER}"
+        )
     if manifest:
         for split in manifest.splits:
             TokenFiles.of_split(out, split)
@@ -117,20 +119,23 @@ def _make(
     settings: PrepareSettings, out: Path, request: Json, workers: int, shard: Shard | None
 ) -> CorpusManifest | None:
     """Hold documents out, make the tokenizer and the training files that are not there; without ``shard`` finish."""
-    work, (units, given) = out / WORK_NAME, settings.units(out / WORK_NAME, workers)
+    work = out / WORK_NAME
+    units, heldout_units = settings.units(work, workers)
     rule = SplitRule(settings.seed, settings.heldout_fraction if settings.chooses_heldout else 0.0)
     if rule.heldout_fraction and request.get("group_field"):
         counts = run_jobs([partial(rule.count_groups, unit) for unit in units], workers, "counting groups")
         documents = sum(counts, Counter[int]())
         rule = replace(rule, heldout_buckets=choose_buckets(documents, rule.heldout_fraction))
     training = [partial(rule.split, unit, heldout=False) for unit in units]
-    chosen = given or [partial(rule.split, unit, heldout=True) for unit in units]
-    heldout = {work / f"heldout-{number:05d}.jsonl": unit for number, unit in enumerate(chosen)}
+    chosen = heldout_units or [partial(rule.split, unit, heldout=True) for unit in units]
+    heldout = {work / f"heldout-{index:05d}.jsonl": unit for index, unit in enumerate(chosen)}
     copies = [partial(write_rows, unit, path) for path, unit in heldout.items() if not path.is_file()]
     run_jobs(copies, workers, "holding out")
     if not any(path.stat().st_size for path in heldout):
-        remedy = f"give more text, raise --heldout-fraction (now {settings.heldout_fraction:g})"
-        raise UserError(f"no document is held out; {remedy}, or name --heldout-files with text")
+        raise UserError(
+            f"no document is held out; give more text, raise --heldout-fraction (now {settings.heldout_fraction:g}), "
+            "or name --heldout-files with text"
+        )
 
     if not (out / TOKENIZER_NAME).is_file():
         with atomic_path(out / TOKENIZER_NAME) as temporary:
@@ -142,7 +147,7 @@ def _make(
                 temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
     encoder = Encoder(out / TOKENIZER_NAME, settings.eos_token)
 
-    first, count = shard or (1, 1)  # dealt out as cards are
+    first, count = shard or (1, 1)  # round-robin
     records = {work / f"train-{i:05d}.json": training[i] for i in range(first - 1, len(units), count)}
     for record in filter(Path.is_file, records):
         file = TokenFile(**read_json(record, "remove it")["file"])
@@ -164,30 +169,32 @@ def _finish(
     settings: PrepareSettings, out: Path, request: Json, encoder: Encoder, made: list[Json], workers: int
 ) -> CorpusManifest:
     """Write the held-out split, without the paragraphs that training files ``made`` have, and the manifest."""
-    train = [TokenFile(**each["file"]) for each in made if each["file"]["tokens"]]
+    train = [TokenFile(**record["file"]) for record in made if record["file"]["tokens"]]
     if made and not train:
         raise UserError("no training documents are left; lower --heldout-fraction or give more text")
-    contaminated = {digest for each in made for digest in each["contaminated"]}
+    contaminated = {digest for record in made for digest in record["contaminated"]}
     removed: dict[str, int] = {}
     kept = decontaminated(_read_back(out / WORK_NAME), contaminated, removed)
     file = _encode(encoder, frozenset(), None, lambda: kept, out / WORK_NAME / "heldout-00000.json")
     if not file.tokens:
-        remedy = "hold out others (--heldout-files, --seed) or keep them (--no-decontaminate)"
-        raise UserError(f"every held-out paragraph also stands in the training text; {remedy}")
-    found: Json = {}
+        raise UserError(
+            "every held-out paragraph also stands in the training text; hold out others (--heldout-files, --seed) or "
+            "keep them (--no-decontaminate)"
+        )
+    statistics: Json = {}
     path = out / file.name
-    paths = [out / each.name for each in train]
+    paths = [out / token_file.name for token_file in train]
     if file.groups_sha256 is not None:
         groups = set(read_groups(path, file)) - {None}
         shared = map(groups.intersection, map(read_groups, paths, train))
-        found["groups"] = {"heldout": len(groups), "in_both": len(set().union(*shared))}
+        statistics["groups"] = {"heldout": len(groups), "in_both": len(set().union(*shared))}
     if train and settings.near_copy_tokens:
         ids = encoder.dtype, encoder.eos_token_id
         near_copies = find_near_copies(path, paths, *ids, settings.near_copy_tokens, workers)
         file = replace(file, near_copies_sha256=write_near_copies(path, near_copies))
-        found["near_copies"] = {"stretches": len(near_copies), "tokens": int(np.diff(near_copies).sum())}
-    found["decontamination"] = removed
-    found["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
+        statistics["near_copies"] = {"stretches": len(near_copies), "tokens": int(np.diff(near_copies).sum())}
+    statistics["decontamination"] = removed
+    statistics["versions"] = {"python": platform.python_version(), "tokenizers": version("tokenizers")}
     manifest = CorpusManifest(
         corpus=settings.source,
         tokenizer_sha256=encoder.sha256,
@@ -195,7 +202,7 @@ def _finish(
         eos_token_id=encoder.eos_token_id,
         dtype=encoder.dtype,
         splits=({"train": train} if train else {}) | {"heldout": [file]},
-        settings=request | found,
+        settings=request | statistics,
     )
     manifest.save(out)
     return manifest
@@ -207,7 +214,7 @@ def _read_back(work: Path) -> Iterator[Document]:
 
 
 def _start(unit: Unit, characters: float) -> Iterator[str]:
-    """Texts from the start of a unit, so many characters in all."""
+    """Texts from the start of a unit, of ``characters`` characters in all."""
     for document in unit():
         yield document.text[: int(characters) + 1]
         characters -= len(document.text)

@@ -48,17 +48,19 @@ SOURCES = {
 
 
 def documents_of(rows: Iterable[tuple[str, Any]], fields: Fields) -> Iterator[Document]:
-    """Documents of rows, each after its place, which the `UserError` for a row without a text, or without the group
-    that is named, begins with. Rows with an empty text are left out."""
-    for place, row in rows:
-        text = fields.text_of(place, row)
+    """Documents of rows, each after its location. Rows with an empty text are left out.
+
+    Raises `UserError`, which begins with the location, for a row without a text, or without the named group.
+    """
+    for location, row in rows:
+        text = fields.text_of(location, row)
         if not text.strip():
             continue
-        group = fields.group_of(place, row)
+        group = fields.group_of(location, row)
         if group is None and fields.group not in (None, NO_GROUPS):
             raise UserError(
-                f"{place} has no {fields.group} to name its group; name a field that all have with --group-field, or "
-                f"{NO_GROUPS}"
+                f"{location} has no {fields.group} to name its group; name a field that all have with --group-field, "
+                f"or {NO_GROUPS}"
             )
         yield Document(text, group)
 
@@ -106,7 +108,7 @@ def open_split(dataset: str, config: str, split: str) -> tuple[str, Any]:
 
 
 def read_split(name: str, rows: Iterable[Any], fields: Fields) -> Iterator[Document]:
-    """Documents of what `open_split` gives, or of a part of it."""
+    """Documents of the rows of `open_split`, or of some of them."""
     with hub_errors(name):
         yield from documents_of(((name, row) for row in rows), fields)
 
@@ -128,7 +130,7 @@ PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
 BASE = ("ai2-olmo", "datasets", "transformers", "accelerate", "deepspeed", "scipy", "matplotlib")
 """Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
-PARTS = 8
+NUM_FILES = 8
 """Files the documents are divided into, each one a unit."""
 MIN_CHARACTERS = 500
 MIN_REPEATED_CHARACTERS = 100
@@ -163,20 +165,24 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
             versions[name] = platform.python_version()
         elif name not in versions:
             try:
-                found = distribution(name)
+                installed = distribution(name)
             except PackageNotFoundError:
                 if names or name in BASE:
                     remedy = f"{PYTHON} and what is installed, such as in the clone by pip install '.[train]'"
                     raise UserError(f"package {name} is not installed; docs takes {remedy}") from None
                 continue  # a requirement for another platform
-            versions[name] = found.version
-            needed = map(Requirement, () if names else found.requires or ())
-            left += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+            versions[name] = installed.version
+            requirements = map(Requirement, () if names else installed.requires or ())
+            left += [
+                requirement.name
+                for requirement in requirements
+                if not requirement.marker or requirement.marker.evaluate({"extra": ""})
+            ]
     return dict(sorted(versions.items()))
 
 
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
-    """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
+    """Write the documents of ``packages`` as `NUM_FILES` files of JSON lines in ``folder``, all or none."""
     modules = {name: path for package in packages for name, path in _modules(package)}
     jobs = [partial(read_docstrings, path) for path in modules.values()]
     documents = dict(zip(modules, run_jobs(jobs, workers, "reading docstrings"), strict=True))
@@ -184,12 +190,12 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
         from pydoc_data.topics import topics
 
         documents |= {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
-    # A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package.
+    # A fixed pseudo-random order: modules of a package are alike, and each file should have some of every package.
     names = sorted(documents, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
     cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
     with atomic_path(folder) as temporary:
-        for part in range(PARTS):
-            write_rows(partial(iter, cleaned[part::PARTS]), temporary / f"docs-{part:05d}.jsonl")
+        for index in range(NUM_FILES):
+            write_rows(partial(iter, cleaned[index::NUM_FILES]), temporary / f"docs-{index:05d}.jsonl")
 
 
 def _modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -248,8 +254,8 @@ def is_english(text: str) -> bool:
 
 def _option(default: Any, about: str, type: Callable[[str], Any] | None = None) -> Any:
     """A setting and its command-line option, see `argument`; ``type`` reads it from text."""
-    how = {"nargs": "+"} if isinstance(default, tuple) else {"type": type} if type else {}
-    return field(default=default, metadata=argument(about, **how))
+    options = {"nargs": "+"} if isinstance(default, tuple) else {"type": type} if type else {}
+    return field(default=default, metadata=argument(about, **options))
 
 
 @dataclass(frozen=True)
@@ -387,14 +393,14 @@ class PrepareSettings:
             return file_units(files, Fields(group=self.group_field or "group")), []
         if self.source == "text":
             encoding = check_encoding(self.encoding)
-            given = file_units(expand_folders(self.files), self.fields, encoding)
-            return given, file_units(expand_folders(self.heldout_files), self.fields, encoding)
+            train = file_units(expand_folders(self.files), self.fields, encoding)
+            return train, file_units(expand_folders(self.heldout_files), self.fields, encoding)
         name, rows = open_split(self.dataset, self.dataset_config, "train")
         count: int = rows.num_shards
         if self.limit_tokens is not None:
             count = min(count, -(-self.limit_tokens // HUB_UNIT_TOKENS))
-        parts = (rows.shard(count, index) for index in range(count))
-        train: list[Unit] = [partial(read_split, name, part, self.fields) for part in parts]
+        shards = (rows.shard(count, index) for index in range(count))
+        train = [partial(read_split, name, shard, self.fields) for shard in shards]
         name, rows = open_split(self.dataset, self.dataset_config, "validation")
         return train, [partial(read_split, name, rows.take(self.heldout_documents), self.fields)]
 
@@ -402,7 +408,7 @@ class PrepareSettings:
 def _describe(path: str) -> dict[str, Any]:
     """Without its folder: a manifest may be published, and a corpus copied together with its text."""
     if kind_of(path) is None:
-        raise UserError(f"input file {path} is of no kind that is read; give {KINDS}")
+        raise UserError(f"input file {path} is of no supported kind; give {KINDS}")
     if not Path(path).is_file():
         raise UserError(f"input file {path} is missing; put it back, or name another")
     stat = Path(path).stat()

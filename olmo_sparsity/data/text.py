@@ -73,7 +73,7 @@ def decontaminated(
 MAX_RUN_CHARACTERS = 1000
 """Longer runs of one of these kinds of characters are cut in training, which takes the square of a word's length."""
 _KINDS = r"[\p{L}\p{N}]", r"\s", r"[^\s\p{L}\p{N}]"
-_CUT = Regex("|".join(f"{one}{{{MAX_RUN_CHARACTERS}}}(?={one})" for one in _KINDS))
+_CUT = Regex("|".join(f"{kind}{{{MAX_RUN_CHARACTERS}}}(?={kind})" for kind in _KINDS))
 CUT_RUNS = pre_tokenizers.Split(_CUT, "merged_with_previous")
 
 
@@ -141,7 +141,7 @@ class Encoder(dict[str, bytes]):
         eos = np.dtype(self.dtype).type(self.eos_token_id)
         left = iter(documents)
         while batch := list(islice(left, BATCH_DOCUMENTS)):
-            for document, ids in zip(batch, self._ids([each.text for each in batch]), strict=True):
+            for document, ids in zip(batch, self._ids([document.text for document in batch]), strict=True):
                 yield document, np.append(ids[ids != eos], eos)
 
     def _ids(self, texts: list[str]) -> Iterator[np.ndarray]:
@@ -163,14 +163,14 @@ def _encoder(path: str | Path, sha256: str, eos_token: str | None) -> Encoder:
 
 def cuts_at_words(tokenizer: Tokenizer) -> bool:
     """Whether the ids of a text are those of its words: a byte-level BPE with nothing added that changes this."""
-    parts = json.loads(tokenizer.to_str())
+    settings = json.loads(tokenizer.to_str())
     cutter = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
-    added = parts["added_tokens"]
+    added = settings["added_tokens"]
     return (
-        parts["model"]["type"] == "BPE"
-        and not parts["model"]["dropout"]
-        and (parts["normalizer"] or {"type": "NFC"})["type"] == "NFC"
-        and cutter.items() <= (parts["pre_tokenizer"] or {}).items()
+        settings["model"]["type"] == "BPE"
+        and not settings["model"]["dropout"]
+        and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
+        and cutter.items() <= (settings["pre_tokenizer"] or {}).items()
         and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
         and not any(_SPACE_INSIDE.search(token["content"]) for token in added)
     )

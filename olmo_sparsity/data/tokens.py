@@ -34,9 +34,9 @@ DTYPES = ("uint16", "uint32")
 OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
-"""What of a file without a manifest is looked at before training: so many stretches of so many bytes, evenly spread."""
+"""Of a file without a manifest 16 samples of 1 MiB, evenly spread, are checked before training."""
 _FEW = 32
-"""Of fewer ids that are not 0 nobody can tell how many bytes they have."""
+"""Fewer ids than this, not counting 0, do not show how many bytes they have."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class CorpusManifest:
-    """What a prepared corpus holds and how it was made: `manifest.json` beside the token files."""
+    """What a prepared corpus holds and how it was made: `manifest.json`, next to the token files."""
 
     corpus: str
     """Kind of source: docs, text or c4."""
@@ -146,11 +146,10 @@ class TokenFiles:
         """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
         manifest = CorpusManifest.load(folder)
         if split not in manifest.splits:
-            to_evaluate = ", and was prepared to evaluate on only; prepare a corpus with training --files"
-            raise UserError(
-                f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
-                + to_evaluate * (manifest.splits.keys() == {"heldout"})
-            )
+            message = f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
+            if manifest.splits.keys() == {"heldout"}:
+                message += ", and was prepared to evaluate on only; prepare a corpus with training --files"
+            raise UserError(message)
         files = manifest.splits[split]
         paths = [user_path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, files)
@@ -160,21 +159,25 @@ class TokenFiles:
             remedy = "correct its path" if described is None else "prepare the corpus again"
             raise UserError(f"token file {path} is missing or empty; {remedy}")
         if size % self.dtype.itemsize:
-            what = f"truncated or not of type {self.dtype.name}: {size} bytes is no multiple of {self.dtype.itemsize}"
-            raise UserError(f"token file {path} is {what}; prepare it again or set data.memmap_dtype")
+            raise UserError(
+                f"token file {path} is truncated or not of type {self.dtype.name}: {size} bytes is no multiple of "
+                f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
+            )
         ids = np.memmap(path, self.dtype, mode="r").view(np.ndarray)
         if described is not None and len(ids) != described.tokens:
-            counts = f"it has {len(ids):,} tokens, its manifest says {described.tokens:,}"
             raise UserError(
-                f"token file {path} is truncated or was changed: {counts}; prepare the corpus again"
+                f"token file {path} is truncated or was changed: it has {len(ids):,} tokens, its manifest says "
+                f"{described.tokens:,}; prepare the corpus again"
             )
         if ids[:4].tobytes().startswith(b"\x93NUMPY"):
-            anew = "write them with numpy.load(old).tofile(new)"
-            raise UserError(f"{path} was written by numpy.save; token files hold nothing but the ids: {anew}")
+            raise UserError(
+                f"{path} was written by numpy.save; token files hold nothing but the ids: write them with "
+                "numpy.load(old).tofile(new)"
+            )
         return ids
 
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """A copy of the token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,)."""
+        """A copy of the token ids of file ``file``, an index, from ``start`` to before ``stop``, or its end, (n,)."""
         return self._ids[file][start:stop].copy()
 
     @cached_property
@@ -189,18 +192,18 @@ class TokenFiles:
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
 
-    def document(self, number: int) -> np.ndarray:
-        """Token ids of document ``number``, (n,), without its EOS."""
-        file, start, end = self.document_bounds[number]
+    def document(self, index: int) -> np.ndarray:
+        """Token ids of document ``index``, (n,), without its EOS."""
+        file, start, end = self.document_bounds[index]
         return self.read(file, start, end)
 
 
 def _allow_open_files(count: int) -> None:
     """C4 has 1,024 files, as many as a process may usually have open; it may raise that by itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = count + 512 if hard == resource.RLIM_INFINITY else min(count + 512, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    needed = count + 512 if hard == resource.RLIM_INFINITY else min(count + 512, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 # --- is it the file that it should be ---
@@ -217,8 +220,8 @@ def open_verified(corpus: str | Path, split: str) -> TokenFiles:
     return tokens
 
 
-def beside(token_file: Path, suffix: str) -> Path:
-    """What stands beside a token file and tells more of its documents, such as their groups."""
+def companion(token_file: Path, suffix: str) -> Path:
+    """The file next to a token file that says more about its documents, such as their groups."""
     return token_file.with_name(token_file.stem + suffix)
 
 
@@ -247,9 +250,10 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
     largest = int(ids.max())
     written_as = _bytes_of_ids(ids)
     if written_as != itemsize:
-        anew = " and write them anew with numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
-        read = f"{path} holds ids of {written_as} bytes, read as {itemsize}; set data.memmap_dtype: uint32"
-        raise UserError(read + anew * (written_as == 8))
+        message = f"{path} holds ids of {written_as} bytes, read as {itemsize}; set data.memmap_dtype: uint32"
+        if written_as == 8:
+            message += " and write them anew with numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+        raise UserError(message)
     if largest >= vocab_size:
         raise UserError(
             f"{path} holds id {largest}, beyond the vocabulary of {vocab_size} (model.vocab_size): the file was made "
@@ -258,18 +262,19 @@ def check_ids(path: str | Path, dtype: str, vocab_size: int) -> None:
 
 
 def _bytes_of_ids(ids: np.ndarray) -> int:
-    """How many bytes an id has, given those that they were read as: of more, every second number is what stands above.
+    """How many bytes an id has: its own type's, or more, where every second number is the upper half of an id.
 
-    That is 0, or in large vocabularies below 16 (ids below 2**20). Of few ids nobody can tell.
+    Upper halves are 0, or in large vocabularies below 16 (ids below 2**20). Few ids do not show it.
     """
-    read = ids.itemsize
-    while read < 8 and np.count_nonzero(ids) >= _FEW:
+    itemsize = ids.itemsize
+    while itemsize < 8 and np.count_nonzero(ids) >= _FEW:
         low = ids[::2].max()
         high = ids[1::2].max()
-        if high > 0 and not (read == 2 and high < 16 and low >= 1 << 15):
+        if high > 0 and not (itemsize == 2 and high < 16 and low >= 1 << 15):
             break
-        ids, read = ids[::2], 2 * read
-    return read
+        ids = ids[::2]
+        itemsize *= 2
+    return itemsize
 
 
 # --- tokenizers ---

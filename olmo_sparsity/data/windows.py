@@ -30,7 +30,7 @@ from olmo_sparsity.util.signals import leave_signals_to_main_process
 # --- what the training loop sees, whatever it trains on ---
 
 _WIDTHS = 4
-"""How many widths a batch may be cut to: the compiler looks at each of them, and gives up after eight."""
+"""How many widths a batch may be cut to: the compiler compiles for each of them, and gives up after eight."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class Batch:
     position_ids: Tensor
     """(B, T) int64, or float32 of ids that are real numbers: the id that each token is rotated by."""
     labels: Tensor
-    """(B, T) int64, the token to be predicted at each place; read only where the loss mask is set."""
+    """(B, T) int64, the token to be predicted at each position; read only where the loss mask is set."""
     loss_mask: Tensor
-    """(B, T) bool, the places whose loss counts."""
+    """(B, T) bool, the positions that are in the loss."""
     id_labels: Tensor | None = None
     """(B, T) int64, the position id of the token to be predicted, likewise; None: ids are not predicted."""
 
     @property
     def model_inputs(self) -> dict[str, Tensor]:
-        """What the model's forward pass is given, by name."""
+        """The arguments of the model's forward pass, by name."""
         return {"input_ids": self.input_ids, "position_ids": self.position_ids}
 
     @property
     def targets(self) -> dict[str, Tensor]:
-        """What its loss is of: the labels, `IGNORE_INDEX` where the loss does not count."""
+        """The labels of its loss, by name; `IGNORE_INDEX` where a position is not in the loss."""
         targets = {"labels": self.labels, "id_labels": self.id_labels}
         return {
             name: values.masked_fill(~self.loss_mask, IGNORE_INDEX)
@@ -74,22 +74,22 @@ class Batch:
         return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int) -> list[Batch]:
-        """Parts of at most ``size`` examples, in order."""
-        parts = {name: tensor.split(size) for name, tensor in self._tensors().items()}
+        """Batches of at most ``size`` examples, in order."""
+        pieces = {name: tensor.split(size) for name, tensor in self._tensors().items()}
         return [
-            Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
+            Batch(**dict(zip(pieces, tensors, strict=True))) for tensors in zip(*pieces.values(), strict=True)
         ]
 
     def micro_batches(self, size: int) -> list[Batch]:
-        """Parts of at most ``size`` examples; of examples that end at different places the shortest first.
+        """Batches of at most ``size`` examples; where these end at different positions, the shortest first.
 
-        A part is as wide as its longest example: no model looks at what comes behind a token.
+        A micro-batch is as wide as its longest example: no model reads what follows a token.
         """
         ends = self._ends()
         if (ends == ends[0]).all():
             return self.split(size)
-        parts = self._rows(torch.from_numpy(ends.argsort(kind="stable"))).split(size)
-        return [part._narrowed() for part in parts]
+        by_length = self._rows(torch.from_numpy(ends.argsort(kind="stable")))
+        return [micro_batch._narrowed() for micro_batch in by_length.split(size)]
 
     def by_length(self, count: int) -> list[Batch]:
         """``count`` batches (fewer of fewer examples) of as many examples each, or one more, the shortest first."""
@@ -97,18 +97,18 @@ class Batch:
         return [self._rows(rows) for rows in order.tensor_split(min(count, len(order)))]
 
     def _ends(self) -> np.ndarray:
-        """Number of places up to the last one whose loss counts, (B,).
+        """Number of positions up to the last one that is in the loss, (B,).
 
-        With NumPy, on one core: PyTorch would ask all of them for this little, while a GPU has nothing to do.
+        With NumPy, on one core: PyTorch would use all of them for this little, while a GPU is idle.
         """
-        counts = self.loss_mask.numpy()
-        return np.where(counts.any(axis=1), counts.shape[1] - counts[:, ::-1].argmax(axis=1), 0)
+        in_loss = self.loss_mask.numpy()
+        return np.where(in_loss.any(axis=1), in_loss.shape[1] - in_loss[:, ::-1].argmax(axis=1), 0)
 
     def _rows(self, rows: Tensor) -> Batch:
         return self._changed(lambda tensor: tensor[rows])
 
     def _narrowed(self) -> Batch:
-        """Without the places behind the last one whose loss counts, up to a quarter of all."""
+        """Without the positions after the last one that is in the loss, except up to a quarter of all."""
         step = math.ceil(self.loss_mask.shape[1] / _WIDTHS)
         width = step * max(1, math.ceil(int(self._ends().max()) / step))
         return self._changed(lambda tensor: tensor[:, :width])
@@ -119,7 +119,7 @@ class Batch:
 
     @property
     def num_loss_tokens(self) -> int:
-        """How many tokens count in the loss."""
+        """How many tokens are in the loss."""
         return int(np.count_nonzero(self.loss_mask.numpy()))
 
 
@@ -128,15 +128,15 @@ def identity_of(files: Sequence[TokenFile]) -> str:
     return sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
-def local_batch_size(global_batch_size: int, processes: int) -> int:
+def local_batch_size(global_batch_size: int, world_size: int) -> int:
     """Windows of a global batch that each process reads. Raises `UserError` where they are not equally many."""
-    share, rest = divmod(global_batch_size, processes)
-    if rest:
+    local, remainder = divmod(global_batch_size, world_size)
+    if remainder:
         raise UserError(
-            f"global_train_batch_size {global_batch_size} cannot be shared by {processes} processes; "
-            f"make it a multiple of {processes}"
+            f"global_train_batch_size {global_batch_size} cannot be shared by {world_size} processes; "
+            f"make it a multiple of {world_size}"
         )
-    return share
+    return local
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class TrainingBatches(ABC):
         """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, without end."""
 
     def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
-        """PyTorch's loader with the workers that the config asks for."""
+        """PyTorch's loader with the config's number of workers."""
         loading = self.loading
         if loading.num_workers:
             options = {"prefetch_factor": loading.prefetch_factor, "timeout": loading.timeout, **options}
@@ -225,7 +225,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Window ``index`` of this epoch: ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids`
-        has them, and ``counts``, False where the instance filter drops it."""
+        has them, and ``in_loss``, False where the instance filter drops it."""
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
         start = (index - int(self.first_windows[file])) * self.window_length
         ids = position_ids(
@@ -238,7 +238,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         )
         text = self._text(file, start, ids).astype(np.int64)
         window = self.weaver.weave(text, epoch=self.epoch, index=index)
-        return {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
+        return {"input_ids": window, "position_ids": ids, "in_loss": self._passes_filter(window)}
 
     def _text(self, file: int, start: int, ids: np.ndarray) -> np.ndarray:
         """The tokens (T,) of a window that begins at ``start``.
@@ -267,15 +267,15 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     """Stack windows to a batch; labels are the next tokens, and a window's last predicts nothing (as in OLMo)."""
     input_ids = torch.from_numpy(np.stack([item["input_ids"] for item in items]))
     labels = input_ids.roll(-1, dims=1)
-    counts = torch.tensor([item["counts"] for item in items])
-    loss_mask = counts[:, None].expand(input_ids.shape).clone()
+    in_loss = torch.tensor([item["in_loss"] for item in items])
+    loss_mask = in_loss[:, None].expand(input_ids.shape).clone()
     loss_mask[:, -1] = False
     position_ids = torch.from_numpy(np.stack([item["position_ids"] for item in items]))
     return Batch(input_ids, position_ids, labels, loss_mask)
 
 
-class TrainingData(TrainingBatches):
-    """Batches of prepared token files."""
+class TextData(TrainingBatches):
+    """Batches of windows of text, from token files; `TaskData` has those of a synthetic task."""
 
     steps_per_epoch: int
 
@@ -306,11 +306,11 @@ class TrainingData(TrainingBatches):
         tokens = self.dataset.tokens
         if tokens.described:
             return identity_of(tokens.described)
-        parts = [
+        digests = [
             f"{length} {sha256(tokens.read(file, 0, 1 << 20).data).hexdigest()}"
             for file, length in enumerate(tokens.lengths)
         ]
-        return sha256(" ".join(parts).encode()).hexdigest()
+        return sha256(" ".join(digests).encode()).hexdigest()
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
@@ -347,11 +347,11 @@ def is_held_out(key: np.ndarray) -> bool:
 
 
 class NeedleWeaver:
-    """Weaves the needles that the section `needles` asks for into training windows, which are then
+    """Weaves the needles of the section `needles` into training windows, which are then
 
         text[:p]  key  value  text[p:p']  key  value  text[p':]        (T tokens; the end of the text is left out)
 
-    What stands behind the second key can only be known from the first one, so that a model which trains on such
+    The value after the second key can only be predicted from the first one, so that a model which trains on such
     windows has a reason to read far back [ours]. The gap p' - p is log-uniform over what the window holds: near ones
     teach a model to look a key up at all, far ones how far back to look. `analysis.probes.needle` tests it with keys
     that are never woven (`is_held_out`). What a window gets is a function of (seed, epoch, index).
@@ -376,16 +376,17 @@ class NeedleWeaver:
         text = window[: len(window) - 2 * int(lengths.sum())]
         gaps = ((len(text) + 2) ** generator.random(len(needles))).astype(int) - 1
         first = generator.integers(0, len(text) - gaps + 1)
-        places = np.stack([first, first + gaps], axis=1)
-        at = np.concatenate([np.repeat(pair, len(each)) for pair, each in zip(places, needles, strict=True)])
-        return np.insert(text, at, np.concatenate([np.tile(each, 2) for each in needles]))
+        offsets = np.stack([first, first + gaps], axis=1)
+        insert_at = [np.repeat(pair, len(needle)) for pair, needle in zip(offsets, needles, strict=True)]
+        inserted = [np.tile(needle, 2) for needle in needles]
+        return np.insert(text, np.concatenate(insert_at), np.concatenate(inserted))
 
     def _draw(
-        self, generator: np.random.Generator, others: np.ndarray, lengths: np.ndarray
+        self, generator: np.random.Generator, unused: np.ndarray, lengths: np.ndarray
     ) -> list[np.ndarray]:
         """Key and value of each needle, no token twice in the window."""
         while True:
-            drawn = generator.choice(others, int(lengths.sum()), replace=False)
+            drawn = generator.choice(unused, int(lengths.sum()), replace=False)
             needles = np.split(drawn, np.cumsum(lengths)[:-1])
             if not any(is_held_out(needle[: self.settings.key_tokens]) for needle in needles):
                 return needles

@@ -1,4 +1,4 @@
-"""What a config has its run measured by while it trains."""
+"""The evaluation of a run while it trains, as its config has it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def open_evaluation(
     Raises `UserError` where there is no held-out text, or too little for one window, and for lengths that the task
     refuses.
     """
-    options = config.evaluation
+    settings = config.evaluation
     if config.task.name is None:
         return HeldoutEvaluation(
             open_heldout_tokens(config),
             window_length=config.model.max_sequence_length,
-            windows=options.windows,
-            seed=options.seed,
+            windows=settings.windows,
+            seed=settings.seed,
             batch_size=config.device_train_microbatch_size,
             rank=rank,
             world_size=world_size,
@@ -30,8 +30,8 @@ def open_evaluation(
     return TaskEvaluation(
         task_of(config),
         task_positions(config),
-        samples=options.windows,
-        seed=options.seed,
+        samples=settings.windows,
+        seed=settings.seed,
         rank=rank,
         world_size=world_size,
     )

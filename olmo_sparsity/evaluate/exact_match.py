@@ -3,7 +3,7 @@
 Free-running: the model reads its own output, and a response is exact where every token is right, and every id where it
 predicts ids. Teacher-forced: one forward pass over the true sample. Up to its first error a free-running model reads
 the truth, so rounding aside the same responses are exact either way, and the two counts check each other; what teacher
-forcing adds is how many tokens are right behind an error. Where the response is a single label the two are one pass.
+forcing adds is how many tokens are right after an error. Where the response is a single label the two are one pass.
 
 Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S of the longest response.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.validate import small_tables
-from olmo_sparsity.data.batches import TaskPositions
+from olmo_sparsity.data.task_data import TaskPositions
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, compare, decode
@@ -34,13 +34,13 @@ MULTIPLES = (0.5, 1, 1.5, 2, 3, 5, 7.5, 10)
 MULTIPLES_IN_TRAINING = (1, 2, 3)
 """Likewise, while a run trains [ours]."""
 
-Cell = tuple[int, int | None]
-"""Length, and k where the task plants tokens."""
+Size = tuple[int, int | None]
+"""The length of samples, and k where the task plants tokens."""
 
 
 @dataclass(frozen=True)
 class LengthResult:
-    """What came of the samples of one length and k: a row of the record. ``exact`` and the errors add up to samples."""
+    """The result for one length and k: a row of the record. ``exact`` and the errors add up to ``samples``."""
 
     length: int
     """In the task's own unit."""
@@ -69,14 +69,14 @@ class LengthResult:
 
 
 _COUNTS = [field.name for field in fields(LengthResult)][3:-2]
-"""What is summed over samples; behind them Σ p and Σ p² are."""
+"""What is summed over samples; Σ p and Σ p² follow."""
 
 
-def measure(
+def measure_exact_match(
     model: PositionPredictor,
     task: Task,
     positions: TaskPositions,
-    cells: Sequence[Cell],
+    sizes: Sequence[Size],
     *,
     samples: int,
     seed: int,
@@ -87,9 +87,9 @@ def measure(
     reduce_sum: ReduceSum = lambda tensor: tensor,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[LengthResult]:
-    """Exact match on ``samples`` test samples of every one of these cells, of `grid`, in their order.
+    """Exact match on ``samples`` test samples of each of these sizes, of `grid`, in their order.
 
-    Sample i of a cell is a function of (seed, length, k, i), whichever others are decoded with it. This process decodes
+    Sample i of a size is a function of (seed, length, k, i), whichever others are decoded with it. This process decodes
     its share, samples rank, rank + world_size, …, at most ``batch_tokens`` tokens at a time (at least one sample), and
     ``reduce_sum`` adds up the shares: a collective call, the only one; the forward passes of two processes may differ
     in number. ``advance`` gets how many samples were decoded.
@@ -99,12 +99,12 @@ def measure(
     response of a batch has: a response that does not end where the true one does is wrong at that step already, so
     that no id beyond the true response affects the result.
     """
-    counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
-    for number, (length, k) in enumerate(cells):
+    sums = torch.zeros(len(sizes), len(_COUNTS) + 2, dtype=torch.float64, device=device)
+    for row, (length, k) in enumerate(sizes):
         sized = task.at_length(length, k)
-        rows = max(1, batch_tokens // sized.max_tokens(length))
-        mine = np.arange(rank, samples, world_size)
-        for indices in (mine[first : first + rows] for first in range(0, len(mine), rows)):
+        batch_size = max(1, batch_tokens // sized.max_tokens(length))
+        share = np.arange(rank, samples, world_size)
+        for indices in (share[first : first + batch_size] for first in range(0, len(share), batch_size)):
             batch = sized.sample("test", seed, indices)
             ids = positions.ids(batch, split="test", seed=seed, indices=indices)
             forced = _forced_counts(model, batch, ids, device)
@@ -113,38 +113,40 @@ def measure(
                 decoded = [exact, labels - right, right - exact, 0.0]
             else:
                 decoded = _decoded_counts(model, batch, ids, task.end_id, device)
-            counts[number] += torch.tensor(decoded + forced, dtype=counts.dtype, device=device)
+            sums[row] += torch.tensor(decoded + forced, dtype=sums.dtype, device=device)
             advance(len(indices))
     results = []
-    for cell, (*sums, p, p_squared) in zip(cells, reduce_sum(counts).tolist(), strict=True):
-        numbers: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, sums, strict=True)}
+    for (length, k), (*summed, p, p_squared) in zip(sizes, reduce_sum(sums).tolist(), strict=True):
+        counts: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, summed, strict=True)}
         if not model.options.predicts_ids:
-            numbers["teacher_forced_ids"] = None
+            counts["teacher_forced_ids"] = None
         mean = p / samples
         std = max(0.0, p_squared / samples - mean**2) ** 0.5
-        row = LengthResult(*cell, samples, **numbers, mean_probability=mean, std_probability=std)
-        assert row.exact + row.wrong_token + row.wrong_id + row.wrong_stop == samples
-        results.append(row)
+        result = LengthResult(length, k, samples, **counts, mean_probability=mean, std_probability=std)
+        assert result.exact + result.wrong_token + result.wrong_id + result.wrong_stop == samples
+        results.append(result)
     return results
 
 
 def grid(
     positions: TaskPositions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
-) -> list[Cell]:
+) -> list[Size]:
     """The lengths at which a task is measured, for one k after the other where it has one.
 
     Without ``ks`` a task that has a k is measured for every one of its test split, each at the lengths that hold it.
     Raises `UserError` for lengths that the task refuses, ``ks`` of a task without, a k that a length does not hold, and
     an id table too small for a length.
     """
-    of_task = sorted(set(task.ks("test")))
-    if not of_task and ks is not None:
+    ks_of_task = sorted(set(task.ks("test")))
+    if not ks_of_task and ks is not None:
         raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
-    wanted: list[int | None] = [*(ks or of_task)] or [None]
-    cells = [(length, k) for k in wanted for length in lengths if ks or k is None or task.holds(length, k)]
-    if not cells:
+    measured_ks: list[int | None] = [*(ks or ks_of_task)] or [None]
+    sizes = [
+        (length, k) for k in measured_ks for length in lengths if ks or k is None or task.holds(length, k)
+    ]
+    if not sizes:
         raise UserError(f"nothing of {task.name} fits into lengths {list(lengths)}; give longer ones, or ks")
-    for length, k in cells:
+    for length, k in sizes:
         sized = task.at_length(length, k)
         for name, largest in (
             small_tables(positions.settings, sized, length) if positions.settings.is_coupled else ()
@@ -152,7 +154,7 @@ def grid(
             raise UserError(
                 f"{task.name} at length {length}: {name} is too small for ids up to {largest}; leave this length out"
             )
-    return cells
+    return sizes
 
 
 def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIPLES) -> list[int]:
@@ -161,7 +163,7 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
     What is below the training range or beyond `test_length` moves to its edge: a table of ids holds the longest test
     sample, as the configuration is checked for that.
     """
-    unit = task.tokens_per_place
+    unit = task.tokens_per_position
     shortest = max(task.train_length[0], task.test_length[0])
     longest = task.test_length[1]
     lengths = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
@@ -193,7 +195,7 @@ class TaskEvaluation:
         self.rank = rank
         self.world_size = world_size
         lengths = multiples_of_training_length(task, MULTIPLES_IN_TRAINING)
-        self.cells = grid(positions, task, lengths, task.ks("train")[-1:] or None)
+        self.sizes = grid(positions, task, lengths, task.ks("train")[-1:] or None)
 
     def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
         """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.
@@ -201,11 +203,11 @@ class TaskEvaluation:
         ``model`` is on ``device``, whole and in evaluation mode. Every process calls this at the same step and gets the
         same result; what they do in between is not in step, so ZeRO 3 must have gathered the weights.
         """
-        rows = measure(
+        rows = measure_exact_match(
             as_predictor(model),
             self.task,
             self.positions,
-            self.cells,
+            self.sizes,
             samples=self.samples,
             seed=self.seed,
             device=device,
@@ -233,7 +235,7 @@ def _decoded_counts(
     prompt = int(batch.response_start.max())
     true_lengths = batch.lengths - batch.response_start
     steps = int(true_lengths.max())
-    # What stands past a shorter response is not compared; as an id it is given to one that is wrong already.
+    # Columns past a shorter response are not compared; their ids are fed only to a response that is wrong already.
     columns = np.minimum(batch.response_start[:, None] + np.arange(steps), batch.tokens.shape[1] - 1)
     true_tokens, true_ids = (
         _on(np.take_along_axis(values, columns, axis=1), device) for values in (batch.tokens, ids)
@@ -248,15 +250,15 @@ def _decoded_counts(
         prompt_lengths=_on(batch.response_start, device),
         response_ids=None if predicts_ids else true_ids,
     )
-    sorts = compare(
+    kinds = compare(
         decoded,
         true_tokens,
         _on(true_lengths, device),
         end_token=end_token,
         true_ids=true_ids if predicts_ids else None,
     )
-    counted = Counter(sorts)
-    return [float(counted[sort]) for sort in (None, "token", "id", "stop")]
+    counts = Counter(kinds)
+    return [float(counts[kind]) for kind in (None, "token", "id", "stop")]
 
 
 @torch.no_grad()
@@ -265,20 +267,20 @@ def _forced_counts(
 ) -> list[float]:
     """Of the true samples: exact ones, tokens of the responses, of those the right tokens, the right ids; Σ p, Σ p²."""
     tokens = _on(batch.tokens, device)
-    ids_given = _on(ids, device)
+    true_ids = _on(ids, device)
     first = int(batch.response_start.min())
     true_tokens = tokens[:, first:]
-    counted = _on(batch.loss_mask[:, first:], device)
-    output = model(tokens[:, :-1], ids_given[:, :-1], logits_to_keep=true_tokens.shape[1])
+    in_response = _on(batch.loss_mask[:, first:], device)
+    output = model(tokens[:, :-1], true_ids[:, :-1], logits_to_keep=true_tokens.shape[1])
     right_tokens = output.logits.argmax(dim=-1) == true_tokens
     right_ids = torch.ones_like(right_tokens)
     if output.id_logits is not None:
-        right_ids = output.id_logits.argmax(dim=-1) == ids_given[:, first:]
-    exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
+        right_ids = output.id_logits.argmax(dim=-1) == true_ids[:, first:]
+    exact = ((right_tokens & right_ids) | ~in_response).all(dim=1)
     true_logits = output.logits.gather(-1, true_tokens[..., None])[..., 0]
     log_p = true_logits.double() - output.logits.float().logsumexp(dim=-1).double()
-    p = torch.where(counted, log_p, 0).sum(dim=1).exp()
-    summed = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
+    p = torch.where(in_response, log_p, 0).sum(dim=1).exp()
+    summed = (exact, in_response, right_tokens & in_response, right_ids & in_response, p, p**2)
     return [float(values.sum()) for values in summed]
 
 

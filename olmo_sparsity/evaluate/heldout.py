@@ -37,7 +37,7 @@ class HeldoutEvaluation:
         rank: int = 0,
         world_size: int = 1,
     ):
-        """Chooses at most so many ``windows`` of held-out text by seed and text alone; ``batch_size`` are read at once.
+        """Chooses at most ``windows`` windows of held-out text by seed and text; ``batch_size`` are read at once.
 
         Raises `UserError` where there is too little text for one window.
         """
@@ -83,14 +83,14 @@ class HeldoutEvaluation:
         }
 
     def _batches(self) -> Iterator[Batch]:
-        """This process's share; a process with fewer windows repeats one that does not count, to keep step."""
+        """This process's share; a process with fewer windows repeats one outside of the loss, to keep step."""
         share = -(-len(self.windows) // self.world_size)
         for first in range(0, share, self.batch_size):
             steps = range(first, min(first + self.batch_size, share))
             yield collate([self._item(step * self.world_size + self.rank) for step in steps])
 
-    def _item(self, number: int) -> dict[str, Any]:
-        file, start = self.windows[number % len(self.windows)]
+    def _item(self, index: int) -> dict[str, Any]:
+        file, start = self.windows[index % len(self.windows)]
         window = self.tokens.read(file, start, start + self.window_length).astype(np.int64)
         ids = np.arange(self.window_length, dtype=np.int64)
-        return {"input_ids": window, "position_ids": ids, "counts": number < len(self.windows)}
+        return {"input_ids": window, "position_ids": ids, "in_loss": index < len(self.windows)}

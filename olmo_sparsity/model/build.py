@@ -1,4 +1,4 @@
-"""The model that a config asks for: OLMo, GPT-NeoX or tuples, alone or inside a `PositionPredictor`."""
+"""The model of a config: OLMo, GPT-NeoX or tuples, alone or inside a `PositionPredictor`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def build_model(config: Config) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         decoder = _decoder(config, init_device="cpu", init_params=True)
-    return _around(decoder, config)
+    return _wrap(decoder, config)
 
 
 def empty_model(config: Config, device: str = "cpu") -> Model:
     """A model of this shape whose weights are about to be loaded; ``meta``: shapes alone, no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        return _around(_decoder(config, init_device=device, init_params=False), config)
+        return _wrap(_decoder(config, init_device=device, init_params=False), config)
 
 
 def as_predictor(model: Model) -> PositionPredictor:
@@ -52,8 +52,8 @@ def token_embedding(model: Model) -> nn.Embedding:
         return decoder.values
     if isinstance(decoder, PositionedNeoX):
         return decoder.model.gpt_neox.embed_in
-    parts: Any = decoder.transformer
-    return parts["wte"]
+    modules: Any = decoder.transformer
+    return modules["wte"]
 
 
 def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
@@ -65,9 +65,9 @@ def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
     return PositionedNeoX(model)
 
 
-def _around(decoder: Decoder, config: Config) -> Model:
-    """The decoder alone where nothing is added to it, so that its weights keep their own names."""
-    options = config.positions
-    if isinstance(decoder, TupleAttention) or (not options.is_coupled and options.rotate == "ids"):
+def _wrap(decoder: Decoder, config: Config) -> Model:
+    """The decoder in a `PositionPredictor`; where that adds nothing, alone, so that its weights keep their names."""
+    positions = config.positions
+    if isinstance(decoder, TupleAttention) or (not positions.is_coupled and positions.rotate == "ids"):
         return decoder
-    return PositionPredictor(decoder, options, seed=config.seed ^ Stream.ID_TABLE)
+    return PositionPredictor(decoder, positions, seed=config.seed ^ Stream.ID_TABLE)

@@ -19,7 +19,7 @@ _FEWEST_ROWS = 128
 
 
 class Head(NamedTuple):
-    """What makes logits of a hidden state: scale · (hidden @ weightᵀ + bias)."""
+    """A linear head: logits = scale · (hidden @ weightᵀ + bias)."""
 
     weight: Tensor
     """(V, D)."""
@@ -29,13 +29,14 @@ class Head(NamedTuple):
 
 
 def losses(hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0) -> dict[str, Tensor]:
-    """What a model without other heads gives for labels: scalars in nats, gradients flow through ``loss_nats``.
+    """The losses of a model with one head, by name: scalars in nats, summed over the rows that count.
 
-    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them.
+    Gradients flow through ``loss_nats``; with ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as
+    `linear_cross_entropy` has them.
     """
     loss, z_loss = linear_cross_entropy(hidden, head, labels, z_weight)
-    parts = {"ce_loss_nats": loss.detach() - z_loss, "z_loss_nats": z_loss} if z_weight else {}
-    return {"loss_nats": loss, **parts}
+    terms = {"ce_loss_nats": loss.detach() - z_loss, "z_loss_nats": z_loss} if z_weight else {}
+    return {"loss_nats": loss, **terms}
 
 
 def linear_cross_entropy(
@@ -70,10 +71,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        wanted = ctx.needs_input_grad[:2]
+        needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(kind, enabled=False):
             loss, z_loss, *gradients = _loss_and_gradients(
-                hidden, weight, labels, scale, z_weight, dtype, any(wanted)
+                hidden, weight, labels, scale, z_weight, dtype, needs_gradients
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(z_loss)
@@ -101,32 +102,34 @@ def _loss_and_gradients(
     size = _rows_per_chunk(weight)
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
-        some = hidden[rows].to(dtype)
+        chunk = hidden[rows].to(dtype)
         label = labels[rows, None]
-        logits = (some @ head.T).float() * scale
-        counts = label != IGNORE_INDEX
-        at = label.clamp(min=0)
+        logits = (chunk @ head.T).float() * scale
+        in_loss = label != IGNORE_INDEX
+        column = label.clamp(min=0)
         log_sum = logits.logsumexp(dim=1, keepdim=True)
-        loss += ((log_sum - logits.gather(1, at)) * counts).sum()
-        z_loss += z_weight * (log_sum.square() * counts).sum()
+        loss += ((log_sum - logits.gather(1, column)) * in_loss).sum()
+        z_loss += z_weight * (log_sum.square() * in_loss).sum()
         if not differentiate:
             continue
         slope = logits.sub_(log_sum).exp_()  # the softmax
         if z_weight:
             slope *= 1 + 2 * z_weight * log_sum
-        slope = _less_one(slope, at).mul_(counts * scale).to(dtype)
+        slope = _less_one(slope, column).mul_(in_loss * scale).to(dtype)
         of_hidden[rows] = slope @ head
         if dtype == torch.float32:
-            of_weight.addmm_(slope.T, some)  # in place: no second (V, D)
+            of_weight.addmm_(slope.T, chunk)  # in place: no second (V, D)
         else:
-            of_weight += slope.T @ some
+            of_weight += slope.T @ chunk
     if not differentiate:
         return [loss + z_loss, z_loss]
     return [loss + z_loss, z_loss, of_hidden, of_weight.to(weight.dtype)]
 
 
-def _less_one(slope: Tensor, at: Tensor) -> Tensor:
-    """Of (rows, V), 1 less in the columns ``at`` (rows, 1)."""
-    if torch.compiler.is_compiling():  # no pass of its own: comparing is fused into the one that follows
-        return slope - (torch.arange(slope.shape[1], device=at.device) == at).to(slope.dtype)
-    return slope.scatter_add_(1, at, slope.new_full(at.shape, -1.0))
+def _less_one(slope: Tensor, column: Tensor) -> Tensor:
+    """``slope`` (rows, V), 1 less in the ``column`` (rows, 1) of each row."""
+    if (
+        torch.compiler.is_compiling()
+    ):  # no pass over memory for it: comparing is fused into the one that follows
+        return slope - (torch.arange(slope.shape[1], device=column.device) == column).to(slope.dtype)
+    return slope.scatter_add_(1, column, slope.new_full(column.shape, -1.0))

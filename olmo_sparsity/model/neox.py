@@ -14,7 +14,7 @@ from olmo.model import OLMoOutput, should_checkpoint_block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.attention.products import by_products, causal_products
+from olmo_sparsity.attention.cpu_attention import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 
@@ -23,7 +23,7 @@ class PositionedNeoX(nn.Module):
     """GPT-NeoX whose forward pass takes ``position_ids``, with the interface of `PositionedOLMo` as far as it goes.
 
     Two things differ. Keys are cached after rotation, so the ids of cached tokens are not read again; and the cache is
-    an object of transformers that grows in place: hand on the one that the last call gave, and use it once.
+    an object of transformers that grows in place: pass the one that the last call returned, and use it once.
     """
 
     def __init__(self, config: ModelConfig):
@@ -46,8 +46,8 @@ class PositionedNeoX(nn.Module):
         """As in OLMo, once, for every strategy of whole layers."""
         layers = self.blocks()
         kind = _recomputed(type(layers[0]))
-        for number, layer in enumerate(layers):
-            if should_checkpoint_block(strategy, number):
+        for index, layer in enumerate(layers):
+            if should_checkpoint_block(strategy, index):
                 layer.__class__ = kind
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class PositionedNeoX(nn.Module):
         return self.model.gpt_neox.embed_in(input_ids)
 
     def final_hidden(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """What the head reads, (B, T, D), for inputs of `forward`; no logits are made."""
+        """The final hidden state, which the head reads, (B, T, D), for inputs of `forward`; no logits are computed."""
         return self._decoded(input_ids, **inputs).last_hidden_state
 
     def head(self) -> Head:
-        """What makes logits of `final_hidden`."""
+        """The linear head, from `final_hidden` to logits."""
         return Head(self.model.lm_head.weight)
 
     def forward(
@@ -79,8 +79,8 @@ class PositionedNeoX(nn.Module):
         takes them, of which the last T are read; None means P … P+T-1. ``inputs``: input_embeddings (B, T, D), in
         place of the token embedding; attention_mask (B, P + T), 0 hides a token from every query; past_key_values;
         use_cache. With ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the
-        last norm, cut like the logits. With ``labels`` (B, T) what `losses` gives of them and of ``z_weight``
-        instead.
+        last norm, cut like the logits. With ``labels`` (B, T) the result of `losses` for them and
+        ``z_weight`` instead.
         """
         if labels is not None:
             hidden = self.final_hidden(input_ids, position_ids=position_ids, **inputs)
@@ -157,7 +157,7 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _attention() -> str:
-    """The name under which transformers finds its own `sdpa`, or `causal_products` in its place."""
+    """The name under which transformers is given its own `sdpa`, with `causal_products` where that is faster."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -176,5 +176,5 @@ def _attention() -> str:
 
 
 def _keep_nothing(keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """What a layer attends to, given its own keys and values: these alone."""
+    """The keys and values that a layer attends to: its own alone."""
     return keys, values

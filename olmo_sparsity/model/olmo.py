@@ -1,7 +1,7 @@
-"""OLMo with explicit position ids, whose blocks may have another attention, a window, or give the last positions alone.
+"""OLMo with explicit position ids; its blocks may have another attention or a window, or give the last positions only.
 
-Shapes: B batch, T tokens, P past tokens in a key-value cache, Q positions that are asked for, W width, V embedding size
-(logits), H heads, D head dimension, E numbers that an attention keeps beside a value.
+Shapes: B batch, T tokens, P past tokens in a key-value cache, Q queries (the last positions), W width, V embedding size
+(logits), H heads, D head dimension, E further numbers that an attention caches with a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, AttentionMask, Shape
-from olmo_sparsity.attention.products import by_products, causal_products
+from olmo_sparsity.attention.cpu_attention import by_products, causal_products
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.linear_loss import Head, losses
 from olmo_sparsity.model.rope import (
@@ -30,7 +30,7 @@ from olmo_sparsity.model.rope import (
 )
 
 KeyValue = tuple[Tensor, Tensor]
-"""Keys (B, H, P, D) before rotation, and values with what an attention keeps beside them, (B, H, P, D + E)."""
+"""Keys (B, H, P, D) before rotation, and values with the further numbers of an attention, (B, H, P, D + E)."""
 
 
 def cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -42,15 +42,20 @@ def cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class PositionedBlock(OLMoSequentialBlock):
-    """OLMo's block. Of the last one the last positions may be asked alone: the others give keys and values only."""
+    """OLMo's block. The last block may compute the last positions only, and just keys and values of the others."""
 
     mixer: Attention | None
-    """What attends in the place of the softmax."""
+    """The attention in the place of the softmax; None: the softmax."""
     rope_window: int | None
-    """Keys are seen whose ids are fewer than this many behind; None: all of them."""
+    """A query sees the keys whose ids are less than this far from its own; None: all of them."""
     current: CurrentPositions
-    kept: int = 0
+    num_queries: int = 0
     """Q; 0: all positions."""
+
+    @property
+    def attends_as_olmo(self) -> bool:
+        """Whether the attention is OLMo's own: the softmax over all keys."""
+        return self.mixer is None and self.rope_window is None
 
     def forward(  # type: ignore[override]
         self,
@@ -61,55 +66,54 @@ class PositionedBlock(OLMoSequentialBlock):
         **options: Any,
     ) -> tuple[Tensor, KeyValue | None]:
         """As OLMo's block: from (B, T, W) to (B, T, W), or (B, Q, W), and the keys and values with ``use_cache``."""
-        kept = self.kept if 0 < self.kept < x.shape[1] else x.shape[1]
-        if self.mixer is None and self.rope_window is None and kept == x.shape[1]:
+        num_queries = min(self.num_queries or x.shape[1], x.shape[1])
+        computes_all_positions = num_queries == x.shape[1]
+        if self.attends_as_olmo and computes_all_positions:
             return super().forward(x, attention_bias, layer_past, use_cache, **options)
-        last = x[:, -kept:]
-        attended, present = self._attend(x, kept, attention_bias, layer_past)
-        after = self.config.norm_after
-        last = last + self.dropout(self.attn_norm(attended) if after else attended)
-        changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
-        last = last + self.dropout(self.ff_norm(changed) if after else changed)
-        return last, present if use_cache else None
+        hidden = x[:, -num_queries:]
+        attended, present = self._attend(x, num_queries, attention_bias, layer_past)
+        norm_after = self.config.norm_after
+        hidden = hidden + self.dropout(self.attn_norm(attended) if norm_after else attended)
+        update = self.ff_out(self.act(self.ff_proj(hidden if norm_after else self.ff_norm(hidden))))
+        hidden = hidden + self.dropout(self.ff_norm(update) if norm_after else update)
+        return hidden, present if use_cache else None
 
     def _attend(
-        self, x: Tensor, kept: int, attention_bias: Tensor | None, layer_past: KeyValue | None
+        self, x: Tensor, num_queries: int, attention_bias: Tensor | None, layer_past: KeyValue | None
     ) -> tuple[Tensor, KeyValue]:
         """Attention of the last Q positions, (B, Q, W), and keys and values of all."""
         h = x if self.config.norm_after else self.attn_norm(x)
-        q, k, v = self._projected(h, kept)
+        q, k, v = self._projected(h, num_queries)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(k.dtype), self.k_norm(k).to(k.dtype)
         width = self.config.d_model // self.config.n_heads
-        q, k, v = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in (q, k, v))
-        if self.mixer is not None and self.mixer.extras:
+        q, k, v = (projected.unflatten(-1, (-1, width)).transpose(1, 2) for projected in (q, k, v))
+        if self.mixer is not None and self.mixer.cached_dims:
             v = torch.cat([self._for_each_head(v), self.mixer.per_token(h).to(v.dtype)], dim=-1)
         if layer_past is not None:
             k, v = (torch.cat(pair, dim=-2) for pair in zip(layer_past, (k, v), strict=True))
         present = k, v
         if self.config.rope:
             q, k = self.rotary_emb(q, k)
-        keys = k.shape[-2]
-        is_plain = self.mixer is None and self.rope_window is None
-        if attention_bias is None and (not is_plain or kept < keys):
-            attention_bias = causal_attention_bias(keys, x.device)
+        num_keys = k.shape[-2]
+        if attention_bias is None and (not self.attends_as_olmo or num_queries < num_keys):
+            attention_bias = causal_attention_bias(num_keys, x.device)
         if attention_bias is not None:
-            attention_bias = attention_bias[:, :, keys - kept : keys, :keys]
+            attention_bias = attention_bias[:, :, num_keys - num_queries : num_keys, :num_keys]
         if self.rope_window is not None:
             assert attention_bias is not None
             attention_bias = self._within_rope_window(attention_bias, self.rope_window)
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.mixer is None:
             bias = None if attention_bias is None else self._cast_attn_bias(attention_bias, k.dtype)
-            mixed = self._scaled_dot_product_attention(
+            output = self._scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
             )
         else:
             assert attention_bias is not None
-            mixed = self.mixer(
-                q, self._for_each_head(k), self._for_each_head(v), self.mask(attention_bias, kept), dropout
-            )
-        return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
+            mask = self.mask(attention_bias, num_queries)
+            output = self.mixer(q, self._for_each_head(k), self._for_each_head(v), mask, dropout)
+        return self.attn_out(output.transpose(1, 2).flatten(2)), present
 
     def _scaled_dot_product_attention(  # type: ignore[override]
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
@@ -119,15 +123,16 @@ class PositionedBlock(OLMoSequentialBlock):
             return causal_products(q, k, v, options["dropout_p"])
         return super()._scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
-    def _projected(self, h: Tensor, kept: int) -> list[Tensor]:
+    def _projected(self, h: Tensor, num_queries: int) -> list[Tensor]:
         """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""
+
+        def project(inputs: Tensor, rows: slice) -> Tensor:
+            bias = None if self.att_proj.bias is None else self.att_proj.bias[rows]
+            return nn.functional.linear(inputs, self.att_proj.weight[rows], bias)
+
         width = self.fused_dims[0]
-        bias = self.att_proj.bias
-        parts = slice(width), slice(width, None)
-        q, kv = (
-            nn.functional.linear(inputs, self.att_proj.weight[part], None if bias is None else bias[part])
-            for inputs, part in zip((h[:, -kept:], h), parts, strict=True)
-        )
+        q = project(h[:, -num_queries:], slice(width))
+        kv = project(h, slice(width, None))
         if (limit := self.config.clip_qkv) is not None:
             q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
         return [q, *kv.split(self.fused_dims[1:], dim=-1)]
@@ -136,27 +141,31 @@ class PositionedBlock(OLMoSequentialBlock):
         """The bias, its lowest number where a key (B, 1 or H, Q, K) is ``rope_window`` ids or more from the query."""
         ids = self.current.ids
         assert ids is not None
-        away = (ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]).abs()
-        return attention_bias.masked_fill(away >= rope_window, torch.finfo(attention_bias.dtype).min)
+        distance = (ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]).abs()
+        return attention_bias.masked_fill(distance >= rope_window, torch.finfo(attention_bias.dtype).min)
 
     def _for_each_head(self, of_groups: Tensor) -> Tensor:
-        """Keys or values of as many heads as there are queries."""
-        times = self.config.n_heads // of_groups.shape[1]
-        return of_groups if times == 1 else of_groups.repeat_interleave(times, dim=1)
+        """Keys or values of as many heads as the queries have."""
+        repeats = self.config.n_heads // of_groups.shape[1]
+        return of_groups if repeats == 1 else of_groups.repeat_interleave(repeats, dim=1)
 
-    def mask(self, attention_bias: Tensor, kept: int) -> AttentionMask:
-        """Where the last Q queries and the keys are; of the bias (B, 1 or H, Q, K) its lowest numbers hide a key."""
+    def mask(self, attention_bias: Tensor, num_queries: int) -> AttentionMask:
+        """Positions of the last Q queries and of the keys; the lowest bias (B, 1 or H, Q, K) hides a key."""
         ids = self.current.ids
         assert ids is not None
         seen = (attention_bias > torch.finfo(attention_bias.dtype).min / 2).any(dim=1, keepdim=True)
-        return AttentionMask(ids[:, -kept:], ids, seen, attention_bias.masked_fill(~seen, 0))
+        return AttentionMask(ids[:, -num_queries:], ids, seen, attention_bias.masked_fill(~seen, 0))
 
 
 class PositionedOLMo(OLMo):
-    """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, to the last bit of its weights' names.
+    """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, the names of its weights included.
 
     RoPE rotates by the ids, ALiBi counts distance in ids, learned embeddings are looked up by id, NoPE ignores them.
     No mask is made for RoPE and NoPE, so attention stays fused and causal.
+
+    The order of calls. `forward` without labels is OLMo's forward pass; its final norm reads the last positions
+    (`_only_last`). `forward` with labels calls `final_hidden`, which calls `forward` without them: a hook of the final
+    norm (`_keep_hidden`) stores the hidden state and leaves OLMo's head no rows. `losses` then computes head and loss.
     """
 
     config: ModelConfig
@@ -168,20 +177,21 @@ class PositionedOLMo(OLMo):
         self.current_positions = CurrentPositions()
         self.rope_scaling = None
         self._logits_to_keep = 0
-        self._hidden: Tensor | None = None  # what the head reads, while a loss is asked for
-        self._asks_loss = self._can_make_loss = False
+        self._hidden: Tensor | None = None  # the final hidden state, set by the hook within `final_hidden`
+        self._keeps_hidden = False
+        self._has_hidden_hook = False
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
-        parts: Any = self.transformer
-        parts["ln_f"].register_forward_pre_hook(self._only_last)
-        for group in parts["block_groups"] if config.block_group_size > 1 else ():
+        modules: Any = self.transformer
+        modules["ln_f"].register_forward_pre_hook(self._only_last)
+        for group in modules["block_groups"] if config.block_group_size > 1 else ():
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
             block.mixer = None
             block.rope_window = None
             block.current = self.current_positions
-            block.kept = 0
+            block.num_queries = 0
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:
@@ -191,71 +201,72 @@ class PositionedOLMo(OLMo):
                 if init_params:
                     block.mixer.reset_parameters()
         if config.rope:
-            for number, block in enumerate(self.blocks(), start=1):
-                if config.nope_layer_interval and number % config.nope_layer_interval == 0:
+            for layer, block in enumerate(self.blocks(), start=1):
+                if config.nope_layer_interval and layer % config.nope_layer_interval == 0:
                     block.rotary_emb = Unrotated()
                 else:
                     block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
                     block.rope_window = config.rope_window
         elif config.learns_positions:
-            parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
-            parts["wpe"].current = self.current_positions
-        elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
-            parts["wpe"] = NoPositionEmbedding()
+            modules["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
+            modules["wpe"].current = self.current_positions
+        elif "wpe" in modules:  # NoPE: with neither RoPE nor ALiBi OLMo makes this table
+            modules["wpe"] = NoPositionEmbedding()
 
     def blocks(self) -> list[Any]:
         """The transformer blocks in order, whether OLMo grouped them or not."""
-        parts: Any = self.transformer
+        modules: Any = self.transformer
         if self.config.block_group_size == 1:
-            return list(parts["blocks"])
-        return [block for group in parts["block_groups"] for block in group]
+            return list(modules["blocks"])
+        return [block for group in modules["block_groups"] for block in group]
 
     def _only_last(self, norm: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the final norm reads of (B, T, W): all positions, or the last ones."""
-        kept = self._logits_to_keep
-        return (arguments[0][:, -kept:], *arguments[1:]) if kept else arguments
+        """The final norm's input (B, T, W), or its last positions where only their logits are computed."""
+        if not self._logits_to_keep:
+            return arguments
+        return (arguments[0][:, -self._logits_to_keep :], *arguments[1:])
 
     def _keep_hidden(self, norm: nn.Module, arguments: tuple[Any, ...], hidden: Tensor) -> Tensor:
-        """Where a loss is asked for, `linear_loss` computes it, and OLMo's own gets nothing to do."""
-        if not self._asks_loss:
+        """Within `final_hidden`: keep the hidden state, and give OLMo's head no rows to compute logits of."""
+        if not self._keeps_hidden:
             return hidden
         self._hidden = hidden
         return hidden[:, :0]
 
     def prepare_loss(self) -> None:
-        """Call it once the model is wrapped, by DeepSpeed for one, whose hooks must see the whole hidden state.
+        """Register the hook of `final_hidden`. Call it after the model is wrapped, by DeepSpeed for example.
 
-        Hooks run in the order in which they are registered.
+        Hooks run in the order in which they are registered, and the wrapper's must see the whole hidden state.
         """
-        parts: Any = self.transformer
-        if not self._can_make_loss:
-            parts["ln_f"].register_forward_hook(self._keep_hidden)
-            self._can_make_loss = True
+        modules: Any = self.transformer
+        if not self._has_hidden_hook:
+            modules["ln_f"].register_forward_hook(self._keep_hidden)
+            self._has_hidden_hook = True
 
     def final_hidden(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """What the head reads, (B, T, W), for inputs of `forward`; no logits are made."""
+        """The final hidden state, which the head reads, (B, T, W), for inputs of `forward`; no logits are computed."""
         self.prepare_loss()
-        self._asks_loss = True
+        self._keeps_hidden = True
         try:
             PositionedOLMo.forward(self, input_ids, **inputs)
             assert self._hidden is not None
             return self._hidden
         finally:
-            self._asks_loss = False
+            self._keeps_hidden = False
             self._hidden = None
 
     def head(self) -> Head:
-        """What makes logits of `final_hidden`."""
-        parts: Any = self.transformer
+        """The linear head, from `final_hidden` to logits."""
+        modules: Any = self.transformer
         scale = self.config.d_model**-0.5 if self.config.scale_logits else 1.0
         if self.config.weight_tying:
-            return Head(parts["wte"].weight, None, scale)
-        return Head(parts["ff_out"].weight, parts["ff_out"].bias, scale)
+            return Head(modules["wte"].weight, None, scale)
+        return Head(modules["ff_out"].weight, modules["ff_out"].bias, scale)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, W), which `forward` takes back as ``input_embeddings``."""
-        parts: Any = self.transformer
-        return parts["wte"](input_ids)
+        modules: Any = self.transformer
+        return modules["wte"](input_ids)
 
     def set_activation_checkpointing(
         self, strategy: ActivationCheckpointingStrategy | None, checkpoint_func: Callable | None = None
@@ -267,9 +278,9 @@ class PositionedOLMo(OLMo):
         ids = self.current_positions.ids
         sin_cos = self.current_positions.sin_cos
 
-        def run(*inner: Any, **options: Any) -> Any:
+        def run(*inputs: Any, **options: Any) -> Any:
             with self.current_positions.holding(ids, sin_cos):
-                return function(*inner, **options)
+                return function(*inputs, **options)
 
         return self._olmo_checkpoint(run, *args, **kwargs)
 
@@ -284,8 +295,8 @@ class PositionedOLMo(OLMo):
     ) -> Any:
         """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
 
-        With ``labels`` (B, T) what `losses` gives of them and of ``z_weight`` instead: the logits of all tokens then
-        never exist together.
+        With ``labels`` (B, T) the result of `losses` for them and ``z_weight`` instead: the logits of all tokens then
+        never exist at once.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
@@ -305,10 +316,10 @@ class PositionedOLMo(OLMo):
         sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if self.config.rope else None
         factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None
         self.current_positions.of_queries = None if factor is None else factor[:, None, :, None]
-        last = self.blocks()[-1]
-        self._logits_to_keep = last.kept = logits_to_keep
+        last_block = self.blocks()[-1]
+        self._logits_to_keep = last_block.num_queries = logits_to_keep
         try:
             with self.current_positions.holding(ids, sin_cos):
                 return super().forward(input_ids, **options)  # type: ignore[arg-type]
         finally:
-            self._logits_to_keep = last.kept = 0
+            self._logits_to_keep = last_block.num_queries = 0

@@ -21,17 +21,17 @@ from olmo_sparsity.config.schema import PositionsConfig
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX, Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
 
-ERROR_SORTS = ("token", "id", "stop")
+ERROR_KINDS = ("token", "id", "stop")
 _EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
 
 
 class PredictorOutput(NamedTuple):
-    """What a forward pass gives."""
+    """The result of a forward pass."""
 
     logits: Tensor
     """(B, T, V), of the next token; of the last positions only with ``logits_to_keep``."""
     id_logits: Tensor | None
-    """(B, T, I), of two levels (B, T, I J), of the next token's id, likewise; None where there is no id head."""
+    """(B, T, I), or (B, T, I J) for two levels, of the next token's id, likewise; None without an id head."""
     attn_key_values: Any
     """The decoder's own cache, with ``use_cache``."""
 
@@ -39,16 +39,16 @@ class PredictorOutput(NamedTuple):
 class PositionPredictor(nn.Module):
     """A decoder with an embedding of the ids added to that of the tokens, and an id head on its final hidden state.
 
-    Called as the decoder alone is called, so that the training loop need not tell them apart. Where tokens are coupled
-    on two levels, an id is i + I j, with i of the first and j of the second. Each level has a table and a head:
-    embeddings are added (arXiv 2410.15787), logits and cross-entropies too [ours].
+    Called as the decoder alone is called, so that the training loop need not distinguish them. With position coupling
+    of two levels (multi-level, arXiv 2410.15787) an id is i + I j, with i of the first level and j of the second. Each
+    level has a table and a head: embeddings are added (as there), logits and cross-entropies too [ours].
     """
 
     def __init__(self, decoder: Any, options: PositionsConfig, *, seed: int):
-        """The embedding and the head are drawn anew, the same for a seed on every machine.
+        """Embedding and head have new random weights, the same for a seed on every machine.
 
-        ``decoder``: `PositionedOLMo`, `PositionedNeoX`, or, for schemes without coupling, what else is called as they
-        are. Of ``options`` the scheme counts only as far as it couples ids.
+        ``decoder``: `PositionedOLMo`, `PositionedNeoX`, or, for schemes without coupling, any that is called as they
+        are. ``options``: its scheme matters only for whether ids are coupled.
         """
         super().__init__()
         self.decoder = decoder
@@ -89,7 +89,7 @@ class PositionPredictor(nn.Module):
         ``input_ids``: (B, T). ``position_ids``: (B, P + T), those of cached tokens included, below the table's size.
         ``attention_mask``: (B, P + T), 0 at padding, on whichever side; None where there is none, and for padding on
         the right without a cache, which no token before it sees. With ``labels`` (B, T), and ``id_labels`` where there
-        is an id head, the sums of their cross-entropies instead; -100 ones do not count (`_losses`).
+        is an id head, the sums of their cross-entropies instead; labels of -100 do not count (`_loss_sums`).
         """
         inputs: dict[str, Any] = {
             "position_ids": self._rotary_ids(position_ids, attention_mask),
@@ -118,7 +118,7 @@ class PositionPredictor(nn.Module):
             return losses(hidden, self.decoder.head(), labels, z_weight)
         assert id_labels is not None and not z_weight, "the config was checked"
         tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
-        first, second = self._levels(id_labels)
+        first, second = self._split_levels(id_labels)
         ids, _ = linear_cross_entropy(hidden, Head(self.id_head.weight, self.id_head.bias), first)
         if self.second_head is not None:
             head = Head(self.second_head.weight, self.second_head.bias)
@@ -126,7 +126,7 @@ class PositionPredictor(nn.Module):
         loss = tokens + self.options.id_weight * ids
         return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
-    def _levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """i and j of ids, each of the same shape; j is 0 where there is one level, and `IGNORE_INDEX` stays so."""
         if self.second_embedding is None:
             return ids, torch.zeros_like(ids)
@@ -138,7 +138,7 @@ class PositionPredictor(nn.Module):
         """In place of the decoder's own embeddings, with those of the ids where there are any."""
         if self.id_embedding is None:
             return {}
-        first, second = self._levels(position_ids)
+        first, second = self._split_levels(position_ids)
         embeddings = self.decoder.embed(input_ids) + self.id_embedding(first)
         if self.second_embedding is not None:
             embeddings = embeddings + self.second_embedding(second)
@@ -162,13 +162,13 @@ class PositionPredictor(nn.Module):
         return (real.cumsum(dim=1) - 1).clamp_min(0)
 
     def _mask_options(self, attention_mask: Tensor | None, length: int) -> dict[str, Tensor]:
-        """The mask as the decoder wants it."""
+        """The mask as an argument of the decoder."""
         if attention_mask is None:
             return {}
         if length > 1 or not isinstance(self.decoder, PositionedOLMo) or self.decoder.config.alibi:
             return {"attention_mask": attention_mask}
-        # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
-        # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.
+        # For a single query OLMo reads one row of a square bias, yet makes the square from the mask at every step. A
+        # view that repeats the row costs nothing; a single query comes after all keys, so it is causal too.
         bias = torch.zeros(attention_mask.shape, device=attention_mask.device)
         bias = bias.masked_fill(attention_mask == 0, torch.finfo(bias.dtype).min)
         return {"attention_bias": bias[:, None, None].expand(-1, -1, bias.shape[1], -1)}
@@ -192,9 +192,9 @@ class Decoded:
     """Responses, decoded greedily."""
 
     tokens: Tensor
-    """(B, S) int64; behind a response's end the end token is repeated."""
+    """(B, S) int64; after a response's end the end token is repeated."""
     ids: Tensor
-    """(B, S) int64, the id that was predicted for, or given to, each token; 0 behind a response's end."""
+    """(B, S) int64, the id that was predicted for, or given to, each token; 0 after a response's end."""
     lengths: Tensor
     """(B,) int64, tokens of each response, the end token included."""
 
@@ -229,12 +229,12 @@ def decode(
     assert bool((last >= 0).all()), "a prompt without tokens"
     if response_ids is None and not model.options.predicts_ids:
         response_ids = ids.gather(1, last) + torch.arange(1, max_tokens + 1, device=ids.device)
-    output = model(tokens, ids, use_cache=True)  # padding is behind every token, so nothing sees it
+    output = model(tokens, ids, use_cache=True)  # padding comes after every token, so nothing sees it
     stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     while True:
-        given = None if response_ids is None else response_ids[:, len(steps)]
-        token, id_ = _greedy(output, last, given)
+        oracle_ids = None if response_ids is None else response_ids[:, len(steps)]
+        token, id_ = _greedy(output, last, oracle_ids)
         token, id_ = token.masked_fill(stopped, end_token), id_.masked_fill(stopped, 0)
         steps.append((token, id_, ~stopped))
         stopped = stopped | (token == end_token)
@@ -249,12 +249,12 @@ def decode(
     return Decoded(all_tokens, all_ids, running.sum(dim=1))
 
 
-def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Likeliest next token and id, or the id that is given, each (B,), of the token in ``column`` (B, 1)."""
+def _greedy(output: PredictorOutput, column: Tensor, oracle_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The likeliest next token and id, or the oracle's id, each (B,), after the token in ``column`` (B, 1)."""
     rows = torch.arange(len(column), device=column.device)
     token = output.logits[rows, column[:, 0]].argmax(dim=-1)
-    if given_ids is not None:
-        return token, given_ids
+    if oracle_ids is not None:
+        return token, oracle_ids
     assert output.id_logits is not None
     return token, output.id_logits[rows, column[:, 0]].argmax(dim=-1)
 
@@ -267,7 +267,7 @@ def compare(
     end_token: int,
     true_ids: Tensor | None = None,
 ) -> list[str | None]:
-    """The sort of each response's first error, (B,) of `ERROR_SORTS`; None where it is exactly the true one.
+    """The kind of each response's first error, (B,) of `ERROR_KINDS`; None where the response is exactly right.
 
     ``true_tokens``: (B, S') integers, of which ``true_lengths`` (B,) count, the end token included. ``true_ids``:
     (B, S'); None where ids are no part of the answer. A response is wrong from its first step that differs [ours]:
@@ -278,18 +278,19 @@ def compare(
     tokens = _widened(decoded.tokens, width)
     truth = _widened(true_tokens, width)
     step = torch.arange(width, device=tokens.device)
-    here = step < decoded.lengths[:, None]
-    there = step < true_lengths[:, None]
-    stop = (here != there) | (here & there & ((tokens == end_token) != (truth == end_token)))
-    token = here & there & (tokens != truth)
-    id_ = torch.zeros_like(token)
+    in_decoded = step < decoded.lengths[:, None]
+    in_truth = step < true_lengths[:, None]
+    in_both = in_decoded & in_truth
+    wrong_stop = (in_decoded != in_truth) | (in_both & ((tokens == end_token) != (truth == end_token)))
+    wrong_token = in_both & (tokens != truth)
+    wrong_id = torch.zeros_like(wrong_token)
     if true_ids is not None:
-        id_ = here & there & (_widened(decoded.ids, width) != _widened(true_ids, width))
-    wrong = stop | token | id_
-    sort = torch.where(stop, 2, torch.where(token, 0, 1))
-    of_first = sort.gather(1, wrong.long().argmax(dim=1, keepdim=True))[:, 0]
+        wrong_id = in_both & (_widened(decoded.ids, width) != _widened(true_ids, width))
+    wrong = wrong_stop | wrong_token | wrong_id
+    kind = torch.where(wrong_stop, 2, torch.where(wrong_token, 0, 1))
+    of_first = kind.gather(1, wrong.long().argmax(dim=1, keepdim=True))[:, 0]
     return [
-        ERROR_SORTS[code] if is_wrong else None
+        ERROR_KINDS[code] if is_wrong else None
         for is_wrong, code in zip(wrong.any(dim=1).tolist(), of_first.tolist(), strict=True)
     ]
 

@@ -28,9 +28,9 @@ class Scaling(Protocol):
 class CurrentPositions:
     """The position ids of the forward pass under way, shared by all layers, and the tables made from them.
 
-    OLMo's blocks call ``self.rotary_emb(q, k)`` and have no place for position ids, so these travel beside the
-    activations. Activation checkpointing runs a layer again in the backward pass, when another batch may have been
-    through the model: `holding` gives the layer back what it saw.
+    OLMo's blocks call ``self.rotary_emb(q, k)`` and take no position ids, so these do not travel with the activations.
+    Activation checkpointing runs a layer again in the backward pass, when the model may have processed another batch:
+    `holding` restores the ids of the layer's own forward pass.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class CurrentPositions:
     @contextmanager
     def holding(self, ids: Tensor | None, sin_cos: tuple[Tensor, Tensor] | None) -> Iterator[None]:
         """Make these the current positions while the block runs."""
-        before = self.ids, self.sin_cos
+        previous = self.ids, self.sin_cos
         self.ids = ids
         self.sin_cos = sin_cos
         try:
             yield
         finally:
-            self.ids, self.sin_cos = before
+            self.ids, self.sin_cos = previous
 
 
 class PositionedRotaryEmbedding(RotaryEmbedding):
@@ -123,8 +123,8 @@ def rotary_sin_cos(config: ModelConfig, ids: Tensor, scaling: Scaling | None = N
 def sin_cos_of(ids: Tensor, inverse_frequencies: Tensor, multiplied_by: float) -> tuple[Tensor, Tensor]:
     """As `rotary_sin_cos` of (B, T) and (D / 2,).
 
-    An operator of its own, so that a compiled model has them in memory once. PyTorch's compiler would compute sines,
-    cosines and the powers in them again in every layer, forward and backward, for each element of queries and keys.
+    A custom operator, so that a compiled model has them in memory once. PyTorch's compiler would compute sines, cosines
+    and the powers in them again in every layer, forward and backward, for each element of queries and keys.
     """
     with torch.autocast(ids.device.type, enabled=False):
         angles = ids.to(torch.float)[:, None, :, None] * inverse_frequencies

@@ -21,7 +21,7 @@ from olmo_sparsity.util.registry import Registry
 LOG_N = "log-n"
 _FAST, _SLOW = 32, 1  # YaRN's beta: rotations over the original length
 Scheme = Callable[[Tensor, float, "RopeScaling"], tuple[Tensor, float]]
-"""From 1 / frequencies (D / 2,), the base and what is asked for to the new ones, and a factor of sines and cosines."""
+"""From 1 / frequencies (D / 2,), the base and the scaling to the new ones, and a factor of sines and cosines."""
 ROPE_SCALINGS: Registry[Scheme] = Registry("RoPE scaling", ", as in CKPT@yarn:4")
 
 
@@ -88,8 +88,8 @@ def yarn(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tupl
 
     first = max(math.floor(dimension_of(_FAST)), 0)
     last = min(math.ceil(dimension_of(_SLOW)), 2 * half - 1)
-    places = torch.arange(half, dtype=inverse_frequencies.dtype, device=inverse_frequencies.device)
-    ramp = ((places - first) / max(last - first, 1e-3)).clamp(0, 1)
+    dimensions = torch.arange(half, dtype=inverse_frequencies.dtype, device=inverse_frequencies.device)
+    ramp = ((dimensions - first) / max(last - first, 1e-3)).clamp(0, 1)
     mixed = inverse_frequencies / scaling.factor * ramp + inverse_frequencies * (1 - ramp)
     return mixed, 0.1 * math.log(scaling.factor) + 1.0
 
@@ -115,7 +115,5 @@ def split_scaling(text: str) -> tuple[str, tuple[str, float] | None]:
     factor = float(match["factor"])
     ROPE_SCALINGS[name]  # refuses an unknown one
     if factor < 1:
-        raise UserError(
-            f"{text}: the factor {factor:g} is below 1; give how many times the trained length is meant"
-        )
+        raise UserError(f"{text}: the factor {factor:g} is below 1; give a multiple of the trained length")
     return match["path"], (name, factor)

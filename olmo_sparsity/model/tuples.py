@@ -37,7 +37,7 @@ class TupleAttention(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, num_ids: int):
-        """With freshly drawn weights. Ids are told apart up to ``num_ids`` - 1, and larger ones are like it."""
+        """With freshly drawn weights. Ids are distinguished up to ``num_ids`` - 1; larger ones count as that one."""
         super().__init__()
         self.config = config
         options = config.tuples
@@ -71,13 +71,13 @@ class TupleAttention(nn.Module):
         """``logits`` (B, T, V), or of the last ``logits_to_keep`` columns; with ``labels`` the sum of their losses.
 
         ``input_ids``: (B, T). ``position_ids``: (B, C) integers; None means 0 … C-1. ``attention_mask``: (B, C), 0 at
-        padding. The cache is simply the tokens before, (B, P): nothing of them can be kept but for single tokens.
+        padding. The cache is simply the past tokens, (B, P): scores of tuples cannot be reused.
         """
         tokens = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
         ids = torch.arange(tokens.shape[1], device=tokens.device) if position_ids is None else position_ids
         real = torch.ones_like(tokens) if attention_mask is None else attention_mask
         if labels is not None:
-            real = real * _up_to_last_label(labels)  # what stands behind it, padding, changes nothing
+            real = real * _up_to_last_label(labels)  # what follows it, padding, changes nothing
         # In float32 whatever the precision of training: near 1 a probability has few digits in bf16.
         with torch.autocast(tokens.device.type, enabled=False):
             p = self._mixture(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
@@ -87,23 +87,23 @@ class TupleAttention(nn.Module):
                 logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
             )
             return {"loss_nats": loss}
-        kept: Any = logits[:, -logits_to_keep:]  # -0: all
+        last_logits: Any = logits[:, -logits_to_keep:]  # -0: all
         cache: Any = tokens if use_cache else None
-        return OLMoOutput(logits=kept, attn_key_values=cache, hidden_states=None)
+        return OLMoOutput(logits=last_logits, attn_key_values=cache, hidden_states=None)
 
-    def _mixture(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
-        """p of the next token, (B, T, V), for the last T = ``wanted`` of the C columns."""
+    def _mixture(self, tokens: Tensor, ids: Tensor, real: Tensor, length: int) -> Tensor:
+        """p of the next token, (B, T, V), for the last T = ``length`` of the C columns."""
         columns = tokens.shape[1]
-        first = columns - wanted if self.anchored else 0  # else a tuple may end anywhere
-        near = self.locality is not None and _grow(ids, real)
-        members = self._members(columns, tokens.device, near)
+        first = columns - length if self.anchored else 0  # else a tuple may end anywhere
+        is_local = self.locality is not None and _grow(ids, real)
+        members = self._members(columns, tokens.device, is_local)
         probabilities = self.values.weight.float().softmax(dim=-1)
         step = max(1, _TUPLES_AT_ONCE // (len(tokens) * members.shape[1]))
         outputs = []
         totals = []
         for start in range(first, columns, step):
             last = torch.arange(start, min(start + step, columns), device=tokens.device)
-            output, total = self._of_tuples(tokens, ids, real, last, members, near, probabilities)
+            output, total = self._of_tuples(tokens, ids, real, last, members, is_local, probabilities)
             outputs.append(output)
             totals.append(total)
         output = torch.cat(outputs, dim=1)
@@ -115,19 +115,19 @@ class TupleAttention(nn.Module):
                 total[:, None].expand(-1, columns, -1).masked_fill(later, 2 * _NO_WEIGHT).softmax(dim=-1)
             )
             output, has_tuple = weights @ output, has_tuple.cummax(dim=1).values
-        return torch.where(has_tuple[..., None], output, 1 / self.vocabulary)[:, -wanted:]
+        return torch.where(has_tuple[..., None], output, 1 / self.vocabulary)[:, -length:]
 
-    def _members(self, columns: int, device: torch.device, near: bool) -> Tensor:
-        """The other columns of the tuples, (k - 1, S) ascending, or, ``near``, how far they are before the last.
+    def _members(self, columns: int, device: torch.device, is_local: bool) -> Tensor:
+        """The other columns of the tuples, (k - 1, S) ascending; with ``is_local`` their distances to the last column.
 
         Ids that grow with every token leave no tuple within `locality` that has more columns than ids between.
         """
         if self.size == 1:
             return torch.empty(0, 1, dtype=torch.int64, device=device)  # one tuple: the last column alone
         # At least one tuple, which does not count where there are too few columns for it.
-        many = max(min(columns - 1, self.farthest) if near else columns, self.size - 1)
-        others = torch.combinations(torch.arange(many, device=device), self.size - 1).T
-        return many - others if near else others  # distances, the farthest first
+        count = max(min(columns - 1, self.farthest) if is_local else columns, self.size - 1)
+        others = torch.combinations(torch.arange(count, device=device), self.size - 1).T
+        return count - others if is_local else others  # distances, the farthest first
 
     def _of_tuples(
         self,
@@ -136,33 +136,33 @@ class TupleAttention(nn.Module):
         real: Tensor,
         last: Tensor,
         members: Tensor,
-        near: bool,
+        is_local: bool,
         probabilities: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """What the tuples that end in the columns ``last`` (A,) predict, (B, A, V), and log Σ exp of scores, (B, A).
 
-        ``members``, ``near``: see `_members`. ``probabilities``: g, (V^k, V).
+        ``members``, ``is_local``: see `_members`. ``probabilities``: g, (V^k, V).
         """
         code = tokens[:, last, None] * self.vocabulary ** (self.size - 1)
         gap_code = torch.zeros_like(ids[:, last, None])
-        counts = real[:, last, None]
+        is_tuple = real[:, last, None]
         lowest = highest = torch.zeros_like(gap_code)
-        for number, places in enumerate(members):
-            columns = last[:, None] - places if near else places.expand(len(last), -1)
-            counts = counts & (columns >= 0) & (columns < last[:, None])
+        for index, member in enumerate(members):
+            columns = last[:, None] - member if is_local else member.expand(len(last), -1)
+            is_tuple = is_tuple & (columns >= 0) & (columns < last[:, None])
             columns = columns.clamp(0, tokens.shape[1] - 1)
-            counts = counts & real[:, columns]
+            is_tuple = is_tuple & real[:, columns]
             gap = ids[:, last, None] - ids[:, columns]
             lowest, highest = torch.minimum(lowest, gap), torch.maximum(highest, gap)
-            code = code + tokens[:, columns] * self.vocabulary**number
-            place = (gap + self.farthest).clamp(0, 2 * self.farthest)
-            gap_code = gap_code * (2 * self.farthest + 1) + place
+            code = code + tokens[:, columns] * self.vocabulary**index
+            gap_index = (gap + self.farthest).clamp(0, 2 * self.farthest)
+            gap_code = gap_code * (2 * self.farthest + 1) + gap_index
         if self.locality is not None:
-            counts = counts & (highest - lowest <= self.locality)
+            is_tuple = is_tuple & (highest - lowest <= self.locality)
         if not self.relative:
             gap_code = gap_code * self.num_ids + ids[:, last, None].clamp_max(self.num_ids - 1)
         scores = self.content(code)[..., 0].float() + self.positions(gap_code)[..., 0].float()
-        scores = scores.masked_fill(~counts, _NO_WEIGHT)
+        scores = scores.masked_fill(~is_tuple, _NO_WEIGHT)
         weights = scores.softmax(dim=-1)
         summed = F.embedding_bag(
             code.flatten(0, 1), probabilities, per_sample_weights=weights.flatten(0, 1), mode="sum"
@@ -171,11 +171,11 @@ class TupleAttention(nn.Module):
 
 
 def _up_to_last_label(labels: Tensor) -> Tensor:
-    """(B, T) 1 up to the last column that has a label, 0 behind it."""
+    """(B, T) 1 up to the last column that has a label, 0 after it."""
     return (labels != IGNORE_INDEX).int().flip(1).cummax(dim=1).values.flip(1)
 
 
 def _grow(ids: Tensor, real: Tensor) -> bool:
-    """Whether ids grow with every token and padding, if any, is behind them all."""
+    """Whether ids grow with every token, and all padding comes after the tokens."""
     is_last = real.int().cummin(dim=1).values.bool().eq(real).all()
     return bool(is_last & ((ids.diff(dim=1) > 0) | ~real[:, 1:]).all())

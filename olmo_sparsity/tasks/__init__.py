@@ -6,7 +6,7 @@ Every module of this folder is imported here, so that a new task is one new file
 from importlib import import_module
 from pkgutil import iter_modules
 
-from olmo_sparsity.tasks.samples import TaskBatch
+from olmo_sparsity.tasks.batch import TaskBatch
 from olmo_sparsity.tasks.task import SPLITS, TASKS, Task, make_task
 
 for _module in iter_modules(__path__):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import MARKS, Part, coupled_batch
-from olmo_sparsity.tasks.samples import TaskBatch
+from olmo_sparsity.tasks.assemble import SPECIAL_TOKENS, Span, coupled_batch
+from olmo_sparsity.tasks.batch import TaskBatch
 from olmo_sparsity.tasks.task import Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
@@ -20,15 +20,15 @@ _OPERATOR, _EQUALS, _ZERO = 3, 4, 5
 class _Arithmetic(Task):
     """Numbers are written most significant digit first, results least significant first.
 
-    Digits of equal significance share an id, the least significant 2, upwards; marks have 1.
+    Digits of equal significance share an id, the least significant 2, upwards; operator and ``=`` have 1.
     """
 
     operator = "+"
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The marks, the operator, ``=`` and the digits."""
-        return (*MARKS, self.operator, "=", *map(str, range(10)))
+        """The special tokens, the operator, ``=`` and the digits."""
+        return (*SPECIAL_TOKENS, self.operator, "=", *map(str, range(10)))
 
     def largest_id(self, length: int) -> int:
         """That of the result's last digit."""
@@ -57,7 +57,7 @@ class Addition(_Arithmetic):
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         length = sizes.length
         a, b = (_digits(draws.named(name), length) for name in "ab")
-        plus, equals = (Part.same(mark, 1, len(length)) for mark in (_OPERATOR, _EQUALS))
+        plus, equals = (Span.same(token, 1, len(length)) for token in (_OPERATOR, _EQUALS))
         prompt = [_written(a, length), plus, _written(b, length), equals]
         return coupled_batch(prompt, [_result(carried(a + b), length + 1)], length)
 
@@ -68,11 +68,11 @@ class MultiAddition(_Arithmetic):
     """``a_1 + a_2 + … + a_k =`` answered by the running sums ``s_1 = s_2 = … = s_k`` and the end token.
 
     Two levels of coupling, after Cho et al. (arXiv 2410.15787): digits of equal significance share an id of the first,
-    the least significant 2, upwards, and marks have 1; number j, running sum j and the marks before them have j on the
-    second, and so has ``=`` 1. So each digit of s_j is decided by tokens that are told by their ids: the digit of a_j
-    and of s_(j-1) of its significance, and those before it for the carry. Every number has n digits, each uniform,
-    zeros in front included, a sum one more. s_1 repeats a_1, digits of operands are most significant first, and =
-    stands between the sums [ours]. Length is n.
+    the least significant 2, upwards, and ``+`` and ``=`` have 1; number j, running sum j and the sign before them have
+    j on the second level, and the first ``=`` has 1. So ids identify the tokens that decide a digit of s_j: the digits
+    of a_j and of s_(j-1) of its significance, and the previous ones for the carry. Every number has n digits, each
+    uniform, zeros in front included, a sum one more. s_1 repeats a_1, digits of operands are most significant first,
+    and = stands between the sums [ours]. Length is n.
     """
 
     train_length: tuple[int, int] = (1, 10)
@@ -80,7 +80,7 @@ class MultiAddition(_Arithmetic):
     test_length: tuple[int, int] = (1, 30)
     """Fewest and most digits of the numbers of a test sample, both included, uniform."""
     k_train: int = 5
-    """K_train: 2 to so many numbers are added in training, uniform; 10 at most."""
+    """K_train: in training 2 to K_train numbers are added, uniform; 10 at most."""
     k_test: tuple[int, ...] = (2, 5, 10)
     """How many numbers are added in a test sample, uniform on these; 10 at most."""
 
@@ -93,7 +93,7 @@ class MultiAddition(_Arithmetic):
         return max(self.k_train, *self.k_test)
 
     def max_tokens(self, length: int) -> int:
-        """The numbers and their sums, with a mark before each but the first; begin and end."""
+        """The numbers and their sums, with a sign before each but the first; begin and end."""
         return self.largest_second_id() * (2 * length + 3) + 1
 
     def fewest_tokens(self, length: int) -> int:
@@ -105,28 +105,26 @@ class MultiAddition(_Arithmetic):
         for split, name in (("train", "k_train"), ("test", "k_test")):
             ks = self.ks(split)
             if not ks or not 2 <= min(ks) <= max(ks) <= 10:
-                raise UserError(
-                    f"{self.name}: {name} {getattr(self, name)} is not 2 to 10 numbers to add; give such"
-                )
+                raise UserError(f"{self.name}: {name} {getattr(self, name)} is not from 2 to 10; change it")
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         length = sizes.length
         rows = len(sizes.length)
-        plus, equals = (Part.same(mark, 1, rows) for mark in (_OPERATOR, _EQUALS))
-        prompt: list[Part] = []
-        response: list[Part] = []
+        plus, equals = (Span.same(token, 1, rows) for token in (_OPERATOR, _EQUALS))
+        prompt: list[Span] = []
+        response: list[Span] = []
         total = np.zeros((rows, int(length.max(initial=0)) + 1), dtype=np.int64)
         for j in range(1, int(sizes.k.max(initial=0)) + 1):
-            there = sizes.k >= j
+            has_operand = sizes.k >= j
             digits = _digits(draws.named(f"a{j}"), length)
             total = carried(total + digits)
             if j > 1:
-                prompt.append(plus.where(there, j))
-                response.append(equals.where(there, j))
-            prompt.append(_written(digits, length).where(there, j))
-            response.append(_result(total, length + 1).where(there, j))
+                prompt.append(plus.where(has_operand, j))
+                response.append(equals.where(has_operand, j))
+            prompt.append(_written(digits, length).where(has_operand, j))
+            response.append(_result(total, length + 1).where(has_operand, j))
         prompt.append(equals.where(np.ones(rows, dtype=bool), 1))
-        return coupled_batch(prompt, response, length, levels=2)
+        return coupled_batch(prompt, response, length, id_levels=2)
 
 
 @register("digit_multiplication")
@@ -154,9 +152,9 @@ class DigitMultiplication(_Arithmetic):
         rows = len(sizes.length)
         digits = _digits(draws.named("a"), length)
         factor = draws.named("d").integers(10, 1)
-        one = Part(_ZERO + factor, np.full_like(factor, 2), np.ones(rows, dtype=np.int64))
-        times, equals = (Part.same(mark, 1, rows) for mark in (_OPERATOR, _EQUALS))
-        prompt = [_written(digits, length), times, one, equals]
+        factor_span = Span(_ZERO + factor, np.full_like(factor, 2), np.ones(rows, dtype=np.int64))
+        times, equals = (Span.same(token, 1, rows) for token in (_OPERATOR, _EQUALS))
+        prompt = [_written(digits, length), times, factor_span, equals]
         return coupled_batch(prompt, [_result(carried(digits * factor), length + 1)], length)
 
 
@@ -178,12 +176,12 @@ def _digits(draws: Draws, length: np.ndarray) -> np.ndarray:
     return draws.integers(10, width) * (np.arange(width) < length[:, None])
 
 
-def _written(digits: np.ndarray, length: np.ndarray) -> Part:
+def _written(digits: np.ndarray, length: np.ndarray) -> Span:
     """Such a number as it stands in a prompt, most significant digit first."""
     significance = np.maximum(length[:, None] - 1 - np.arange(digits.shape[1]), 0)
-    return Part(_ZERO + np.take_along_axis(digits, significance, axis=1), significance + 2, length)
+    return Span(_ZERO + np.take_along_axis(digits, significance, axis=1), significance + 2, length)
 
 
-def _result(digits: np.ndarray, length: np.ndarray) -> Part:
+def _result(digits: np.ndarray, length: np.ndarray) -> Span:
     """Digits as they stand in a response, least significant first."""
-    return Part(_ZERO + digits, np.broadcast_to(np.arange(digits.shape[1]) + 2, digits.shape), length)
+    return Span(_ZERO + digits, np.broadcast_to(np.arange(digits.shape[1]) + 2, digits.shape), length)

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import MARKS, Part, coupled_batch, letter_names
-from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.tasks.assemble import SPECIAL_TOKENS, Span, coupled_batch, letter_names
+from olmo_sparsity.tasks.batch import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
@@ -35,8 +35,8 @@ class _OneForOne(Task):
 def _one_for_one(inputs: np.ndarray, outputs: np.ndarray, length: np.ndarray) -> TaskBatch:
     """Samples with these inputs and outputs (B, n), of which each row has ``length`` (B,)."""
     ids = np.broadcast_to(np.arange(inputs.shape[1]) + 2, inputs.shape)
-    prompt = [Part(inputs, ids, length), Part.same(_EQUALS, 1, len(length))]
-    return coupled_batch(prompt, [Part(outputs, ids, length)], length)
+    prompt = [Span(inputs, ids, length), Span.same(_EQUALS, 1, len(length))]
+    return coupled_batch(prompt, [Span(outputs, ids, length)], length)
 
 
 @register("scratchpad_parity")
@@ -55,8 +55,8 @@ class ScratchpadParity(_OneForOne):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The marks, ``=`` and the two bits, which running parities are made of too."""
-        return (*MARKS, "=", "0", "1")
+        """The special tokens, ``=`` and the two bits, which running parities are made of too."""
+        return (*SPECIAL_TOKENS, "=", "0", "1")
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         bits = draws.named("bits").integers(2, int(sizes.length.max(initial=0)))
@@ -81,8 +81,8 @@ class Copy(_OneForOne):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The marks, ``=`` and the symbols, which are numbers from 0 on."""
-        return (*MARKS, "=", *map(str, range(self.num_symbols)))
+        """The special tokens, ``=`` and the symbols, which are numbers from 0 on."""
+        return (*SPECIAL_TOKENS, "=", *map(str, range(self.num_symbols)))
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         symbols = _FIRST + draws.named("symbols").integers(self.num_symbols, int(sizes.length.max(initial=0)))
@@ -96,7 +96,7 @@ class VariableAssignment(Task):
 
     A chain of length c gives its first variable a value and each of the others the one before it: c assignments,
     ``a = 7``, ``b = a``, …. A prompt has several chains of the same length and, in proportion, distractors, each a
-    further variable that is given a random variable of the chains; then ``?`` and the last variable of one chain. The
+    further variable that gets a random variable of the chains; then ``?`` and the last variable of one chain. The
     response is that chain from the query on, c assignments, the value once more, and the end token.
 
     The tokens of the assignments have ids 2, 3, … in the order of the prompt, ``?`` and the query have 1. Every
@@ -109,7 +109,7 @@ class VariableAssignment(Task):
     test_length: tuple[int, int] = (1, 12)
     """Shortest and longest chain of a test sample in assignments, both included, uniform."""
     chains: int = 2
-    """How many chains a prompt has, the one that is asked for included."""
+    """How many chains a prompt has, the queried one included."""
     distractors: int = 1
     """How many assignments belong to no chain and hang on one, for each step of the length."""
     num_variables: int = 40
@@ -119,8 +119,14 @@ class VariableAssignment(Task):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The marks, ``=``, ``?``, the values (numbers), the variables (a … z, a1 … z1, …)."""
-        return (*MARKS, "=", "?", *map(str, range(self.num_values)), *letter_names(self.num_variables))
+        """The special tokens, ``=``, ``?``, the values (numbers), the variables (a … z, a1 … z1, …)."""
+        return (
+            *SPECIAL_TOKENS,
+            "=",
+            "?",
+            *map(str, range(self.num_values)),
+            *letter_names(self.num_variables),
+        )
 
     def largest_id(self, length: int) -> int:
         """That of the last token of the last assignment."""
@@ -142,15 +148,15 @@ class VariableAssignment(Task):
         rank = np.argsort(order, axis=1)
         ids = 2 + 3 * rank[:, :, None] + np.arange(3)
         prompt_ids = np.broadcast_to(2 + np.arange(3 * order.shape[1]), (rows, 3 * order.shape[1]))
-        # The chain that is asked for is the first: its slots are 0 … c-1, from the value on.
+        # The queried chain is the first: its slots are 0 … c-1, from the value on.
         steps = np.maximum(length[:, None] - 1 - np.arange(int(length.max(initial=0))), 0)
         query = np.take_along_axis(triples[:, :, 0], length[:, None] - 1, axis=1)
         value = triples[:, :1, 2]
-        one = np.ones(rows, dtype=np.int64)
-        assignments = Part(_flat(triples, order), prompt_ids, 3 * count)
-        prompt = [assignments, Part.same(_QUERY, 1, rows), Part(query, np.ones_like(query), one)]
-        chain = Part(_flat(triples, steps), _flat(ids, steps), 3 * length)
-        response = [chain, Part(value, ids[:, :1, 2], one)]
+        single = np.ones(rows, dtype=np.int64)
+        assignments = Span(_flat(triples, order), prompt_ids, 3 * count)
+        prompt = [assignments, Span.same(_QUERY, 1, rows), Span(query, np.ones_like(query), single)]
+        chain = Span(_flat(triples, steps), _flat(ids, steps), 3 * length)
+        response = [chain, Span(value, ids[:, :1, 2], single)]
         return coupled_batch(prompt, response, length)
 
     def _triples(self, length: np.ndarray, count: np.ndarray, draws: Draws) -> np.ndarray:
@@ -163,10 +169,10 @@ class VariableAssignment(Task):
         in_chains = (self.chains * length)[:, None]
         hangs_on = draws.named("distractors").integers(in_chains[:, 0], width)
         source = np.where(slots < in_chains, np.maximum(slots - 1, 0), hangs_on)
-        given = np.take_along_axis(names, source, axis=1)
+        source_names = np.take_along_axis(names, source, axis=1)
         values = _FIRST_VALUE + draws.named("values").integers(self.num_values, width)
         starts_chain = (slots < in_chains) & (slots % length[:, None] == 0)
-        right = np.where(starts_chain, values, given)
+        right = np.where(starts_chain, values, source_names)
         return np.stack([names[:, :width], np.full_like(right, _EQUALS), right], axis=2)
 
     def _check(self) -> None:

@@ -3,7 +3,7 @@
 A task is a frozen dataclass of its parameters. Its samples are a pure function of (split, seed, index): resuming a
 run, another number of processes, or another batch size changes nothing.
 
-Random numbers are counter-based: draw c of a row is SplitMix64's output at place c of a sequence that starts at the
+Random numbers are counter-based: draw c of a row is SplitMix64's output at index c of a sequence that starts at the
 row's own state (Steele, Lea and Flood, OOPSLA 2014). A row depends on nothing else in its batch.
 
 Shapes: B samples (rows), T tokens of the longest of them, C columns drawn for each.
@@ -21,14 +21,14 @@ import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.tasks.samples import END, TaskBatch, between
+from olmo_sparsity.tasks.batch import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import GAMMA, counters, mix, row_hashes
 
 SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)
-"""One prompt in so many belongs to the test split."""
+"""One prompt in this many belongs to the test split."""
 _MOST_DRAWS = 1024
 _HALF = np.uint64(32)
 MOST_COLUMNS = (1 << 20) - 1
@@ -78,7 +78,7 @@ class Draws:
         return self.integers(bound, 1)[:, 0]
 
     def order(self, eligible: np.ndarray) -> np.ndarray:
-        """A uniform order of the eligible columns (B, C) of each row, then the others in theirs, (B, C) int64."""
+        """A uniform order of the eligible columns (B, C) of each row, then the others, ascending, (B, C) int64."""
         return (np.sort(self._keys(eligible), axis=1) & _COLUMN_BITS).astype(np.int64)
 
     def subset(self, eligible: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -132,8 +132,8 @@ class Task(ABC):
     """Under which `TASKS` has it."""
     end_id: ClassVar[int | None] = END
     """The token that ends a response; None: the response is one label token, and nothing ends it."""
-    tokens_per_place: ClassVar[int] = 1
-    """How many tokens of the prompt each place takes that may be planted; lengths are whole multiples of it."""
+    tokens_per_position: ClassVar[int] = 1
+    """How many tokens of the prompt a position takes that may be planted; lengths are whole multiples of it."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -190,7 +190,7 @@ class Task(ABC):
     def sample(self, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> TaskBatch:
         """Samples ``indices`` (B,) of a split, padded to the longest of them.
 
-        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError` where
+        A sample does not depend on the others of the batch, up to padding. Raises `UserError` where
         the split has hardly any prompt of a size that was drawn.
         """
         assert split in SPLITS
@@ -212,7 +212,7 @@ class Task(ABC):
     def _sizes(self, split: str, draws: Draws) -> Sizes:
         """The sizes of the samples that are drawn: k first, then a length that holds it."""
         ks = np.array(self.ks(split) or (0,))
-        unit = self.tokens_per_place
+        unit = self.tokens_per_position
         k = ks[draws.named("k").integer(len(ks))]
         shortest = self._shortest(split, k)
         steps = (self._length_range(split)[1] - shortest) // unit + 1

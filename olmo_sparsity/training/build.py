@@ -1,4 +1,4 @@
-"""What a run is made of, as its config asks for it: engine, optimizer, plan, evaluation, monitor, checkpoints.
+"""The parts of a run, made from its config: engine, optimizer, plan, evaluation, monitor, checkpoints.
 
 Each part is handed what it reads. Of those that train none sees the config; a checkpoint takes it along.
 """
@@ -41,12 +41,12 @@ def build_engine(config: Config) -> Engine:
 def prepare_model(engine: Engine, config: Config, model: Model) -> None:
     """Make ``model`` the one that the engine trains, on its device and with OLMo's optimizer. Collective.
 
-    Raises `UserError` for a precision that the machine does not have, and what several processes cannot do.
+    Raises `UserError` for a precision that the machine does not have, and what more than one process cannot do.
     """
-    if config.task.length_groups is not None and engine.processes > 1:
+    if config.task.length_groups is not None and engine.world_size > 1:
         raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
     settings = engine_settings(config)
-    model.to(engine.device)  # before the optimizer is made, as PyTorch asks for
+    model.to(engine.device)  # before the optimizer is made, as PyTorch requires
     engine.prepare(model, build_optimizer(config, model), settings)
 
 
@@ -145,19 +145,19 @@ def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) 
 
 
 def open_run_evaluation(config: Config, engine: Engine) -> HeldoutEvaluation | TaskEvaluation | None:
-    """This process's part of the evaluation while training; None where the config asks for none."""
+    """This process's part of the evaluation while training; None where the config has none."""
     if config.evaluation.interval is None:
         return None
     if config.task.name is not None and engine.gathers_layers:
         # In every forward pass, which all make together: each process decodes everything.
         return open_evaluation(config)
-    return open_evaluation(config, rank=engine.rank, world_size=engine.processes)
+    return open_evaluation(config, rank=engine.rank, world_size=engine.world_size)
 
 
 def open_monitor(config: Config, engine: Engine, *, first_step: int, last_step: int) -> Monitor:
-    """What shows and writes the metrics of the steps from ``first_step`` on, in the main process."""
+    """What shows and writes the metrics of the steps from ``first_step`` on, in rank 0."""
     trackers: list[Tracker] = []
-    if engine.is_main:
+    if engine.is_rank_zero:
         folder = Path(config.save_folder)
         trackers.append(MetricsFile(folder, first_step, interval=config.console_log_interval))
         if config.wandb:
@@ -169,21 +169,21 @@ def open_monitor(config: Config, engine: Engine, *, first_step: int, last_step: 
         last_step=last_step,
         tokens_per_step=config.tokens_per_step,
         speed_steps=config.speed_monitor.window_size,
-        mfu_per_rate=_mfu_per_rate(config, engine) if engine.is_main else None,
+        mfu_per_rate=_mfu_per_rate(config, engine) if engine.is_rank_zero else None,
         device=engine.device,
-        enabled=engine.is_main,
+        enabled=engine.is_rank_zero,
     )
 
 
 def _mfu_per_rate(config: Config, engine: Engine) -> float | None:
     """The model FLOPs utilisation of all devices at one token per second; None where their peak is not known."""
     peak = peak_flops(config, engine.device)
-    return flops_per_token(config) / (peak * engine.processes) if peak else None
+    return flops_per_token(config) / (peak * engine.world_size) if peak else None
 
 
 def build_saver(config: Config, engine: Engine, data_identity: str | None) -> CheckpointSaver:
     """What saves the run's checkpoints. The tokenizer is read now: the corpus may be gone when one is saved."""
-    path = run_tokenizer(config) if engine.is_main else None
+    path = run_tokenizer(config) if engine.is_rank_zero else None
     return CheckpointSaver(
         engine=engine,
         folder=Path(config.save_folder),

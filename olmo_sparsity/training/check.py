@@ -32,12 +32,12 @@ from olmo_sparsity.util.errors import UserError
 _STEPS_LOOKED_AT = 1000
 
 
-def check_run(config: Config, processes: int, steps_per_epoch: int | None = None) -> Model:
-    """Raise `UserError` for what a run on so many processes would end with before, or soon after, its first step.
+def check_run(config: Config, world_size: int, steps_per_epoch: int | None = None) -> Model:
+    """Raise `UserError` for what a run of ``world_size`` processes would fail of before, or soon after, its first step.
 
     ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
     """
-    local_batch_size(config.global_train_batch_size, processes)
+    local_batch_size(config.global_train_batch_size, world_size)
     with _one_line("model"):
         model = empty_model(config, device="meta")
         _read_once(config)
@@ -49,7 +49,7 @@ def check_run(config: Config, processes: int, steps_per_epoch: int | None = None
         with _one_line("compile"):
             torch.compile(nn.Identity(), **compile_options(config.compile))
     if config.deepspeed.config is not None:
-        check_deepspeed(config, processes)
+        check_deepspeed(config, world_size)
     return model
 
 
@@ -61,7 +61,7 @@ def _read_once(config: Config) -> None:
         ids = torch.zeros(1, config.model.max_sequence_length, dtype=torch.int64)
         id_labels = ids if config.positions.predicts_ids else None
         batch = Batch(ids, ids, labels=ids, loss_mask=ids == ids, id_labels=id_labels)
-        # Sparse attention looks at numbers: what comes behind that is for the run to see.
+        # Sparse attention reads the numbers themselves: what follows in the pass is left to the run.
         with suppress(DataDependentOutputException, DynamicOutputShapeException):
             model(**batch.model_inputs, **batch.targets, z_weight=0.0)["loss_nats"].backward()
 
@@ -73,8 +73,8 @@ def _check_schedule(schedule: Schedule, options: SchedulerConfig) -> None:
         schedule.max_steps,
     }
     for edge in (options.t_warmup, options.t_max or 0):
-        near = int(edge / schedule.units_per_step)
-        steps |= {step for step in range(near - 1, near + 2) if 1 <= step <= schedule.max_steps}
+        edge_step = int(edge / schedule.units_per_step)
+        steps |= {step for step in range(edge_step - 1, edge_step + 2) if 1 <= step <= schedule.max_steps}
     for step in sorted(steps):
         rate = schedule.learning_rate(step)
         bound = schedule.max_grad_norm(step)
@@ -93,8 +93,8 @@ def _one_line(section: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # of many kinds: OLMo, transformers and PyTorch have no common one
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        words = " ".join(str(error).split()) or place.line
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        words = " ".join(str(error).split()) or frame.line
         raise UserError(
             f"{section}: {words} ({type(error).__name__}); change this section of the config"
         ) from error

@@ -72,7 +72,7 @@ def rendezvous_timeout() -> timedelta:
 
 
 def process_group() -> InitProcessGroupKwargs:
-    """How processes reach each other: gloo by name, for without it those on CPUs would each believe to be alone."""
+    """How processes reach each other: gloo by name, for without it each process on CPUs would run alone."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
 
@@ -86,7 +86,7 @@ class EngineSettings:
     precision: str = "no"
     """Accelerate's name: bf16, or no, which is fp32."""
     z_weight: float = 0.0
-    """Weight of OLMo's z-loss beside the cross-entropy."""
+    """Weight of OLMo's z-loss, which is added to the cross-entropy."""
     dropout_seed: int | None = None
     """None: the model has no dropout."""
     activation_checkpointing: ActivationCheckpointingStrategy | None = None
@@ -98,14 +98,14 @@ class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
     def __init__(self) -> None:
-        """Meets the other processes."""
+        """Joins the process group."""
         keep_freed_memory()
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]  # Accelerate would take them for ours: steps to accumulate, FSDP, a compiler
         self.accelerator = self._make_accelerator()
-        self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
+        self.is_rank_zero = self.accelerator.is_main_process  # it writes files and shows progress
         self.rank = self.accelerator.process_index
-        self.processes = self.accelerator.num_processes
+        self.world_size = self.accelerator.num_processes
         self.device = self.accelerator.device
         choose_flash_attention()
 
@@ -138,7 +138,7 @@ class Engine:
 
     def _make_accelerator(self) -> Accelerator:
         is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        # No second copy of the gradients; and a forward pass is no collective, so that one process may repeat its own.
+        # No second copy of the gradients; and a forward pass is no collective, so that one process may repeat one.
         buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         return Accelerator(
             mixed_precision="no",  # autocast is entered below
@@ -158,28 +158,30 @@ class Engine:
         words = np.random.SeedSequence([self.settings.dropout_seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def loss_sums(self, part: Batch) -> dict[str, Tensor]:
-        """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens.
+    def loss_sums(self, micro_batch: Batch) -> dict[str, Tensor]:
+        """The losses of a micro-batch, summed over its tokens: `loss_nats`, and the terms that it is the sum of.
 
-        Where compiling fails this process goes on uncompiled, but for ZeRO 3, in which others would wait for weights.
+        Where compiling fails this process goes on uncompiled, except under ZeRO 3, where others would wait for weights.
         """
         try:
             with nullcontext() if self.is_compiled else uncompiled(), self._forward_context():
-                part = part.to(self.device)
-                return self.model(**part.model_inputs, **part.targets, z_weight=self.settings.z_weight)
+                batch = micro_batch.to(self.device)
+                return self.model(**batch.model_inputs, **batch.targets, z_weight=self.settings.z_weight)
         except RuntimeError as error:
             if not (self.is_compiled and is_of_compiler(error)) or self.gathers_layers:
                 raise
             reason = getattr(error, "inner_exception", error)
             log.warning("not compiled: compiling failed (%s)", first_line(reason))
+        # Once more, and at most once: with `is_compiled` False the branch above raises. The forward pass that failed
+        # has changed nothing: compiling comes before the kernels, and there was no backward pass yet.
         self.is_compiled = False
-        return self.loss_sums(part)
+        return self.loss_sums(micro_batch)
 
     def _forward_context(self) -> Any:
         is_bf16 = self.settings.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16)
 
-    def synchronising(self, last: bool) -> Any:
+    def gradient_sync(self, last: bool) -> Any:
         """Context in which gradients are exchanged between processes after the last micro-batch only."""
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
@@ -192,15 +194,15 @@ class Engine:
         self.model.eval()
         with uncompiled(), self._forward_context():  # one shape was compiled, that of training
             if isinstance(evaluation, TaskEvaluation):
-                reduce_sum = (lambda value: value) if self.gathers_layers else self.sum_over_processes
+                reduce_sum = (lambda value: value) if self.gathers_layers else self.all_reduce_sum
                 row = evaluation.run(self.raw_model, reduce_sum, self.device)
             else:
-                row = evaluation.run(self.model, self.sum_over_processes, self.device)
+                row = evaluation.run(self.model, self.all_reduce_sum, self.device)
         self.model.train()
         return row
 
-    def sum_over_processes(self, value: Tensor) -> Tensor:
-        """The sum of ``value`` over all processes, on this process's device."""
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        """The sum of ``value`` over all ranks, in each of them, on its device. Collective."""
         return self.accelerator.reduce(value.to(self.device), reduction="sum")
 
     def clip_gradients(self, max_grad_norm: float | None) -> dict[str, Tensor]:
@@ -220,13 +222,13 @@ class Engine:
 
     def weights(self) -> dict[str, Tensor]:
         """The whole model's weights on the CPU, by OLMo's names; of another process than rank 0 none. Collective."""
-        if not self.is_main:
+        if not self.is_rank_zero:
             return {}
         return {name: tensor.detach().cpu() for name, tensor in self.raw_model.state_dict().items()}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The whole optimizer state, as `export_state` names it, in rank 0 alone. Collective."""
-        return export_state(self._raw_optimizer) if self.is_main else {}
+        return export_state(self._raw_optimizer) if self.is_rank_zero else {}
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `optimizer_tensors` gave, on any engine and any number of processes."""
@@ -236,23 +238,23 @@ class Engine:
     def _raw_optimizer(self) -> torch.optim.Optimizer:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # beneath Accelerate's wrapper
 
-    def any_process(self, flag: bool) -> bool:
-        """Whether ``flag`` is set on at least one process. Collective."""
-        if self.processes == 1:
+    def any_rank(self, flag: bool) -> bool:
+        """Whether ``flag`` is set in at least one rank. Collective."""
+        if self.world_size == 1:
             return flag
-        return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
+        return bool(self.all_reduce_sum(torch.tensor(float(flag))) > 0)
 
-    def on_main(self, action: Callable[[], Result]) -> Result:
-        """What ``action`` returns in rank 0, in every process; where it fails there, every process fails. Collective.
+    def on_rank_zero(self, action: Callable[[], Result]) -> Result:
+        """Run ``action`` in rank 0 and return its result in every rank; where it fails, all ranks fail. Collective.
 
         It may take longer than processes wait for each other: to read a large corpus, or to save on a slow disk.
         """
-        if self.processes == 1:
+        if self.world_size == 1:
             return action()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(action) if self.is_main else None
+            running = pool.submit(action) if self.is_rank_zero else None
             patience = rendezvous_timeout().total_seconds() / 4
-            while self.any_process(running is not None and bool(wait([running], patience).not_done)):
+            while self.any_rank(running is not None and bool(wait([running], patience).not_done)):
                 pass
         failure = running.exception() if running is not None else None
         outcome: list[Any] = [None, None]
@@ -261,26 +263,29 @@ class Engine:
         elif running is not None:
             outcome[0] = running.result()
         torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
-        result, why = outcome
-        if why is not None:  # in every process: a launcher may end rank 0 before it has said it
-            message, exit_code = why
+        result, error = outcome
+        if error is not None:  # in every rank: a launcher may end rank 0 before it has printed it
+            message, exit_code = error
             raise failure or RankZeroFailed(message, exit_code)
         return result
 
-    def begin_on_main(self, action: Callable[[], Result]) -> Callable[[], Result]:
-        """Start ``action`` in rank 0, beside what follows; the function returned waits for it, as `on_main` does."""
-        running = in_background(action) if self.is_main else Future[Result]()
-        return lambda: self.on_main(running.result)
+    def start_on_rank_zero(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Start ``action`` in rank 0, in the background; the returned function waits for it as `on_rank_zero` does."""
+        running = in_background(action) if self.is_rank_zero else Future[Result]()
+        return lambda: self.on_rank_zero(running.result)
 
-    def refuse_unequal(self, value: str, what: str) -> None:
-        """Raise `UserError` in every process unless ``value`` is the same in all. Collective."""
-        if self.processes == 1:
+    def assert_same_on_all_ranks(self, value: str, description: str) -> None:
+        """Raise `UserError` in every rank unless ``value`` is the same in all of them. Collective.
+
+        ``description``: what the value is of; the error begins with it.
+        """
+        if self.world_size == 1:
             return
-        all_of_them = self.accelerator.gather(torch.tensor([zlib.crc32(value.encode())], device=self.device))
-        if (all_of_them != all_of_them[0]).any():
+        checksums = self.accelerator.gather(torch.tensor([zlib.crc32(value.encode())], device=self.device))
+        if (checksums != checksums[0]).any():
             raise UserError(
-                f"{what} is not the same in all processes (rank {self.rank}: {value}); see that all machines have the "
-                "same files, then run the same command again"
+                f"{description} is not the same in all processes (rank {self.rank}: {value}); make sure that all "
+                "machines have the same files, then run the same command again"
             )
 
 
@@ -341,8 +346,8 @@ def import_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -
     optimizer.state.clear()
     for full_name, tensor in tensors.items():
         name, key = full_name.rsplit(SEPARATOR, 1)
-        on_device = key != "step" or bool(optimizer.param_groups[0].get("fused"))
-        device = parameters[name].device if on_device else "cpu"
+        is_on_device = key != "step" or bool(optimizer.param_groups[0].get("fused"))
+        device = parameters[name].device if is_on_device else "cpu"
         optimizer.state[parameters[name]][key] = tensor.to(device, copy=True)
 
 

@@ -34,11 +34,11 @@ _CPU = torch.device("cpu")
 
 
 class Monitor:
-    """Shows and writes the metrics of the main process; silent in the others. Use it as a context manager.
+    """Shows and writes the metrics of rank 0; silent in the others. Use it as a context manager.
 
     Rows of `metrics.jsonl`: step, tokens (seen so far), the values given, tokens_per_second (all processes together,
     over the last `speed_monitor.window_size` steps), mfu (fraction; absent where the device's peak is not known),
-    peak_memory_gb (of the main process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU). A step
+    peak_memory_gb (of rank 0's process since it started, 10^9 bytes: tensors on its GPU, or all of it on a CPU). A step
     of `data.skip_steps` has step, tokens and ``"skipped": true``.
     """
 
@@ -56,7 +56,7 @@ class Monitor:
     ):
         """``trackers`` are open, and closed with the monitor. ``speed_steps``: over how many the speed is a mean.
 
-        ``mfu_per_rate``: MFU at one token per second; None: not known. ``enabled``: in the main process.
+        ``mfu_per_rate``: MFU at one token per second; None: not known. ``enabled``: in rank 0.
         """
         self.trackers = trackers
         self.first_step = first_step
@@ -178,12 +178,12 @@ class WeightsAndBiases:
     """
 
     START_SECONDS = 5.0
-    """How long the training waits for W&B at its start; then W&B is waited for beside it."""
+    """How long the training waits for W&B at its start; after that it goes on while W&B starts."""
     END_SECONDS = 10.0
     """How long the end of the run waits for the last rows to be taken."""
 
     def __init__(self, options: WandbConfig, folder: Path, done_steps: int, *, run_config: dict[str, Any]):
-        """``run_config``: the settings that W&B shows beside the run."""
+        """``run_config``: the settings that W&B shows with the run."""
         self.options = options
         self.folder = folder
         self.run_config = run_config
@@ -333,7 +333,7 @@ def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) ->
     if damaged or is_cut:
         _write_rows(path, rows)
     last_step = rows[-1]["step"] if rows else 0
-    if is_finished and last_step < done_steps and path.stat().st_size:  # who emptied it wants no metrics
+    if is_finished and last_step < done_steps and path.stat().st_size:  # none of one that a user emptied
         log.warning("%s ends at step %s of %s", path, f"{last_step:,}", f"{done_steps:,}")
 
 
@@ -342,9 +342,9 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int], bool]:
     *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     rows = []
     damaged = []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if (row := _row_of(line)) is None:
-            damaged.append(number)
+            damaged.append(line_number)
         else:
             rows.append(row)
     if (row := _row_of(last)) is not None:  # whole, but for its end of line

@@ -1,6 +1,6 @@
 """Training, to be read downward: batch, forward, backward, clip, step, log, save, stop.
 
-One loop for every model, task and number of processes. `build.py` makes the parts that a config asks for. `engine.py`
+One loop for every model, task and number of processes. `build.py` makes the parts from a config. `engine.py`
 has what depends on processes and devices, `zero.py` the same over DeepSpeed, `plan.py` what happens at which step,
 `resume.py` which checkpoint a run goes on from.
 """
@@ -23,10 +23,10 @@ from olmo_sparsity.checkpoint import (
     load_state,
     load_weights,
     step_of,
-    verify,
+    verify_checkpoint,
 )
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.build import open_training_data, verify_checksums
+from olmo_sparsity.data.build import open_training_data, verify_token_files
 from olmo_sparsity.data.windows import Batch, TrainingBatches
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -67,30 +67,32 @@ def train(config: Config, *, resume: bool = False) -> Path:
     SIGTERM or Ctrl-C.
     """
     engine = build_engine(config)
-    # One process looks at the folder: another may be shown an older state of it.
-    last = engine.on_main(lambda: starting_checkpoint(config, resume))
-    if last is not None and engine.on_main(lambda: is_finished(config, last)):
+    # Only rank 0 lists the folder: on a network file system another rank may see an older state of it.
+    last = engine.on_rank_zero(lambda: starting_checkpoint(config, resume))
+    if last is not None and engine.on_rank_zero(lambda: is_finished(config, last)):
         metrics = Path(config.save_folder) / METRICS_NAME
-        engine.on_main(lambda: repair_metrics(metrics, step_of(last), is_finished=True))
+        engine.on_rank_zero(lambda: repair_metrics(metrics, step_of(last), is_finished=True))
         log.info("%s is finished already", last)
         return last
-    weights = engine.on_main(lambda: initial_checkpoint(config)) if last is None else last
+    weights = engine.on_rank_zero(lambda: initial_checkpoint(config)) if last is None else last
     names = [WEIGHTS] if last is None else [WEIGHTS, OPTIMIZER]
-    # Beside the rest of the start: to hash the 84 GB of a 7B model takes about as long.
-    wait_for_verification = engine.begin_on_main(lambda: verify(weights, names) if weights else None)
+    # In the background: hashing the 84 GB of a 7B model takes about as long as the rest of the start.
+    wait_for_verification = engine.start_on_rank_zero(
+        lambda: verify_checkpoint(weights, names) if weights else None
+    )
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
     prepare_model(engine, config, model)
-    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
-    engine.refuse_unequal(str(data.identity), "the text to train on")
+    data = open_training_data(config, rank=engine.rank, world_size=engine.world_size)
+    engine.assert_same_on_all_ranks(str(data.identity), "the text to train on")
     with run_folder(config, engine, last, resume):
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
         if last is None:
-            engine.on_main(lambda: verify_checksums(config))
+            engine.on_rank_zero(lambda: verify_token_files(config))
         wait_for_verification()
         first_step = 0 if last is None else restore(engine, last, data.identity)
-        engine.on_main(lambda: append_provenance(config, last))
+        engine.on_rank_zero(lambda: append_provenance(config, last))
         plan = build_plan(config, first_step=first_step, steps_per_epoch=data.steps_per_epoch)
         evaluation = open_run_evaluation(config, engine)
         saver = build_saver(config, engine, data.identity)
@@ -105,7 +107,7 @@ def restore(engine: Engine, last: Path, data_identity: str | None) -> int:
     """
     state = load_state(last)
     content = (last / CHECKSUMS).read_text(encoding="utf8")
-    engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
+    engine.assert_same_on_all_ranks(f"step {state.step}, {content}", f"the checkpoint {last}")
     if state.data is not None:
         refuse_change(last, "the text it is trained on, by its sha256,", state.data, data_identity)
     engine.load_optimizer_tensors(load_optimizer(last))
@@ -137,10 +139,10 @@ def run_steps(
             else:
                 monitor.log(step, train_step(engine, batch, plan, step))
 
-            stops = engine.any_process(stop.received is not None or time.monotonic() > plan.deadline)
+            stops = engine.any_rank(stop.received is not None or time.monotonic() > plan.deadline)
             has_learned = False
             with monitor.paused():
-                if stops:  # first of all: there may be seconds left
+                if stops:  # before the evaluation: there may be only seconds left
                     folder = saver.save(step, finished=plan.is_complete_after(step))
                 if evaluation is not None and plan.evaluates_after(step):
                     measures = engine.evaluate(evaluation)
@@ -163,25 +165,25 @@ def run_steps(
 def train_step(engine: Engine, batch: Batch, plan: Plan, step: int) -> dict[str, float]:
     """Forward, backward, clip, update the weights; returns what is logged. Raises `UserError` as `finite` does."""
     engine.seed_dropout(step)  # after reading: the loader draws from the same generator
-    on_device = forward_backward(engine, batch, plan.length_groups)
-    on_device |= engine.clip_gradients(plan.schedule.max_grad_norm(step))
-    # Read together: the processor waits once for the device, which has then nothing to do for a moment.
-    values = finite({name: float(value) for name, value in on_device.items()}, step, plan.skip_steps)
+    metrics = forward_backward(engine, batch, plan.length_groups)
+    metrics |= engine.clip_gradients(plan.schedule.max_grad_norm(step))
+    # Copied from the device together: the processor waits only once, while the device is idle.
+    values = finite({name: float(value) for name, value in metrics.items()}, step, plan.skip_steps)
     learning_rate = plan.schedule.learning_rate(step)
     values |= finite(engine.step(learning_rate), step, plan.skip_steps)
     return {**values, "learning_rate": learning_rate}
 
 
 def forward_backward(engine: Engine, batch: Batch, length_groups: int | None) -> dict[str, Tensor]:
-    """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name, scalars.
+    """Accumulate gradients of the mean loss per token of the global batch; returns it and its terms by name, scalars.
 
-    They are on the device: reading one waits until it is computed, and `Engine.step` should be on its way by then. With
-    `task.length_groups` the gradients are of the group of lengths with the largest loss alone.
+    They are on the device, so reading one waits until it is computed. With `task.length_groups` the gradients are of
+    the group of lengths with the largest loss alone.
     """
     if length_groups is None:
         return accumulate_gradients(engine, batch)
     groups = batch.by_length(length_groups)
-    sums = engine.sum_over_processes(torch.stack([loss_and_count(engine, group) for group in groups]))
+    sums = engine.all_reduce_sum(torch.stack([loss_and_count(engine, group) for group in groups]))
     worst = int((sums[:, 0] / sums[:, 1]).argmax())
     mean = sums[:, 0].sum() / sums[:, 1].sum()
     return {**accumulate_gradients(engine, groups[worst]), "mean_loss_nats": mean}
@@ -194,17 +196,17 @@ def accumulate_gradients(engine: Engine, batch: Batch) -> dict[str, Tensor]:
     processes and micro-batches changes nothing but rounding.
     """
     # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
-    count = engine.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
+    count = engine.all_reduce_sum(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
     totals: dict[str, Tensor] = {}
-    parts = batch.micro_batches(engine.settings.micro_batch_size)
-    for number, part in enumerate(parts):
-        is_last = number == len(parts) - 1
-        with engine.synchronising(is_last):
-            sums = engine.loss_sums(part)
-            # Processes average their gradients; times their number makes it the sum over the global batch.
-            engine.backward(sums["loss_nats"] * (engine.processes / count), is_last)
+    micro_batches = batch.micro_batches(engine.settings.micro_batch_size)
+    for index, micro_batch in enumerate(micro_batches):
+        is_last = index == len(micro_batches) - 1
+        with engine.gradient_sync(is_last):
+            sums = engine.loss_sums(micro_batch)
+            # Ranks average their gradients; times the world size this is the sum over the global batch.
+            engine.backward(sums["loss_nats"] * (engine.world_size / count), is_last)
         totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
-    means = engine.sum_over_processes(torch.stack(list(totals.values()))) / count
+    means = engine.all_reduce_sum(torch.stack(list(totals.values()))) / count
     return dict(zip(totals, means, strict=True))
 
 
@@ -212,8 +214,8 @@ def accumulate_gradients(engine: Engine, batch: Batch) -> dict[str, Tensor]:
 def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
     """The sum of the losses of this process's examples and how many tokens count, (2,)."""
     total = torch.zeros((), device=engine.device)
-    for part in batch.micro_batches(engine.settings.micro_batch_size):
-        total += engine.loss_sums(part)["loss_nats"]
+    for micro_batch in batch.micro_batches(engine.settings.micro_batch_size):
+        total += engine.loss_sums(micro_batch)["loss_nats"]
     return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=engine.device)])
 
 
@@ -222,12 +224,12 @@ def finite(values: dict[str, float], step: int, skipped: str | None) -> dict[str
 
     ``skipped``: `data.skip_steps` of the run, which the option in the message has to repeat.
     """
-    before = f"{skipped}," if skipped else ""
+    previous_ranges = f"{skipped}," if skipped else ""
     for name, value in values.items():
         if not math.isfinite(value):
             raise UserError(
                 f"{name} is {value} at step {step}; earlier checkpoints are whole: go on with --resume and a lower "
                 "--optimizer.learning_rate or --max_grad_norm, --precision=fp32, or without this batch, "
-                f"--data.skip_steps={before}{step}:{step + 1}"
+                f"--data.skip_steps={previous_ranges}{step}:{step + 1}"
             )
     return values

@@ -19,7 +19,7 @@ from olmo_sparsity.checkpoint import (
     weights_sha256,
 )
 from olmo_sparsity.config.durations import parse_steps
-from olmo_sparsity.config.fields import RECORDED, field_value, leaves, may_change
+from olmo_sparsity.config.fields import RECORDED_ON_RESUME, field_value, leaves, may_change
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.build import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
@@ -66,17 +66,22 @@ def initial_checkpoint(config: Config) -> Path | None:
         raise UserError(
             f"initial_weights: {initial} is in the folder that would be overwritten; choose another --save_folder"
         )
-    its = initial / TOKENIZER
-    if tokenizer is not None and its.is_file() and sha256_file(tokenizer) != sha256_file(its):
+    its_tokenizer = initial / TOKENIZER
+    if (
+        tokenizer is not None
+        and its_tokenizer.is_file()
+        and sha256_file(tokenizer) != sha256_file(its_tokenizer)
+    ):
         raise UserError(
-            f"initial_weights: {initial} has another tokenizer than the text; prepare the text with --tokenizer {its}"
+            f"initial_weights: {initial} has another tokenizer than the text; prepare the text with --tokenizer "
+            f"{its_tokenizer}"
         )
     log.info("starting from the weights of %s", initial)
     return initial
 
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
-    """Whether the run reached what ``config`` asks for."""
+    """Whether the run reached the end that ``config`` sets."""
     saved = config_of(checkpoint)
     same_end = saved.max_duration == config.max_duration and saved.evaluation.until == config.evaluation.until
     return load_state(checkpoint).finished and same_end
@@ -86,11 +91,11 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses, but for those that a remedy may change."""
     saved = config_of(folder)
     state = load_state(folder)
-    before = leaves(saved)
-    now = leaves(config)
-    for name in {**before, **now}:  # a section may have its fields in one of them alone
+    previous = leaves(saved)
+    current = leaves(config)
+    for name in {**previous, **current}:  # a section may have its fields in one of them alone
         if not may_change(name):
-            refuse_change(folder, name, before.get(name), now.get(name))
+            refuse_change(folder, name, previous.get(name), current.get(name))
     chosen = chosen_precision(config.precision)
     if config.precision is None and state.precision not in (None, chosen):
         was = _PRECISIONS[str(state.precision)]
@@ -104,29 +109,29 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
 
 def _refuse_other_skips(config: Config, saved: Config, folder: Path) -> None:
     """Steps that are done were trained or skipped, whatever `data.skip_steps` says now."""
-    done = step_of(folder)
-    before = parse_steps(saved.data.skip_steps)
-    now = parse_steps(config.data.skip_steps)
-    # Where two lists of ranges first differ, a range begins or is over.
-    edges = sorted({edge for steps in (*before, *now) for edge in (steps.start, steps.stop) if edge <= done})
-    for step in edges:
-        was_skipped = any(step in steps for steps in before)
-        if was_skipped == any(step in steps for steps in now):
+    last_step = step_of(folder)
+    previous = parse_steps(saved.data.skip_steps)
+    current = parse_steps(config.data.skip_steps)
+    # Where two lists of ranges first differ, a range begins or ends.
+    edges = {edge for steps in (*previous, *current) for edge in (steps.start, steps.stop)}
+    for step in sorted(edge for edge in edges if edge <= last_step):
+        was_skipped = any(step in steps for steps in previous)
+        if was_skipped == any(step in steps for steps in current):
             continue
         if was_skipped:
             raise UserError(
                 f"cannot resume {folder}: data.skip_steps was {saved.data.skip_steps}, and step {step} was left out; "
                 f"give --data.skip_steps={saved.data.skip_steps} again, and further ranges after a comma"
             )
-        saved_ones = checkpoints(folder.parent)
-        later = [path for path in saved_ones if step_of(path) >= step]
-        if len(later) < len(saved_ones):
+        all_checkpoints = checkpoints(folder.parent)
+        later = [path for path in all_checkpoints if step_of(path) >= step]
+        if len(later) < len(all_checkpoints):
             remedy = f"go on from before it: {setting_aside(later)}, and the same command again"
         else:
             remedy = "start over with --save_overwrite in place of --resume"
         raise UserError(
-            f"data.skip_steps: step {step} is trained already, for {folder} is the checkpoint after step {done}; skip "
-            f"steps from {done + 1} on, or {remedy}"
+            f"data.skip_steps: step {step} is trained already, for {folder} is the checkpoint after step {last_step}; "
+            f"skip steps from {last_step + 1} on, or {remedy}"
         )
 
 
@@ -134,11 +139,16 @@ def changed_settings(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     """What decides losses and is not as it was when the checkpoint ``folder`` was written: before and now, by name."""
     saved = config_of(folder)
     state = load_state(folder)
-    before, now = ({name: field_value(of, name) for name in sorted(RECORDED)} for of in (saved, config))
+    previous = {name: field_value(saved, name) for name in sorted(RECORDED_ON_RESUME)}
+    current = {name: field_value(config, name) for name in sorted(RECORDED_ON_RESUME)}
     if state.precision is not None:
-        before["precision"] = _PRECISIONS[state.precision]
-        now["precision"] = _PRECISIONS[chosen_precision(config.precision)]
-    return {name: {"before": before[name], "now": now[name]} for name in before if before[name] != now[name]}
+        previous["precision"] = _PRECISIONS[state.precision]
+        current["precision"] = _PRECISIONS[chosen_precision(config.precision)]
+    return {
+        name: {"before": previous[name], "now": current[name]}
+        for name in previous
+        if previous[name] != current[name]
+    }
 
 
 def append_provenance(config: Config, last: Path | None) -> None:
@@ -178,11 +188,11 @@ def _earlier_starts(path: Path) -> list[Any]:
     return starts
 
 
-def refuse_change(folder: Path, name: str, before: object, now: object) -> None:
+def refuse_change(folder: Path, name: str, previous: object, current: object) -> None:
     """Raise `UserError` unless what decides the losses is as it was when the checkpoint ``folder`` was written."""
-    if before != now:
+    if previous != current:
         raise UserError(
-            f"cannot resume {folder}: {name} was {before} and is now {now}; set it back, or choose another "
+            f"cannot resume {folder}: {name} was {previous} and is now {current}; set it back, or choose another "
             "--save_folder"
         )
 
@@ -208,5 +218,5 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
             remove(path)
 
     with ExitStack() as held:
-        engine.on_main(claim)
+        engine.on_rank_zero(claim)
         yield

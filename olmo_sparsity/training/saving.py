@@ -23,19 +23,19 @@ class CheckpointSaver:
     data_identity: str | None
     """Of the text that is trained on; None for a task without one."""
     tokenizer: bytes | None
-    """Its tokenizer.json, in the main process; None where it is not known."""
+    """Its tokenizer.json, in rank 0; None where it is not known."""
     tokens_per_step: int
     keep_last: int
     """How many of the last checkpoints are kept; below 1: all."""
     keep_every: int | None
-    """Every checkpoint is kept whose step is a multiple of this. None: of no number."""
+    """Every checkpoint is kept whose step is a multiple of this. None: no further one."""
 
     def folder_of(self, step: int) -> Path:
         """The folder of the checkpoint after ``step``."""
         return step_folder(self.folder, step)
 
     def save(self, step: int, *, finished: bool) -> Path:
-        """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective.
+        """Write the checkpoint after ``step`` from rank 0 and drop those that are not kept. Collective.
 
         ``finished``: the run has reached its end.
         """
@@ -58,13 +58,15 @@ class CheckpointSaver:
                 optimizer=optimizer,
                 tokenizer=self.tokenizer,
             )
-            for old in self._no_longer_kept():
-                remove(old)
+            for folder in self._no_longer_kept():
+                remove(folder)
 
-        self.engine.on_main(write)
+        self.engine.on_rank_zero(write)
         return self.folder_of(step)
 
     def _no_longer_kept(self) -> list[Path]:
         """Checkpoints of the run that are neither among the last ones nor at a step that is kept."""
-        old = checkpoints(self.folder)[: -self.keep_last] if self.keep_last > 0 else []
-        return [folder for folder in old if self.keep_every is None or step_of(folder) % self.keep_every]
+        candidates = checkpoints(self.folder)[: -self.keep_last] if self.keep_last > 0 else []
+        return [
+            folder for folder in candidates if self.keep_every is None or step_of(folder) % self.keep_every
+        ]

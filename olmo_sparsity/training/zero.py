@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 0 to 3, through Accelerate, behind the interface of `Engine`.
+"""DeepSpeed's ZeRO 0 to 3, through Accelerate, with the interface of `Engine`.
 
 Numbers are those of the plain engine: weights and optimizer state in fp32, bf16 by autocast where the config says so,
 the loss normalised per token of the global batch. Every value of the DeepSpeed configuration that the YAML also knows
@@ -43,8 +43,8 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     per_process = local_batch_size(config.global_train_batch_size, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
     if per_process % micro:
-        # A step's last micro-batch is smaller, which DeepSpeed cannot say. It only asks whether there are several: the
-        # loss has its weight already, and the boundary is set at every backward pass.
+        # A step's last micro-batch is smaller, which DeepSpeed cannot express. It only reads whether there is more than
+        # one: the loss has its weight already, and the boundary is set at every backward pass.
         micro = 1
     derived: dict[str, Any] = {
         "train_batch_size": config.global_train_batch_size,
@@ -107,7 +107,7 @@ def check_deepspeed(config: Config, world_size: int) -> None:
     values["train_batch_size"] //= world_size  # here is one process, and DeepSpeed multiplies by their number
     sections = _Section(values)
     try:
-        read = DeepSpeedConfig(sections)
+        parsed = DeepSpeedConfig(sections)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -117,8 +117,8 @@ def check_deepspeed(config: Config, world_size: int) -> None:
         raise UserError(f"{path}: DeepSpeed refuses it: {words}; correct it") from error
     if unread := [*sections.unread()]:
         raise UserError(f"{path}: DeepSpeed has no {', '.join(unread)}; correct or remove it")
-    offloads = read.zero_config.offload_optimizer is not None
-    if offloads and read.zero_force_ds_cpu_optimizer:
+    offloads = parsed.zero_config.offload_optimizer is not None
+    if offloads and parsed.zero_force_ds_cpu_optimizer:
         raise UserError(
             f"{path}: offload_optimizer is meant for DeepSpeed's optimizer, and OLMo's is used; add "
             '"zero_force_ds_cpu_optimizer": false to offload that one, or remove offload_optimizer'
@@ -159,7 +159,9 @@ class ZeroEngine(Engine):
         accelerator = Accelerator(
             deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group()]
         )
-        assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), "each process believes to be alone"
+        assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), (
+            "each process runs alone: the launcher's variables are not read"
+        )
         return accelerator
 
     def prepare(self, model: Model, optimizer: torch.optim.Optimizer, settings: EngineSettings) -> None:
@@ -183,7 +185,7 @@ class ZeroEngine(Engine):
     def _forward_context(self) -> Any:
         return nullcontext()  # DeepSpeed enters autocast itself
 
-    def synchronising(self, last: bool) -> Any:
+    def gradient_sync(self, last: bool) -> Any:
         return nullcontext()  # the boundary below says the same to DeepSpeed
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -213,7 +215,7 @@ class ZeroEngine(Engine):
 
         named = self.raw_model.named_parameters()
         full = ((name, safe_get_full_fp32_param(parameter)) for name, parameter in named)  # collective
-        return {name: tensor.cpu() for name, tensor in full if self.is_main}
+        return {name: tensor.cpu() for name, tensor in full if self.is_rank_zero}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """As `Engine.optimizer_tensors`."""
@@ -229,7 +231,7 @@ class ZeroEngine(Engine):
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
                 full = safe_get_full_optimizer_state(parameter, key)  # collective
-                if self.is_main:
+                if self.is_rank_zero:
                     tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
             if step is not None:
                 tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
@@ -243,14 +245,14 @@ class ZeroEngine(Engine):
         if not tensors:
             return
         step = next((tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step")), None)
-        on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
+        is_on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
         zero = self.model.optimizer
         # The flat fp32 partitions that the base optimizer steps on.
         flat = zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
         for partition in flat:
             state = {key: torch.zeros_like(partition.data) for key in self._state_keys}
             if step is not None:
-                state["step"] = step.clone().to(partition.device if on_device else "cpu")
+                state["step"] = step.clone().to(partition.device if is_on_device else "cpu")
             self._base_optimizer.state[partition] = state
         self._link_states()
         for name, parameter in self.raw_model.named_parameters():
@@ -278,7 +280,7 @@ class ZeroEngine(Engine):
             return
         # Stage 3 pads a parameter to a multiple of the processes; DeepSpeed's "full" setter forgets the padding.
         size = safe_get_local_optimizer_state(parameter, key).numel()
-        padded = torch.zeros(size * self.processes)
+        padded = torch.zeros(size * self.world_size)
         padded[: full.numel()] = full.flatten()
         share = padded[self.rank * size : (self.rank + 1) * size]
         safe_set_local_optimizer_state(parameter, share.to(self.device), key)
@@ -299,8 +301,8 @@ def launched_processes() -> int:
 
 
 def _set_launcher_variables() -> None:
-    """DeepSpeed wants a launcher's variables; alone, this process is rank 0 of 1."""
+    """DeepSpeed needs a launcher's variables; without a launcher this process is rank 0 of 1."""
     if "RANK" in os.environ:
         return
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
-    os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_ADDR="127.0.0.1")
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
+    os.environ.update({name: str(value) for name, value in variables.items()}, MASTER_ADDR="127.0.0.1")

@@ -49,12 +49,12 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        how = {
+        defaults = {
             "formatter_class": _Paragraphs,
             "allow_abbrev": False,
             "epilog": f"configs/…, docs/… and slurm/… are in {shipped('.')}",
         }
-        super().__init__(**{**how, **options})
+        super().__init__(**{**defaults, **options})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1e-3 and -0.5,1 are values too
 
 
@@ -82,25 +82,25 @@ def finite_number(text: str) -> float:
     return value
 
 
-def several(type_of_each: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
+def comma_separated(value_type: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
     """The type of a list with commas: its values, ascending, each once."""
 
     def values(text: str) -> tuple[_Value, ...]:
         try:
-            return tuple(sorted({type_of_each(part) for part in text.split(",")}))
+            return tuple(sorted({value_type(item) for item in text.split(",")}))
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} are no numbers with commas between them") from None
 
     return values
 
 
-whole_numbers = several(whole_number)
+whole_numbers = comma_separated(whole_number)
 """Such as ``1,2,4``."""
 
 
 def texts(text: str) -> tuple[str, ...]:
-    """The parts of a list with commas, in their order."""
-    return tuple(part.strip() for part in text.split(","))
+    """The items of a list with commas, in their order."""
+    return tuple(item.strip() for item in text.split(","))
 
 
 def path(text: str) -> Path:
@@ -133,7 +133,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "str": str,
     "Path": path,
     "tuple[int, ...]": whole_numbers,
-    "tuple[float, ...]": several(float),
+    "tuple[float, ...]": comma_separated(float),
     "tuple[str, ...]": texts,
 }
 """How an argument is read, by the annotation of its field, where the field's metadata do not say."""
@@ -172,9 +172,9 @@ def add_arguments(parser: Any, settings: type) -> None:
 
 
 def settings_from(settings: Callable[..., _Settings], arguments: argparse.Namespace) -> _Settings:
-    """The settings that the command line asks for."""
+    """The settings of a command line."""
     names = {field.name for field in fields(settings)}  # type: ignore[arg-type]
-    given = {name: value for name, value in vars(arguments).items() if name in names}
+    values = {name: value for name, value in vars(arguments).items() if name in names}
     return settings(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     )

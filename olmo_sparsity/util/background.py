@@ -1,4 +1,4 @@
-"""Work that goes on beside the caller's, and is dropped where the process ends before it is done."""
+"""Work in the background; it is dropped where the process ends before it is done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def in_background(action: Callable[[], Result]) -> Future[Result]:
-    """Call ``action`` in a thread of its own; the future has what it returns or raises.
+    """Call ``action`` in a new thread; the future has what it returns or raises.
 
     The thread is a daemon: an executor's would keep a process that failed meanwhile from ending.
     """

@@ -94,5 +94,5 @@ def is_full_disk(error: BaseException) -> bool:
         return error.errno in _NO_ROOM
     # Its library has the number of the system's error in the text alone; importing it here would load more.
     return type(error).__name__ == "SafetensorError" and any(
-        f"(os error {number})" in str(error) for number in _NO_ROOM
+        f"(os error {code})" in str(error) for code in _NO_ROOM
     )

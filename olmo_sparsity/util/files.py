@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 LOCK_NAME = ".lock"
 EXACT_MATCH_NAME = "exact_match.json"
 EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
-"""What such a file says of itself; `olmo_sparsity.evaluate.records` writes it."""
+"""The first fields of such a file; `olmo_sparsity.evaluate.exact_match_record` writes it."""
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
@@ -122,8 +122,8 @@ def remove(path: Path) -> None:
 
 def set_aside(path: Path) -> Path:
     """Rename a damaged file, so that a new one can take its place; returns its new name, which no file had."""
-    names = (f"{path.name}.damaged{number}" for number in chain([""], count(2)))
-    aside = next(new for name in names if not (new := path.with_name(name)).exists())
+    names = (f"{path.name}.damaged{suffix}" for suffix in chain([""], count(2)))
+    aside = next(renamed for name in names if not (renamed := path.with_name(name)).exists())
     return path.rename(aside)
 
 
@@ -159,16 +159,16 @@ def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None
     folder = Path(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / LOCK_NAME
+    folder_lock_path = folder / LOCK_NAME
     try:
         with ExitStack() as held:
             if part is None:
-                held.enter_context(_hold(whole))
+                held.enter_context(_hold(folder_lock_path))
                 for path in folder.glob(f"{LOCK_NAME}-*"):
                     held.enter_context(_hold(path))
             else:
                 held.enter_context(_hold(folder / f"{LOCK_NAME}-{part}"))
-                with _hold(whole, seconds=5):  # all parts that start now want it for a moment
+                with _hold(folder_lock_path, seconds=5):  # all parts that start now hold it for a moment
                     pass
             yield
     finally:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 SECONDS_BETWEEN_LINES = 15.0
 SCALED_FROM = 100_000
-"""From so many units on, they are shown in thousands, millions and so on."""
+"""From this many units on, they are shown in thousands, millions and so on."""
 
 Advance = Callable[..., None]
 
@@ -41,16 +42,18 @@ def progress(
     is_scaled = total >= SCALED_FROM
     done_of_total = "{n_fmt}/{total_fmt}{unit}" if is_scaled else "{n:.0f}/{total:.0f}{unit}"
     times = "{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}" if estimates else "{elapsed}{postfix}"
-    how: dict[str, Any] = {
+    layout: dict[str, Any] = {
         "dynamic_ncols": True,
         "bar_format": "{l_bar}{bar}| " + done_of_total + " [" + times + "]",
     }
+    log_beside_bar: AbstractContextManager[None] = logging_redirect_tqdm()
     if not sys.stderr.isatty():
+        log_beside_bar = nullcontext()
         times = ", {rate_noinv_fmt}, {remaining} left{postfix}" if estimates else ", {elapsed}{postfix}"
         line = "{desc}: " + done_of_total + times
-        how = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
-        how |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
-    with tqdm(
+        layout = {"file": _Lines(), "bar_format": line, "delay": SECONDS_BETWEEN_LINES}
+        layout |= {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
+    bar_of_work = tqdm(
         desc=description,
         total=total,
         initial=done,
@@ -58,8 +61,9 @@ def progress(
         unit_scale=is_scaled,
         miniters=0,
         disable=not enabled,
-        **how,
-    ) as bar:
+        **layout,
+    )
+    with log_beside_bar, bar_of_work as bar:
 
         def advance(n: float = 1, note: str = "") -> None:
             bar.set_postfix_str(note, refresh=False)

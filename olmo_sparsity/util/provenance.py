@@ -1,4 +1,4 @@
-"""What made a file: commit, library versions, command and machine, written beside every result; what a machine has, and
+"""What made a file: commit, library versions, command and machine, written with every result; what a machine has, and
 its settings."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def library_versions() -> dict[str, str]:
 
 
 def current_commit() -> str:
-    """Commit of this code, with a + behind it where files were changed since; empty outside a git checkout."""
+    """Commit of this code, followed by a + where files were changed since; empty outside a git checkout."""
     # Without optional locks: a run that is killed here must not leave the user's checkout locked.
     git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
     try:

@@ -16,14 +16,14 @@ class Registry(dict[str, Item]):
         SELECTORS: Registry[Selector] = Registry("selector")
 
         @SELECTORS.register("nearest")
-        def nearest(given): …
+        def nearest(scores): …
 
     SELECTORS["nearest"] is that function; an unknown name is a `UserError` that lists the names.
     """
 
-    def __init__(self, what: str, further: str = ""):
+    def __init__(self, kind: str, further: str = ""):
         super().__init__()
-        self.what = what
+        self.kind = kind
         """What a user calls such a thing."""
         self.further = further
         """Ends the list of names in an error, such as ", or EXACT@PROPOSER:m"."""
@@ -38,4 +38,4 @@ class Registry(dict[str, Item]):
         return add
 
     def __missing__(self, name: str) -> Item:
-        raise UserError(f"unknown {self.what} {name!r}; choose among {', '.join(self)}{self.further}")
+        raise UserError(f"unknown {self.kind} {name!r}; choose among {', '.join(self)}{self.further}")

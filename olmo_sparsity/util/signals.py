@@ -1,4 +1,4 @@
-"""A job that is told to stop saves first: SLURM sends SIGUSR1 before the time limit, SIGTERM to end it.
+"""A job that gets a signal to stop saves first: SLURM sends SIGUSR1 before the time limit, SIGTERM to end it.
 
 It sends them to every process of a step, as a terminal sends Ctrl-C to every process of a group.
 """
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 class StoppedBySignal(Exception):
-    """The run saved a checkpoint and stopped because a signal asked for it."""
+    """The run saved a checkpoint and stopped because of a signal."""
 
 
 class StopRequest:
@@ -30,27 +30,27 @@ class StopRequest:
         self.received: str | None = None
 
     def __enter__(self) -> StopRequest:
-        self._before = {}
+        self._previous_handlers = {}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in SIGNALS:
-                if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+            for signal_number in SIGNALS:
+                if signal_number != signal.SIGINT or signal.getsignal(signal_number) is not signal.SIG_IGN:
+                    self._previous_handlers[signal_number] = signal.signal(signal_number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in self._previous_handlers.items():
+            signal.signal(signal_number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)
+    def _note(self, signal_number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(signal_number).name
+        if signal_number == signal.SIGINT:
+            signal.signal(signal_number, signal.default_int_handler)
 
 
 def leave_signals_to_main_process(worker: int = 0) -> None:
     """`worker_init_fn` of a data loader: its workers live on while the main process saves, which then ends them."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)
 
 
 @atexit.register

@@ -79,7 +79,7 @@ class TextFiles:
         texts: list[tuple[str | None, Any]] = []
         empty: list[str] = []
         for path in paths:
-            before = len(texts)
+            first = len(texts)
             if is_plain(path):
                 name = Path(path).name
                 group = name if uses[name] == 1 else path
@@ -92,10 +92,10 @@ class TextFiles:
                     )
                 texts.append((None if self.group_field == NO_GROUPS else group, text))
             else:
-                for place, row in read_rows(path, fields, self.encoding):
-                    text = fields.text_of(place, row, or_messages=True)
-                    texts.append((fields.group_of(place, row), text))
-            if not any(text if isinstance(text, list) else text.strip() for _, text in texts[before:]):
+                for location, row in read_rows(path, fields, self.encoding):
+                    text = fields.text_of(location, row, or_messages=True)
+                    texts.append((fields.group_of(location, row), text))
+            if not any(text if isinstance(text, list) else text.strip() for _, text in texts[first:]):
                 empty.append(path)
         if len(empty) == len(paths):
             raise UserError(f"{self}: there is no text in it; give a file that is not empty")
@@ -154,11 +154,11 @@ def files_of_folder(folder: str | Path) -> list[str]:
             f"{folder} has several kinds of files of text ({counts}); name those to read, such as "
             f"{folder}/*.{next(iter(texts))}"
         )
-    (read,) = texts.values()
-    left_out = [path.name for path in shown if path not in read and not _ABOUT.match(path.name)]
+    (files,) = texts.values()
+    left_out = [path.name for path in shown if path not in files and not _ABOUT.match(path.name)]
     if left_out:
-        log.warning("%s: %s of its files are read; left out: %s", folder, len(read), listed(left_out))
-    return [str(path) for path in read]
+        log.warning("%s: %s of its files are read; left out: %s", folder, len(files), listed(left_out))
+    return [str(path) for path in files]
 
 
 def is_corpus(folder: str | Path) -> bool:

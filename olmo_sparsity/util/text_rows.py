@@ -95,7 +95,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 def read_rows(
     path: str | Path, fields: Fields = USUAL_FIELDS, encoding: str = "utf-8"
 ) -> Iterator[tuple[str, Any]]:
-    """Rows of a file that `is_plain` is false of, each after its place (file and line, of Parquet file and row).
+    """Rows of a file that `is_plain` is false of, each after its location (file and line, for Parquet file and row).
 
     A row is what JSON has there, or a dict of the columns: of Parquet only of those that ``fields`` names. All but a
     JSON array is read piece by piece. Raises `UserError` for what cannot be read.
@@ -108,8 +108,8 @@ def read_rows(
             is_json = kind_of(path) in ("jsonl", "json")
             lines = _Lines(file, encoding, is_json=is_json)
             rows = _json_rows(path, lines, fields) if is_json else _table_rows(path, lines, fields)
-            for number, row in rows:
-                yield f"{path}:{number}", row
+            for line_number, row in rows:
+                yield f"{path}:{line_number}", row
     except UnicodeError as error:
         with _unpacked(path) as file:
             raise _no_text(path, file, encoding) from error
@@ -140,7 +140,7 @@ class _Lines:
     """
 
     def __init__(self, file: BinaryIO, encoding: str, *, is_json: bool):
-        self.number = 0
+        self.line_number = 0
         """Of the line that was read last, from 1."""
         self._lines = TextIOWrapper(
             file,
@@ -154,7 +154,7 @@ class _Lines:
 
     def __next__(self) -> str:
         line = next(self._lines)
-        self.number += 1
+        self.line_number += 1
         if "\0" in line:
             raise UnicodeError("NUL")
         return line.removeprefix("\ufeff")
@@ -164,22 +164,22 @@ def _json_rows(path: str | Path, lines: _Lines, fields: Fields) -> Iterator[tupl
     """Rows of JSON lines, with their lines; a .json file may also be one array or one object, on any lines."""
     is_first = True
     for line in lines:
-        number = lines.number
+        line_number = lines.line_number
         text = line.strip()
         if not text:
             continue
         is_whole = is_first and (text[0] == "[" or text[-1] in "{[,:")
         is_first = False
         if is_whole and kind_of(path) == "json":
-            yield from _json_items(path, line + "".join(lines), number, fields)
+            yield from _json_items(path, line + "".join(lines), line_number, fields)
             return
         hint = "; a file that is one array needs a name that ends in .json" if is_whole else ""
-        row = _json_value(path, line, number, fields, hint)
+        row = _json_value(path, line, line_number, fields, hint)
         if hint and isinstance(row, list):
             raise UserError(
-                f'{path}:{number} is a list, not one JSON object with a string "{fields.text}"{hint}'
+                f'{path}:{line_number} is a list, not one JSON object with a string "{fields.text}"{hint}'
             )
-        yield number, row
+        yield line_number, row
 
 
 def _json_items(path: str | Path, text: str, line: int, fields: Fields) -> Iterator[tuple[int, Any]]:
@@ -213,7 +213,7 @@ def _json_value(path: str | Path, text: str, line: int, fields: Fields, hint: st
         if kind_of(path) == "json":
             layout += ", or the file one array of these"
         raise UserError(
-            f"{path}:{line} is no JSON ({reason}); {layout}: mend it, or put the file back whole{hint}"
+            f"{path}:{line} is no JSON ({reason}); {layout}: fix it, or put the file back whole{hint}"
         ) from error
 
 
@@ -226,13 +226,13 @@ def _table_rows(path: str | Path, lines: _Lines, fields: Fields) -> Iterator[tup
     quoting = "a cell with separators, quotes or line breaks stands in quotes, and a quote in it is doubled"
     header: list[str] = []
     while True:
-        number = lines.number + 1
+        line_number = lines.line_number + 1
         try:
             cells = next(table, None)
         except csv.Error as error:
             reason = "a quote is not closed" if "end of data" in str(error) else first_line(error)
             raise UserError(
-                f"{path}:{number}: the row that begins here is damaged ({reason}); {quoting}"
+                f"{path}:{line_number}: the row that begins here is damaged ({reason}); {quoting}"
             ) from error
         if cells is None:
             return
@@ -241,21 +241,21 @@ def _table_rows(path: str | Path, lines: _Lines, fields: Fields) -> Iterator[tup
         if not header:
             header = [name.strip() for name in cells]
             hint = f"the first line names the columns, with {separators} between them; "
-            fields.check_columns(f"{path}:{number}", header, hint)
+            fields.check_columns(f"{path}:{line_number}", header, hint)
         elif len(cells) != len(header):
             raise UserError(
-                f"{path}:{number} has {len(cells)} cells where the header has {len(header)}; {quoting}"
+                f"{path}:{line_number} has {len(cells)} cells where the header has {len(header)}; {quoting}"
             )
         else:
-            yield number, dict(zip(header, cells, strict=True))
+            yield line_number, dict(zip(header, cells, strict=True))
 
 
 def _parquet_rows(path: str | Path, fields: Fields) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of Parquet, each after its place."""
+    """Rows of Parquet, each after its location."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 0
+    row_number = 0
     try:
         with open(path, "rb") as file:
             # with its own defaults it reads whole row groups
@@ -265,19 +265,19 @@ def _parquet_rows(path: str | Path, fields: Fields) -> Iterator[tuple[str, dict[
             if has_text or fields.text != USUAL_FIELDS.text or MESSAGES_FIELD not in schema.names:
                 fields.check_columns(str(path), schema.names)
                 _check_strings(path, fields.text, schema.field(fields.text).type)
-            wanted = (fields.text, *(() if has_text else (MESSAGES_FIELD,)), *fields.groups)
-            columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
+            names = (fields.text, *(() if has_text else (MESSAGES_FIELD,)), *fields.groups)
+            columns = [name for name in dict.fromkeys(names) if name in schema.names]
             for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
                 for values in zip(*batch.columns, strict=True):
                     row = {
                         name: value.as_py() for name, value in zip(batch.schema.names, values, strict=True)
                     }
-                    number += 1
-                    yield f"{path}:{number}", row
+                    row_number += 1
+                    yield f"{path}:{row_number}", row
     except UserError:
         raise
     except (OSError, ArrowException, ValueError) as error:
-        raise _unreadable(path, error, row=number + 1) from error
+        raise _unreadable(path, error, row=row_number + 1) from error
 
 
 def _check_strings(path: str | Path, column: str, type_: Any) -> None:
@@ -302,10 +302,10 @@ def _unreadable(path: str | Path, error: Exception, row: int | None = None) -> U
     if isinstance(error, OSError) and error.errno is not None:
         name = str(path) if len(str(path)) <= 200 else f"{str(path)[:80]!r}…"
         if os.path.islink(path) and not os.path.exists(path):
-            return UserError(f"{name} is a link to {os.readlink(path)}, which is not there; mend it")
+            return UserError(f"{name} is a link to {os.readlink(path)}, which is not there; fix it")
         if error.errno == errno.ENOENT and glob.has_magic(str(path)):
             return UserError(
-                f"no file matches {name}: a shell hands on a pattern that matches nothing; mend it"
+                f"no file matches {name}: a shell hands on a pattern that matches nothing; fix it"
             )
         return UserError(f"{name} cannot be read ({error.strerror}); put the file back, or name another")
     packing = _PACKINGS.get(Path(path).suffix.lower())
@@ -326,32 +326,32 @@ def _unreadable(path: str | Path, error: Exception, row: int | None = None) -> U
 def _line_of_damage(path: str | Path) -> int:
     """The line on which a packed file cannot be unpacked any more."""
     line = 1
-    whole = 0  # bytes before the damage, as far as is known
+    intact = 0  # bytes before the damage, as far as is known
     for size in (READ_BYTES, 1 << 10, 1):  # what is read together with the damage is lost: read less and less
         with suppress(OSError), _unpacked(path, size) as file:
             skipped = 0
-            while skipped < whole:
-                skipped += len(file.read(min(READ_BYTES, whole - skipped)))
-            while part := file.read(size):
-                whole += len(part)
-                line += part.count(b"\n")
+            while skipped < intact:
+                skipped += len(file.read(min(READ_BYTES, intact - skipped)))
+            while block := file.read(size):
+                intact += len(block)
+                line += block.count(b"\n")
     return line
 
 
 def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
-    """The error for bytes that are no text in this encoding, with the place of the first; reads piece by piece."""
+    """The error for bytes that are no text in this encoding, with the location of the first; reads piece by piece."""
     decoder = codecs.getincrementaldecoder(encoding)()
     begin = b""  # of the file
     damaged = b""  # what is read with the first byte that is no text
     beyond_ascii = 0  # characters before it
-    read = 0  # bytes before the part
+    offset_of_block = 0  # bytes before the block
     line = 1
     while True:
-        part = file.read(READ_BYTES)
-        begin = begin or part
-        start = read - len(decoder.getstate()[0])  # a character may begin in the part before
+        block = file.read(READ_BYTES)
+        begin = begin or block
+        start = offset_of_block - len(decoder.getstate()[0])  # a character may begin in the previous block
         try:
-            text = decoder.decode(part, final=not part)
+            text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             damaged = error.object
             offset = start + error.start
@@ -365,20 +365,23 @@ def _no_text(path: str | Path, file: BinaryIO, encoding: str) -> UserError:
             offset = start + len(text[: text.index("\0")].encode(encoding))
             wrong = f"is no {encoding.upper()} text (it has a NUL at offset {offset})"
             break
-        if not part:
+        if not block:
             return UserError(f"{path} is no text: {_remedy(path, begin, encoding)}")
         beyond_ascii += sum(not character.isascii() for character in text)
-        line += part.count(b"\n")
-        read += len(part)
-    line += part.count(b"\n", 0, max(0, offset - read))
+        line += block.count(b"\n")
+        offset_of_block += len(block)
+    line += block.count(b"\n", 0, max(0, offset - offset_of_block))
     return UserError(f"{path}:{line} {wrong}: {_remedy(path, begin, encoding, damaged, beyond_ascii)}")
 
 
 def _remedy(
     path: str | Path, begin: bytes, encoding: str, damaged: bytes = b"", beyond_ascii: int = 0
 ) -> str:
-    """What to do about bytes that are no text in this encoding: those that the file begins with, or those of its part
-    that is ``damaged``, which stand behind so many good characters ``beyond_ascii``."""
+    """What to do about bytes that are no text in this encoding.
+
+    ``begin``: the first bytes of the file. ``damaged``: its bytes around the damage, after ``beyond_ascii`` valid
+    characters beyond ASCII.
+    """
     for mark, name in _BYTE_ORDER_MARKS.items():
         if begin.startswith(mark) and not encoding.startswith(name):
             return f"read it with {advice('--encoding', name)}"
@@ -398,6 +401,6 @@ def _remedy(
     wrong = decoded.count("\ufffd")
     beyond_ascii += sum(not character.isascii() for character in decoded) - wrong
     if beyond_ascii >= wrong > 0:
-        return "most of it is UTF-8, so it is damaged there, or cut; mend it"
+        return "most of it is UTF-8, so it is damaged there, or cut; fix it"
     guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in damaged) else "latin-1"
     return f"if it is text, read it with {advice('--encoding', guess)} or its own encoding"

@@ -38,7 +38,7 @@ from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.build import task_of
 from olmo_sparsity.tasks import TASKS, Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.batch import between
 from olmo_sparsity.tasks.task import Draws, Sizes, register
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
 from olmo_sparsity.util.errors import UserError
@@ -72,18 +72,18 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Where the segments of a batch of prompts are."""
+class SegmentOffsets:
+    """The segment of each token of a batch of prompts, and its offsets in it."""
 
-    number: np.ndarray
+    segment: np.ndarray
     """(B, T): 1 in the first segment of a prompt, 2 in the second, …; 0 at marks, response and padding."""
     from_start: np.ndarray
     """(B, T): how many tokens of its segment stand before a token."""
     from_end: np.ndarray
-    """(B, T): how many stand behind it."""
+    """(B, T): how many stand after it."""
 
 
-def segments_of(batch: TaskBatch, marks: Sequence[int]) -> Segments:
+def segments_of(batch: TaskBatch, marks: Sequence[int]) -> SegmentOffsets:
     """The segments between these token ids."""
     width = batch.tokens.shape[1]
     inside = between(0, batch.response_start, width) & ~np.isin(batch.tokens, marks)
@@ -92,8 +92,8 @@ def segments_of(batch: TaskBatch, marks: Sequence[int]) -> Segments:
     columns = np.arange(width)
     start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
     end = np.minimum.accumulate(np.where(ends, columns, width)[:, ::-1], axis=1)[:, ::-1]
-    number = np.where(inside, begins.cumsum(axis=1), 0)
-    return Segments(number, np.where(inside, columns - start, 0), np.where(inside, end - columns, 0))
+    segment = np.where(inside, begins.cumsum(axis=1), 0)
+    return SegmentOffsets(segment, np.where(inside, columns - start, 0), np.where(inside, end - columns, 0))
 
 
 def found_ids(
@@ -104,22 +104,22 @@ def found_ids(
     ``end_id``: the token that ends a response, which has id 0. Raises `UserError` where a prompt has another number of
     segments.
     """
-    places = segments_of(batch, marks)
-    counts = places.number.max(axis=1, initial=0)
+    offsets = segments_of(batch, marks)
+    counts = offsets.segment.max(axis=1, initial=0)
     if len(odd := counts[counts != len(segments)]):
         raise UserError(
             f"first_ids: {len(segments)} segments, and a prompt has {odd[0]} between the marks {list(marks)}; "
             "find the coupling of this task"
         )
     prompt = between(0, batch.response_start, batch.tokens.shape[1])
-    begun = places.number.cumsum(axis=1) > 0
+    begun = offsets.segment.cumsum(axis=1) > 0
     ids = (prompt & begun).astype(np.int64)  # 1, which marks keep
-    for number, segment in enumerate(segments, start=1):
-        counted = places.from_start if segment.counted_from == "start" else places.from_end
-        ids = np.where(places.number == number, counted + segment.first_id, ids)
+    for index, segment in enumerate(segments, start=1):
+        counted = offsets.from_start if segment.counted_from == "start" else offsets.from_end
+        ids = np.where(offsets.segment == index, counted + segment.first_id, ids)
     answers = batch.loss_mask if end_id is None else batch.loss_mask & (batch.tokens != end_id)
-    behind = np.arange(batch.tokens.shape[1]) - batch.response_start[:, None]
-    return np.where(answers, behind + FIRST_OF_RESPONSE, ids)
+    column_in_response = np.arange(batch.tokens.shape[1]) - batch.response_start[:, None]
+    return np.where(answers, column_in_response + FIRST_OF_RESPONSE, ids)
 
 
 def with_found_coupling(task: type[Task]) -> None:
@@ -224,19 +224,19 @@ def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[
 
     Raises `UserError` where prompts differ in the number of segments, or a segment never differs between samples.
     """
-    places = [segments_of(layout.batch, marks) for layout in layouts]
-    numbers = {int(place.number[0].max()) for place in places}
-    if len(numbers) > 1:
+    of_layouts = [segments_of(layout.batch, marks) for layout in layouts]
+    counts = {int(offsets.segment[0].max()) for offsets in of_layouts}
+    if len(counts) > 1:
         raise UserError(
-            f"prompts have {sorted(numbers)} segments between the same tokens, hence no one coupling"
+            f"prompts have {sorted(counts)} segments between the same tokens, hence no one coupling"
         )
-    for segment in range(1, numbers.pop() + 1):
+    for segment in range(1, counts.pop() + 1):
         fitted = []
         for counted_from in ENDS:
             firsts: Counter[int] = Counter()
-            for layout, place in zip(layouts, places, strict=True):
-                members = (place.number[0] == segment) & (layout.coupled > 0)
-                counted = (place.from_start if counted_from == "start" else place.from_end)[0, members]
+            for layout, offsets in zip(layouts, of_layouts, strict=True):
+                members = (offsets.segment[0] == segment) & (layout.coupled > 0)
+                counted = (offsets.from_start if counted_from == "start" else offsets.from_end)[0, members]
                 firsts.update((layout.coupled[members] - counted).tolist())
             if not firsts:
                 raise UserError(

@@ -17,7 +17,7 @@ from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha
 from olmo_sparsity.data.build import task_of, task_positions
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.neox import PositionedNeoX
-from olmo_sparsity.tasks.parts import MARKS
+from olmo_sparsity.tasks.assemble import SPECIAL_TOKENS
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit
 
@@ -32,7 +32,7 @@ def wrong_digits(model, tokens, ids, start, within):
         kept = np.ones((len(tokens), column), dtype=bool)
         if within is not None:
             kept = np.abs(ids[:, :column] - ids[:, [column]]) <= within
-            kept |= tokens[:, :column] < len(MARKS) + 2
+            kept |= tokens[:, :column] < len(SPECIAL_TOKENS) + 2
             kept[:, -1] = True  # predicts
         columns = np.stack([np.flatnonzero(row) for row in kept])  # as many in each: all have the same layout
         given = (torch.from_numpy(np.take_along_axis(each, columns, axis=1)) for each in (tokens, ids))

@@ -38,7 +38,7 @@ from analysis.stats.tables import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
 from olmo_sparsity.data.build import task_of
-from olmo_sparsity.tasks.sparse import SparseTask
+from olmo_sparsity.tasks.planted import SparseTask
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,
@@ -100,7 +100,7 @@ class RecallSettings:
         Raises `UserError` for an M without far tokens or with part of a place, and selectors that do not exist or
         screen too few tokens.
         """
-        fitted, unit = replace(self, length=self.length or task.train_length[1]), task.tokens_per_place
+        fitted, unit = replace(self, length=self.length or task.train_length[1]), task.tokens_per_position
         if not 0 < self.n_short < fitted.length or self.n_short % unit:
             raise UserError(
                 f"--n-short {self.n_short} must be a multiple of {unit} (the tokens of one place of {task.name}), "
@@ -243,14 +243,14 @@ def _ratios(
             yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found, alike.sum(axis=1))
 
 
-def chance_recall(k: int, n_far: int, tokens_per_place: int) -> float:
+def chance_recall(k: int, n_far: int, tokens_per_position: int) -> float:
     """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
-    return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
+    return 1 - math.comb(n_far - tokens_per_position, k) / math.comb(n_far, k)
 
 
 def countings(task: SparseTask) -> dict[str, int]:
     """How planted tokens are counted, and the tokens of a place in each."""
-    unit = task.tokens_per_place
+    unit = task.tokens_per_position
     return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
 
 

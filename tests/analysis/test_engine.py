@@ -196,6 +196,69 @@ small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
     )
 
 
+def test_what_a_kill_loses_are_no_losses_of_a_batch_that_was_done(tmp_path):
+    """Targets that are not over tau take no time, and wait for no block: the next batch's losses may take minutes."""
+    code = f"""
+import os, signal
+from analysis import engine, runner
+from tests.support.small_measurement import small
+runner.SECONDS_BETWEEN_PARTS = 1e9
+original = engine.Engine.with_losses
+batches = []
+def losses(self, *of_batch):
+    if len(batches) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    batches.append(1)
+    return original(self, *of_batch)
+engine.Engine.with_losses = losses
+small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert kept_in(tmp_path) == list(range(64))
+
+
+@pytest.mark.parametrize(("file", "length"), [("result.json", 0), ("choices.parquet", 100)])
+def test_of_a_damaged_part_its_targets_alone_are_measured_again(
+    tmp_path, stops_after, monkeypatch, file, length
+):
+    monkeypatch.setattr(runner, "SECONDS_BETWEEN_PARTS", 0.0)
+    stops_after(3)
+    with pytest.raises(KeyboardInterrupt):
+        small(out=tmp_path, targets=60)
+    monkeypatch.undo()
+    part = sorted((tmp_path / "parts").glob("targets-*"))[1]
+    lost = load(part).targets["target_id"].tolist()
+    kept = kept_in(tmp_path)
+    (part / file).write_bytes((part / file).read_bytes()[:length])
+    with refused(f"{part.name} is damaged; remove it, and the same call measures again what it held"):
+        small(out=tmp_path, targets=60)
+    shutil.rmtree(part)
+    whole = small(targets=60)
+    rest = stops_after(1000)
+    assert_same(small(out=tmp_path, targets=60), whole)
+    assert set(pd.concat(rest)["target_id"]) & set(kept) == set(lost)
+
+
+def test_parts_without_their_settings_are_those_of_the_same_call_alone(tmp_path, stops_after):
+    """Where the file that names the settings is damaged, it is removed, and no finished part."""
+    with pytest.raises(KeyboardInterrupt):
+        stops_after(3)
+        small(out=tmp_path)
+    settings = tmp_path / "parts" / "settings.json"
+    settings.write_text("")
+    with refused("settings.json is damaged .*; remove this file, and the same call goes on"):
+        small(out=tmp_path)
+    settings.unlink()
+    with refused("was measured with other settings: tau_nats 1.5 -> 0.5"):
+        small(out=tmp_path, tau_nats=0.5)
+    settings.unlink()
+    kept = kept_in(tmp_path)
+    rest = stops_after(1000)
+    result = small(out=tmp_path)
+    assert sorted(kept + pd.concat(rest)["target_id"].tolist()) == result.targets["target_id"].tolist()
+
+
 def test_shares_of_different_numbers_measure_nothing_twice_in_the_result(whole, tmp_path):
     """Jobs of shares 1/3 and 1/2, side by side, both measure the first batch."""
     one, other = tmp_path / "one", tmp_path / "other"

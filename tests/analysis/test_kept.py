@@ -21,7 +21,7 @@ from tests.support.small_measurement import TEXTS, F, M, model, small, small_tok
 
 N_LONG, N_SHORT, B = 24, 6, 3
 FAR = N_LONG - N_SHORT
-COUNTING = [name for name, attention in ATTENTIONS.items() if not attention.fades]
+COUNTING = [name for name, attention in ATTENTIONS.items() if not attention.supports_presence]
 LOWEST = torch.finfo(torch.float32).min
 
 make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)

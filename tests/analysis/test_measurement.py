@@ -13,6 +13,7 @@ from analysis.api import Result, load, load_study
 from analysis.measurement import save_study
 from analysis.parquet import write_table
 from olmo_sparsity.util.errors import UserError
+from tests.support.refusals import refused
 from tests.support.results import made_result
 
 
@@ -128,6 +129,16 @@ def test_a_flipped_byte_in_a_page_is_found(tmp_path, name):
     damaged[len(damaged) // 2] ^= 0x10
     path.write_bytes(damaged)
     with pytest.raises(UserError):
+        load(tmp_path)
+
+
+def test_of_many_results_the_one_without_its_settings_is_named(tmp_path):
+    made_result().save(tmp_path)
+    head = tmp_path / "result.json"
+    content = json.loads(head.read_text())
+    del content["cells"][""]["settings"]["n_long"]
+    head.write_text(json.dumps(content))
+    with refused("result.json: the result lacks settings"):
         load(tmp_path)
 
 

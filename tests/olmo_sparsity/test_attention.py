@@ -6,7 +6,7 @@ import pytest
 import torch
 from olmo.optim import build_optimizer
 
-from olmo_sparsity.attention import ATTENTIONS, AttentionMask, products, sparse
+from olmo_sparsity.attention import ATTENTIONS, AttentionMask, cpu_attention, sparse
 from olmo_sparsity.attention.sparse import entmax15, sparsek
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import as_predictor
@@ -118,10 +118,10 @@ def test_weights_are_those_of_the_papers_formula(name):
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(1, 4, 16, 8, generator=generator) for _ in "qk")
     inputs = torch.randn(1, 16, 32, generator=generator) / 4
-    extras = mixer.per_token(inputs) if mixer.extras else torch.empty(1, 4, 16, 0)
+    cached = mixer.per_token(inputs) if mixer.cached_dims else torch.empty(1, 4, 16, 0)
     ids = torch.tensor([[*range(0, 28, 2), 30, 110]])
     seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
-    weights = mixer.weights(q, k, extras, AttentionMask(ids, ids, seen, torch.zeros(())))
+    weights = mixer.weights(q, k, cached, AttentionMask(ids, ids, seen, torch.zeros(())))
     for head in range(4):
         for query in (6, 13, 15):
             read = inputs[0, : query + 1]
@@ -203,9 +203,9 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_causal_attention_with_its_gradients(dtype, monkeypatch):
-    monkeypatch.setattr(products, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
+    monkeypatch.setattr(cpu_attention, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
     q, k, v = (torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    attended = products.causal_products(q, k, v, dropout=0.0)
+    attended = cpu_attention.causal_products(q, k, v, dropout=0.0)
     found = torch.autograd.grad(attended.sum(), (q, k, v))
 
     own = [each.detach().double().requires_grad_() for each in (q, k, v)]
@@ -222,13 +222,13 @@ def test_products_are_causal_attention_with_its_gradients(dtype, monkeypatch):
 
 def test_a_cpu_takes_products_where_it_trains_in_bf16_or_compiled_and_nowhere_else():
     q = torch.zeros(1, 1, 8, 4)
-    assert not products.by_products(q, q, None)
+    assert not cpu_attention.by_products(q, q, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert products.by_products(q, q, None)
-        assert not products.by_products(q[:, :, -1:], q, None)  # keys that were kept
-        assert not products.by_products(q, q, torch.zeros(8, 8))
+        assert cpu_attention.by_products(q, q, None)
+        assert not cpu_attention.by_products(q[:, :, -1:], q, None)  # keys that were kept
+        assert not cpu_attention.by_products(q, q, torch.zeros(8, 8))
         with torch.no_grad():
-            assert not products.by_products(q, q, None)
-    assert torch.compile(lambda q: q + products.by_products(q, q, None), backend="eager")(
+            assert not cpu_attention.by_products(q, q, None)
+    assert torch.compile(lambda q: q + cpu_attention.by_products(q, q, None), backend="eager")(
         q.requires_grad_()
     ).all()

@@ -82,7 +82,7 @@ def shares(order, planted, ks, unit):
 def assert_recalls(accuracy, recalls, planted, logits, task, settings):
     """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
     samples = RECALL.draw_samples(task, settings, planted)
-    pairs = task.tokens_per_place == 2
+    pairs = task.tokens_per_position == 2
     countings = {"token": 1, "place": 2} if pairs else {"token": 1}
     expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
     bits = {symbol: [] for symbol in (ZERO, ONE)}

@@ -22,7 +22,7 @@ from tests.support.slow import slow_but
 
 N, M, B = 24, 6, 6
 FAR = N - M
-NOT_FADING = [name for name, attention in ATTENTIONS.items() if not attention.fades]
+NOT_FADING = [name for name, attention in ATTENTIONS.items() if not attention.supports_presence]
 FADING = [name for name in OURS if name not in NOT_FADING]
 
 make_contexts = partial(random_contexts, N, M)

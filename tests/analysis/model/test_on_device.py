@@ -31,7 +31,7 @@ def test_scoring_stays_on_the_device(name):
     with fake_cuda():
         scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE)
         for selector in SELECTORS if name in WITH_ALL_SELECTORS else WAYS_TO_SCORE:
-            if selector == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].fades:
+            if selector == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].supports_presence:
                 continue  # refused by name
             steps = ":steps=2" if selector == "integrated-gradients" else ""  # all alike
             selection = find_selector(selector + steps)(SelectorInput(scorer, contexts, seed=0, k=3))

@@ -191,6 +191,47 @@ def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatc
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != ".lock"] == before
 
 
+def test_a_model_that_is_named_otherwise_is_not_measured_again(tmp_path, monkeypatch):
+    """Its weights say which it is; what is kept of it is read, unless it is damaged."""
+    folder = tmp_path / "llama"
+    model, tokenizer = small_measurement.model()
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    out = tmp_path / "out"
+    monkeypatch.setattr(LengthProbe, "numbers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        PROBE.measure(str(folder), TEXTS, out=out, **HOW)
+    monkeypatch.undo()
+    monkeypatch.setattr(LengthProbe, "measure_model", None)
+    [rows] = out.glob("length-parts/*/length.parquet")
+    content = rows.read_bytes()
+    for length in (0, 50):
+        rows.write_bytes(content[:length])
+        with refused(f"{rows.parent.name} is damaged; remove it, and the same call measures again"):
+            PROBE.measure(str(link), TEXTS, out=out, **HOW)
+    rows.write_bytes(content)
+    assert PROBE.measure(str(link), TEXTS, labels=["a"], out=out, **HOW).models[0]["model"] == str(link)
+
+
+def test_without_the_file_of_their_settings_parts_of_others_are_not_taken_up(tmp_path, monkeypatch):
+    measured = []
+    measure_model = LengthProbe.measure_model
+
+    def counted(*arguments):
+        measured.append(arguments)
+        return measure_model(*arguments)
+
+    monkeypatch.setattr(LengthProbe, "measure_model", counted)
+    monkeypatch.setattr(LengthProbe, "numbers", interrupt)
+    for seed, models in [(0, 1), (1, 2), (1, 2)]:
+        with pytest.raises(KeyboardInterrupt):
+            replace(PROBE, seed=seed).measure(small_measurement.model(), TEXTS, out=tmp_path, **HOW)
+        assert len(measured) == models
+        (tmp_path / "length-parts" / "settings.json").unlink()
+
+
 def interrupt(*_):
     raise KeyboardInterrupt
 

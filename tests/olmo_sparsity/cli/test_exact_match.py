@@ -7,8 +7,8 @@ import pytest
 
 from olmo_sparsity.checkpoint import weights_sha256
 from olmo_sparsity.data.build import task_positions
-from olmo_sparsity.evaluate.exact_match import measure
-from olmo_sparsity.evaluate.records import exact_match_record, record_is_of
+from olmo_sparsity.evaluate.exact_match import measure_exact_match
+from olmo_sparsity.evaluate.exact_match_record import exact_match_record, record_is_of
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config
@@ -36,7 +36,7 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     record = json.loads(path.read_text())
     model = as_predictor(build_model(config)).eval()
     task, cells = make_task("scratchpad_parity", config.task.parameters), [(5, None), (8, None)]
-    rows = measure(model, task, task_positions(config), cells, samples=6, seed=0)
+    rows = measure_exact_match(model, task, task_positions(config), cells, samples=6, seed=0)
     expected = exact_match_record(folder, config, task, model, rows, seed=0, device="cpu")
     assert record == json.loads(json.dumps(expected))
     assert (record["weights_sha256"], record["step"]) == (weights_sha256(folder), 3)
@@ -75,12 +75,12 @@ def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, sc
     assert record["trained"] == json.loads(json.dumps(asdict(make_task("planted", parameters))))
     task = make_task("planted", {**parameters, "distance": [9, 16], "label_function": "max"})
     model = as_predictor(build_model(config)).eval()
-    [row] = measure(model, task, task_positions(config), [(16, 2)], samples=40, seed=0)
+    [row] = measure_exact_match(model, task, task_positions(config), [(16, 2)], samples=40, seed=0)
     assert record["rows"] == [asdict(row)]
     for given, message in (
         ("{distanc: 3}", "Key 'distanc' not in"),
-        ("{num_background: 9}", "number the symbols in another way; leave them"),
-        ("{num_planted: 3}", "number the symbols in another way; leave them"),
+        ("{num_background: 9}", "give the symbols other ids than in training"),
+        ("{num_planted: 3}", "give the symbols other ids than in training"),
     ):
         with refused(message):
             script(tmp_path / "run", *options, "--parameters", given)

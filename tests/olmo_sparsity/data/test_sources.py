@@ -224,7 +224,7 @@ def test_files_of_no_kind_and_wrong_options_are_refused_before_anything_is_made(
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
     for settings, message in [
-        ({"files": (str(tmp_path / "a.rst"),)}, r"a\.rst is of no kind that is read; give \.txt, \.md"),
+        ({"files": (str(tmp_path / "a.rst"),)}, r"a\.rst is of no supported kind; give \.txt, \.md"),
         ({"files": (str(tmp_path / "a.txt"),)}, r"a\.txt is missing"),
         ({"files": (str(tmp_path / "empty.jsonl"),)}, r"there is no text in .*empty\.jsonl"),
         ({"files": (str(tmp_path / "folder"),)}, "neither a prepared corpus .* nor a folder of text"),

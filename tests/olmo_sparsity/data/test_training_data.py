@@ -13,9 +13,9 @@ import torch
 
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
-from olmo_sparsity.data.build import open_training_data, verify_checksums
+from olmo_sparsity.data.build import open_training_data, verify_token_files
 from olmo_sparsity.data.tokens import open_verified
-from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.data.windows import TextData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -31,12 +31,12 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     config = tiny.train_config(tmp_path)
     path = tmp_path / "corpus" / "train-00000.npy"
     before = sha256_file(path)
-    verify_checksums(config)
+    verify_token_files(config)
     content = path.read_bytes()
     path.write_bytes(content[2:4] + content[:2] + content[4:])
     with refused(f"mismatch in {path}: its manifest says sha256 {before}.* the file has {sha256_file(path)}"):
-        verify_checksums(config)
-    verify_checksums(bare(config, [path]))
+        verify_token_files(config)
+    verify_token_files(bare(config, [path]))
     with refused("checksum mismatch"):
         open_verified(tmp_path / "corpus", "train")
 
@@ -50,7 +50,7 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
     for path, part in zip(paths, np.split(ids, [333, 700]), strict=True):
         part.tofile(path)
     data = open_training_data(bare(config, paths, dtype))
-    assert isinstance(data, TrainingData)
+    assert isinstance(data, TextData)
     files = [(0, 333), (333, 700), (700, 1000)]
     starts = [start for first, last in files for start in range(first, last - 31, 32)]
     expected = [ids[start : start + 32].tolist() for start in starts]
@@ -96,7 +96,7 @@ def test_ids_of_another_size_or_vocabulary_are_refused(tmp_path, ids, written, r
     config = replace(config, model=replace(config.model, vocab_size=vocab_size))
     ids.astype(written).tofile(tmp_path / "a.npy")
     with refused(r"a\.npy holds .*" + message):
-        verify_checksums(bare(config, [tmp_path / "a.npy"], read))
+        verify_token_files(bare(config, [tmp_path / "a.npy"], read))
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -118,13 +118,13 @@ def test_ids_of_the_right_size_are_taken(tmp_path, ids, dtype):
     config = tiny.train_config(tmp_path)
     config = replace(config, model=replace(config.model, vocab_size=65_536))
     ids.astype(dtype).tofile(tmp_path / "a.npy")
-    verify_checksums(bare(config, [tmp_path / "a.npy"], dtype))
+    verify_token_files(bare(config, [tmp_path / "a.npy"], dtype))
 
 
 def test_a_prepared_corpus_has_the_ids_that_its_manifest_says(tmp_path):
     """A document of one token each: nobody could tell it from ids of 4 bytes."""
     tiny.write_corpus(tmp_path / "corpus", {"train": [[7]] * 200})
-    verify_checksums(tiny.train_config(tmp_path))
+    verify_token_files(tiny.train_config(tmp_path))
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path):

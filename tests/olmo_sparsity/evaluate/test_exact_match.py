@@ -13,7 +13,7 @@ from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
     grid,
-    measure,
+    measure_exact_match,
     multiples_of_training_length,
 )
 from olmo_sparsity.model.build import as_predictor, build_model
@@ -158,7 +158,7 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
     def found(batch_tokens=1000, **share):
         cells = grid(positions, task, [length])
         options = {"samples": samples, "seed": seed, "batch_tokens": batch_tokens}
-        (row,) = measure(model, task, positions, cells, **options, **share)
+        (row,) = measure_exact_match(model, task, positions, cells, **options, **share)
         return row
 
     row = found()
@@ -229,7 +229,7 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
     row = open_evaluation(config).run(model, lambda tensor: tensor)
     cells = [(length, 3 if task == "sparse_parity" else None) for length in (10, 20, 24)]
     given = as_predictor(model), make_task(task, parameters), task_positions(config)
-    expected = measure(*given, cells, samples=7, seed=4)
+    expected = measure_exact_match(*given, cells, samples=7, seed=4)
     assert row.keys() == {"exact_match"}
     measured = [LengthResult(**values) for values in row["exact_match"]]
     assert all(alike(one, other) for one, other in zip(measured, expected, strict=True))

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
-from olmo_sparsity.tasks.parts import labelled_batch
+from olmo_sparsity.tasks.assemble import labelled_batch
 from olmo_sparsity.tasks.task import _in_test
 from tests.support.refusals import refused
 
@@ -74,7 +74,7 @@ def test_lengths_are_uniform(name):
         task = replace(task, test_length=(20, 26))
     shortest, longest = task.test_length
     lengths = task.sample("test", 0, range(3000)).task_length
-    assert is_uniform(lengths, range(shortest, longest + 1, getattr(task, "tokens_per_place", 1)))
+    assert is_uniform(lengths, range(shortest, longest + 1, getattr(task, "tokens_per_position", 1)))
 
 
 @pytest.mark.parametrize("name", ["sparse_parity", "planted"])
@@ -86,8 +86,8 @@ def test_k_is_uniform_and_then_the_length(name):
         k = (batch.planted >= 0).sum(axis=1)
         assert is_uniform(k, ks)
         for each in ks:
-            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_place)
-            allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_place)
+            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_position)
+            allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_position)
             assert is_uniform(batch.task_length[k == each], allowed)
 
 
@@ -153,9 +153,9 @@ def test_the_splits_of_a_tiny_space_share_no_prompt_and_leave_none_out(name):
         ("sparse_parity", {"k_test": [4, 300]}, r"test_length \[20, 500\] has no room for k = 300; lower k_test"),
         ("sparse_parity", {"k_train_min": 5}, r"k of train \[\] must be 1 or more"),
         ("sparse_parity", {"train_length": [20, 51]}, "must be multiples of 2"),
-        ("multi_addition", {"k_train": 11}, "k_train 11 is not 2 to 10 numbers"),
+        ("multi_addition", {"k_train": 11}, "k_train 11 is not from 2 to 10"),
         ("planted", {"locality": 5}, "16 planted tokens do not fit in locality 5; raise it to 15"),
-        ("planted", {"distance": [0, 40]}, "is 1 or more tokens before the label"),
+        ("planted", {"distance": [0, 40]}, "must be 1 or more tokens before the label"),
         ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
         ("copy", {"symbols": 3}, "Key 'symbols' not in 'Copy'.*; it has train_length, test_length, num_symbols"),
         ("scratchpad_parity", {"test_length": (1, 30)}, "length 1 has so few different prompts.*raise the lower end"),

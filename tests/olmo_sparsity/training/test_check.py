@@ -35,29 +35,29 @@ COMPILERS = {
 def test_refused_in_the_words_of_the_library(tmp_path, overrides):
     config = tiny.train_config(tmp_path, *(f"--{override}" for override in overrides.split()))
     with refused(REFUSED[overrides]):
-        check_run(config, processes=2)
+        check_run(config, world_size=2)
 
 
 @pytest.mark.parametrize("name", COMPILERS)
 def test_a_compiler_that_is_none_is_refused_though_a_short_run_would_not_ask_for_it(tmp_path, name):
     with refused(COMPILERS[name]):
-        check_run(tiny.train_config(tmp_path, compile={name: "nonsense"}), processes=1)
+        check_run(tiny.train_config(tmp_path, compile={name: "nonsense"}), world_size=1)
 
 
 def test_a_schedule_in_epochs_is_looked_at_to_its_end(tmp_path):
     """Which is known where the text is there; the rates overflow after a warm-up of 4 steps."""
     overflows = {"max_duration": "2ep", "scheduler": {"alpha_f": 1e308}, "optimizer": {"learning_rate": 1e10}}
     config = tiny.train_config(tmp_path, **overflows)
-    check_run(config, processes=1)
+    check_run(config, world_size=1)
     with refused("scheduler: at step 4 the learning rate would be nan"):
-        check_run(config, processes=1, steps_per_epoch=8)
+        check_run(config, world_size=1, steps_per_epoch=8)
 
 
 @pytest.mark.parametrize("family", ["olmo", "gpt_neox"])
 def test_the_model_has_the_shapes_of_the_real_one_and_nothing_is_drawn(tmp_path, family):
     config = tiny.train_config(tmp_path, model={"family": family})
     before = torch.get_rng_state()
-    model = check_run(config, processes=1)
+    model = check_run(config, world_size=1)
     assert torch.equal(torch.get_rng_state(), before)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert (
@@ -70,7 +70,7 @@ def test_no_shipped_config_is_refused():
     paths = sorted((ROOT / "configs").rglob("*.yaml"))
     assert len(paths) > 50
     for path in paths:
-        check_run(load_config(path, warn=False), processes=1)
+        check_run(load_config(path, warn=False), world_size=1)
 
 
 # --- DeepSpeed's JSON ---
@@ -113,12 +113,12 @@ def zero_config(folder, values):
 @pytest.mark.parametrize(("values", "message"), OF_DEEPSPEED)
 def test_what_deepspeed_does_not_know_is_refused(tmp_path, values, message):
     with refused(rf"zero\.json: .*{message}"):
-        check_run(zero_config(tmp_path, values), processes=2)
+        check_run(zero_config(tmp_path, values), world_size=2)
 
 
 @pytest.mark.parametrize("values", ACCEPTED)
 def test_what_deepspeed_knows_is_accepted(tmp_path, values):
-    check_run(zero_config(tmp_path, values), processes=2)
+    check_run(zero_config(tmp_path, values), world_size=2)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -126,7 +126,7 @@ def test_the_shipped_files_are_accepted_and_a_job_from_here_may_still_use_gpus(t
     """sbatch hands the environment on to the job, where DS_ACCELERATOR=cpu would keep DeepSpeed off the GPU."""
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     path = ROOT / "configs" / "deepspeed" / f"zero{stage}.json"
-    check_run(tiny.train_config(tmp_path, f"--deepspeed.config={path}"), processes=2)
+    check_run(tiny.train_config(tmp_path, f"--deepspeed.config={path}"), world_size=2)
     assert "DS_ACCELERATOR" not in os.environ
 
 

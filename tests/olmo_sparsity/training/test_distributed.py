@@ -296,7 +296,7 @@ from olmo_sparsity.training.loop import forward_backward
 def test_processes_wait_for_the_main_one_however_long_it_works(folder):
     """To read a large corpus takes longer than processes wait for each other."""
     config = f"config = load_config({str(folder / 'config.yaml')!r})"
-    wait = "build_engine(config).on_main(lambda: time.sleep(5))"
+    wait = "build_engine(config).on_rank_zero(lambda: time.sleep(5))"
     assert in_two_processes(f"{OPENED}{config}\n{wait}", patience=2) == [0, 0]
 
 
@@ -317,7 +317,7 @@ batches = open_training_data(config, rank=rank, world_size=2).batches(0)
 for step in range(2):
     values = forward_backward(engine, next(batches), None) | engine.clip_gradients(1.0)
     engine.step(1e-3)
-    engine.refuse_unequal(str(values), "what the step gives")
+    engine.assert_same_on_all_ranks(str(values), "what the step gives")
 assert engine.is_compiled == (rank == 0)
 os._exit(0)
 """

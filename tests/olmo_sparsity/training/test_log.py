@@ -21,9 +21,11 @@ from tests.support import tiny
 HELDOUT = {"heldout_loss_nats": 3.0, "heldout_tokens": 10}
 
 
-def monitor_of(config, first=0, last=6, *, is_main=True, processes=1):
+def monitor_of(config, first=0, last=6, *, is_rank_zero=True, world_size=1):
     """That of a run on a CPU."""
-    engine = types.SimpleNamespace(is_main=is_main, device=torch.device("cpu"), processes=processes)
+    engine = types.SimpleNamespace(
+        is_rank_zero=is_rank_zero, device=torch.device("cpu"), world_size=world_size
+    )
     return open_monitor(config, engine, first_step=first, last_step=last)
 
 
@@ -42,7 +44,7 @@ def rows_of(config):
 
 def test_rows_at_the_interval_and_at_the_end_by_one_process(tmp_path, capsys):
     config = tiny.train_config(tmp_path, "--console_log_interval=4")
-    run(config, evaluate_at=(2,), is_main=False)  # another process
+    run(config, evaluate_at=(2,), is_rank_zero=False)  # another process
     assert not Path(config.save_folder).exists() and capsys.readouterr() == ("", "")
     run(config, evaluate_at=(3,))
     training = [row for row in rows_of(config) if "loss_nats" in row]
@@ -59,7 +61,7 @@ def test_tokens_per_second_over_the_last_steps_without_pauses_and_mfu_of_all_dev
     config = tiny.train_config(
         tmp_path, "--console_log_interval=1", speed_monitor={"window_size": 2, "gpu_flops_available": 1e9}
     )
-    with monitor_of(config, last=4, processes=4) as monitor:
+    with monitor_of(config, last=4, world_size=4) as monitor:
         for step, seconds in enumerate([8, 1, 1, 4], 1):
             now.seconds += seconds
             monitor.log(step, {"loss_nats": 1.0})

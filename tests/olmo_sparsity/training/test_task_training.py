@@ -114,7 +114,7 @@ def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_
     longest, exact = config.task.parameters["train_length"][1], iter([1, 2])
 
     def learns(evaluation, *_):
-        assert evaluation.cells[0][0] == longest
+        assert evaluation.sizes[0][0] == longest
         return {"exact_match": [{"length": longest, "samples": 4, "exact": next(exact)}]}
 
     monkeypatch.setattr(TaskEvaluation, "run", learns)

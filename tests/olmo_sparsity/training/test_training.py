@@ -125,7 +125,7 @@ def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
     section = {"instance_filter": {f"repetition_{name}": value for name, value in repetition.items()}}
     config = load_config(tiny.write_yaml(tmp_path, corpus, data=section, global_train_batch_size=1))
     dataset = open_training_data(config).dataset
-    assert [bool(dataset[i]["counts"]) for i in range(4)] == [True, True, False, False]
+    assert [bool(dataset[i]["in_loss"]) for i in range(4)] == [True, True, False, False]
     train(replace(config, max_duration="1ep"))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert sorted(row["loss_nats"] > 1 for row in rows) == [False, False, True, True]

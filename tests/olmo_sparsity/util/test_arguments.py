@@ -17,7 +17,7 @@ REFUSED = {
     types.whole_number: NO_WHOLE,
     types.whole_number_or_zero: BELOW_0,
     types.whole_numbers: ("1,,2", "0", "nan", "-4", "1e400", "", "1,", "1;2", "1,-4", f"1,{10**30}"),
-    types.several(float): ("", "1,", "a", "1;2"),
+    types.comma_separated(float): ("", "1,", "a", "1;2"),
     types.out_folder: ("file", "file/deeper", ""),
     types.path: ("",),
     types.shard: ("3/2", "0/2", "1", "1/0", "-1/2", "1/2/3", ""),
@@ -40,7 +40,10 @@ def test_good_values_are_read(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert types.path("~/a") == tmp_path / "a" and types.out_folder("~/new") == tmp_path / "new"
     assert types.whole_number("10000000000") == 10**10
-    assert types.whole_numbers("4,1,2,4") == (1, 2, 4) and types.several(float)("-0.5,1") == (-0.5, 1.0)
+    assert types.whole_numbers("4,1,2,4") == (1, 2, 4) and types.comma_separated(float)("-0.5,1") == (
+        -0.5,
+        1.0,
+    )
     assert types.shard("2/3") == (2, 3)
     assert types.out_folder(str(tmp_path / "new" / "deeper")) == tmp_path / "new" / "deeper"
 

@@ -1,5 +1,9 @@
 """Progress in a log file: a line now and then, also while a unit is not finished; times in words."""
 
+import logging
+import re
+import sys
+
 import pytest
 
 from olmo_sparsity.util import progress
@@ -27,6 +31,22 @@ def test_a_line_comes_while_the_first_unit_is_not_done(
         advance(0, "16 min left")
         line = capsys.readouterr().err
     assert line == "targets measured: 2/10 targets, 00:20, 16 min left\n"
+
+
+def test_in_a_terminal_a_log_message_has_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It once stood behind the bar, and the rest of the bar stayed behind it."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(handler)
+    try:
+        with progress.progress("targets measured", 10, "targets", estimates=False) as advance:
+            advance(1)
+            logging.getLogger("analysis").warning("about 3 min")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "about 3 min" in re.split(r"[\r\n]", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ def causal_products(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
     One block of queries after the other, so that no scores of later keys are formed but those of the block.
     """
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    read: list[Tensor] = []
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
+    outputs: list[Tensor] = []
     for queries in (q * q.shape[-1] ** -0.5).split(QUERIES_OF_A_PRODUCT, dim=-2):
-        first = sum(block.shape[-2] for block in read)
+        first = sum(output.shape[-2] for output in outputs)
         end = first + queries.shape[-2]
         later = torch.ones(end - first, end, dtype=torch.bool, device=q.device).triu(first + 1)
         scores = (queries @ k[:, :, :end].transpose(-1, -2)).float().masked_fill(later, float("-inf"))
-        read.append(nn.functional.dropout(scores.softmax(-1), dropout).to(v.dtype) @ v[:, :, :end])
-    return torch.cat(read, dim=-2)
+        outputs.append(nn.functional.dropout(scores.softmax(-1), dropout).to(v.dtype) @ v[:, :, :end])
+    return torch.cat(outputs, dim=-2)

@@ -1,4 +1,4 @@
-"""The record of an exact match, `exact_match.json`: what it says, and whether it is there already."""
+"""The record of an exact match, `exact_match.json`: its content, and whether a file has it already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from olmo_sparsity.checkpoint import load_state, weights_sha256
 from olmo_sparsity.config.fields import field_value
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.build import task_of
-from olmo_sparsity.evaluate.exact_match import Cell, LengthResult
+from olmo_sparsity.evaluate.exact_match import LengthResult, Size
 from olmo_sparsity.model.predictive import PositionPredictor
 from olmo_sparsity.tasks import Task
 from olmo_sparsity.util.errors import UserError
@@ -84,17 +84,21 @@ def further_options(config: Config) -> dict[str, Any]:
 
     Of tuples all of their options.
     """
-    values, default = ({name: field_value(of, name) for name in _FURTHER} for of in (config, Config()))
-    options = {name: value for name, value in values.items() if value != default[name]}
+    default = Config()
+    options = {
+        name: field_value(config, name)
+        for name in _FURTHER
+        if field_value(config, name) != field_value(default, name)
+    }
     if config.model.family == "tuples":
         options |= {f"model.tuples.{name}": value for name, value in asdict(config.model.tuples).items()}
     return options
 
 
 def record_is_of(
-    path: Path, checkpoint: Path, task: Task, cells: Sequence[Cell], *, samples: int, seed: int
+    path: Path, checkpoint: Path, task: Task, sizes: Sequence[Size], *, samples: int, seed: int
 ) -> bool:
-    """Whether a record is there already, of these weights on this task's cells; False for a file that is not one.
+    """Whether a record is there already, of these weights on these sizes of the task; False for a file that is not one.
 
     The weights are verified, by `load_model`.
     """
@@ -102,7 +106,10 @@ def record_is_of(
         record = read_exact_match(path)
     except UserError:
         return False
-    of_record = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
     rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    wanted = weights_sha256(checkpoint, is_verified=True), seed, json.loads(json.dumps(asdict(task)))
-    return of_record == wanted and rows == [(*cell, samples) for cell in cells]
+    return (
+        record["weights_sha256"] == weights_sha256(checkpoint, is_verified=True)
+        and record["evaluation_seed"] == seed
+        and record["task"]["parameters"] == json.loads(json.dumps(asdict(task)))
+        and rows == [(length, k, samples) for length, k in sizes]
+    )

@@ -1,7 +1,7 @@
 """Training batches of a synthetic task, generated on the fly; those of text are made in `windows.py`.
 
 What a step trains on is a function of (seed, step) alone, whatever the number of processes, workers or restarts.
-Shapes: B samples, T tokens of a training window, `window_length` (shorter samples are padded behind their end).
+Shapes: B samples, T tokens of a training window, `window_length` (shorter samples are padded at their end).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from olmo_sparsity.config.schema import DataConfig, PositionsConfig
 from olmo_sparsity.data.windows import Batch, Shard, TrainingBatches
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 from olmo_sparsity.tasks import Task, TaskBatch
-from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.batch import between
 from olmo_sparsity.util.rng import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
@@ -42,26 +42,30 @@ class TaskPositions:
         """
         if self.settings.is_coupled:
             ids = self._coupled(batch, split, seed, indices)
-            return ids if split == "test" else self._without_some(ids, batch, seed, indices)
+            return ids if split == "test" else self._corrupt_ids(ids, batch, seed, indices)
         scheme = self.settings.scheme if split == "train" else "contiguous"
         if scheme == "contiguous":  # nothing to draw
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
         assert self.options.target_length >= batch.lengths.max(initial=0), "the config was checked"
-        each = zip(batch.lengths.tolist(), generators([Stream.POSITIONS, seed, 0], indices), strict=True)
-        drawn = [positions.SCHEMES[scheme](length, self.options, generator) for length, generator in each]
+        of_samples = generators([Stream.POSITIONS, seed, 0], indices)
+        drawn = [
+            positions.SCHEMES[scheme](length, self.options, generator)
+            for length, generator in zip(batch.lengths.tolist(), of_samples, strict=True)
+        ]
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
             row[: len(of_row)] = of_row
         return ids
 
     def has_coupled_ids(self, *, seed: int, indices: np.ndarray) -> np.ndarray:
-        """Whether the training samples ``indices`` (B,) are given their coupled ids, (B,) bool."""
-        drawn = generators([Stream.GIVEN_IDS, seed, 0], indices)
-        return np.array([each.random() < self.settings.coupled_share for each in drawn], dtype=bool)
+        """Whether the training samples ``indices`` (B,) have their coupled ids, (B,) bool."""
+        of_samples = generators([Stream.GIVEN_IDS, seed, 0], indices)
+        share = self.settings.coupled_share
+        return np.array([generator.random() < share for generator in of_samples], dtype=bool)
 
-    def _without_some(self, ids: np.ndarray, batch: TaskBatch, seed: int, indices: np.ndarray) -> np.ndarray:
-        """The ids (B, T) of training samples: some wrong (`id_noise`), some samples' contiguous (`coupled_share`)."""
+    def _corrupt_ids(self, ids: np.ndarray, batch: TaskBatch, seed: int, indices: np.ndarray) -> np.ndarray:
+        """Ids (B, T) of training samples, with `id_noise` some wrong ones, with `coupled_share` contiguous samples."""
         if self.settings.id_noise:
             for row, generator in zip(ids, generators([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
                 coupled = np.flatnonzero(row)  # padding, which depends on the batch, draws nothing
@@ -77,9 +81,9 @@ class TaskPositions:
                     batch.lengths.tolist(), generators([Stream.GIVEN_IDS, seed, 2], indices), strict=True
                 )
             ]
-            places = np.arange(ids.shape[1]) + np.array(starts, dtype=np.int64)[:, None]
+            contiguous_ids = np.arange(ids.shape[1]) + np.array(starts, dtype=np.int64)[:, None]
             inside = between(0, batch.lengths, ids.shape[1])
-            ids = np.where(contiguous[:, None], np.where(inside, places, 0), ids)
+            ids = np.where(contiguous[:, None], np.where(inside, contiguous_ids, 0), ids)
         return ids
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
@@ -102,8 +106,12 @@ class TaskPositions:
         if batch.second_ids is None:
             return ids
         room = (self.settings.second_table_size or 0) - 1 - batch.second_ids.max(axis=1, initial=0)
-        drawn = generators([Stream.SECOND_IDS, seed, epoch], indices)
-        starts = [int(each.integers(0, most, endpoint=True)) for each, most in zip(drawn, room, strict=True)]
+        starts = [
+            int(generator.integers(0, largest_start, endpoint=True))
+            for generator, largest_start in zip(
+                generators([Stream.SECOND_IDS, seed, epoch], indices), room, strict=True
+            )
+        ]
         second = positions.apply_shift(batch.second_ids, np.array(starts, dtype=np.int64)[:, None], 0, 0)
         return ids + self.table_size * second
 
@@ -116,10 +124,10 @@ def to_batch(
     predicts_ids: bool,
     coupled: np.ndarray | None = None,
 ) -> Batch:
-    """What the loop trains on: samples and their ids (B, ≤ T), padded to T, ``window_length``.
+    """The batch that the loop trains on: samples and their ids (B, ≤ T), padded to T, ``window_length``.
 
-    Labels are the next tokens; the loss counts where the next token is one of the response. That of its id counts in
-    the samples that are ``coupled`` (B,); None: in all.
+    Labels are the next tokens; in the loss are positions whose next token is one of the response. The loss of its id is
+    that of the samples which are ``coupled`` (B,); None: of all.
     """
 
     def padded(values: np.ndarray) -> torch.Tensor:
@@ -166,12 +174,12 @@ class TaskData(TrainingBatches, Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         return self.of_steps(step, 1)[0]
 
-    def of_steps(self, first_step: int, number: int) -> list[Batch]:
-        """The batches of consecutive steps made at once: numpy's calls cost hardly more for more rows."""
+    def of_steps(self, first_step: int, num_steps: int) -> list[Batch]:
+        """The batches of consecutive steps, made at once: numpy's calls cost hardly more for more rows."""
         batch_size = self.shard.batch_size
-        places = np.arange(self.shard.rank, batch_size, self.shard.world_size)
-        steps = np.arange(first_step, first_step + number)
-        indices = (batch_size * steps[:, None] + places).reshape(-1)
+        index_in_batch = np.arange(self.shard.rank, batch_size, self.shard.world_size)
+        steps = np.arange(first_step, first_step + num_steps)
+        indices = (batch_size * steps[:, None] + index_in_batch).reshape(-1)
         samples = self.task.sample("train", self.seed, indices)
         ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
         settings = self.positions.settings
@@ -187,6 +195,6 @@ class TaskData(TrainingBatches, Dataset[Batch]):
         if self.loading.num_workers:
             steps = range(first_step, 1 << 60)
             yield from self._loader(self, batch_size=None, sampler=steps)
-        number = max(1, _SAMPLES_AT_ONCE // self.shard.size)
-        for step in count(first_step, number):
-            yield from self.of_steps(step, number)
+        num_steps = max(1, _SAMPLES_AT_ONCE // self.shard.size)
+        for step in count(first_step, num_steps):
+            yield from self.of_steps(step, num_steps)

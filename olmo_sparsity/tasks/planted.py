@@ -1,6 +1,6 @@
 """Tasks whose label is decided by k planted tokens: sparse parity, planted correlations (docs/method.md 3.1, 3.2).
 
-Shapes: B samples, l places of the longest prompt (pairs of tokens in sparse parity), k planted tokens at most.
+Shapes: B samples, l positions of the longest prompt (pairs of tokens in sparse parity), k planted tokens at most.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.parts import labelled_batch, letter_names
-from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.tasks.assemble import labelled_batch, letter_names
+from olmo_sparsity.tasks.batch import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
@@ -46,23 +46,24 @@ class SparseTask(Task):
         return tuple(range(self.k_train_min, self.k_train + 1)) if split == "train" else self.k_test
 
     def holds(self, length: int, k: int) -> bool:
-        """Whether it has k places."""
-        return k * self.tokens_per_place <= length
+        """Whether it has k positions."""
+        return k * self.tokens_per_position <= length
 
     def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
-        return np.maximum(super()._shortest(split, k), k * self.tokens_per_place)
+        return np.maximum(super()._shortest(split, k), k * self.tokens_per_position)
 
     def _check(self) -> None:
         super()._check()
         for split in SPLITS:
             ks = self.ks(split)
             lengths = self._length_range(split)
-            unit = self.tokens_per_place
+            unit = self.tokens_per_position
             if min(ks, default=0) < 1:
                 raise UserError(f"{self.name}: k of {split} {list(ks)} must be 1 or more; change k_{split}")
             if any(length % unit for length in lengths):
                 raise UserError(
-                    f"{self.name}: {split}_length {list(lengths)} must be multiples of {unit}, the tokens of one place"
+                    f"{self.name}: {split}_length {list(lengths)} must be multiples of {unit}, the tokens of a "
+                    "position"
                 )
             if not self.holds(lengths[1], max(ks)):
                 raise UserError(
@@ -89,7 +90,7 @@ class SparseParity(SparseTask):
     """Shortest and longest training prompt 2l in tokens, both included and even, uniform."""
     test_length: tuple[int, int] = (20, 500)
     """Shortest and longest test prompt 2l in tokens, both included and even, uniform."""
-    tokens_per_place: ClassVar[int] = 2
+    tokens_per_position: ClassVar[int] = 2
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -97,11 +98,11 @@ class SparseParity(SparseTask):
         return ("<pad>", "off", "on", "0", "1")
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
-        places = sizes.length // 2
-        width = int(places.max(initial=0))
-        selected = draws.named("selectors").subset(between(0, places, width), sizes.k)
+        pairs = sizes.length // 2
+        width = int(pairs.max(initial=0))
+        selected = draws.named("selectors").subset(between(0, pairs, width), sizes.k)
         bits = draws.named("bits").integers(2, width)
-        prompt = np.empty((len(places), 2 * width), dtype=np.int64)
+        prompt = np.empty((len(pairs), 2 * width), dtype=np.int64)
         prompt[:, ::2], prompt[:, 1::2] = np.where(selected, _ON, _OFF), _ZERO + bits
         planted = np.zeros(prompt.shape, dtype=bool)
         planted[:, 1::2] = selected
@@ -114,7 +115,7 @@ class SparseParity(SparseTask):
 
 @dataclass(frozen=True)
 class Room:
-    """Where planted tokens may stand in each sample."""
+    """The columns that planted tokens may have in each sample."""
 
     k: np.ndarray
     """(B,) how many there are."""
@@ -154,10 +155,10 @@ POSITIONS: dict[str, Callable[[Draws, Room], np.ndarray]] = {
 }
 """Q_pos: S* as (B, l) bool."""
 LABELS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "sum": lambda values, number: values.sum(axis=1) % number,
-    "max": lambda values, number: values.max(axis=1, initial=0),
+    "sum": lambda values, num_planted: values.sum(axis=1) % num_planted,
+    "max": lambda values, num_planted: values.max(axis=1, initial=0),
 }
-"""g*: (B,) of {0 … number-1}, of the planted values (B, k) of such, 0 where a sample has fewer, and their number."""
+"""g*: a label of {0 … num_planted - 1} for each sample, (B,), from its planted values (B, k), 0 where it has fewer."""
 _TEXT_OF = {"train": "train", "test": "heldout"}  # of which split of a corpus the samples of a split are
 
 
@@ -172,17 +173,17 @@ def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
     texts = {}
     for split in _TEXT_OF.values():
         files = manifest["splits"].get(split, [])
-        parts = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
-        if not files or [len(part) for part in parts] != [file["tokens"] for file in files]:
+        token_ids = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
+        if not files or [len(ids) for ids in token_ids] != [file["tokens"] for file in files]:
             raise UserError(f"planted: {folder} has no {split} text, or not all of it; {remedy}")
-        texts[split] = np.concatenate(parts)
+        texts[split] = np.concatenate(token_ids)
     return manifest["vocab_size"], texts
 
 
 def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:
-    """Stretches of a corpus of ``lengths`` (B,) tokens that begin anywhere, (B, columns).
+    """Consecutive tokens of a corpus, ``lengths`` (B,) of them, that begin anywhere, (B, columns).
 
-    Training text for training, held-out text for tests. What stands past a row's length is of no meaning.
+    Training text for training, held-out text for tests. Columns past a row's length have no meaning.
     """
     text = _corpus(corpus)[1][_TEXT_OF[draws.split]]
     longest = int(lengths.max(initial=0))
@@ -202,8 +203,8 @@ class Planted(SparseTask):
 
     A prompt of length l: S* of size k from the position distribution, tokens at S* uniform, the rest independent and
     uniform, or [ours] real text. Planted and background symbols are different ones [ours], so that a prompt by itself
-    tells S* and the label. Labels are planted symbols: the label is a token in column l, predicted at the last token
-    of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+    determines S* and the label. Labels are planted symbols: the label is a token in column l, predicted at the last
+    token of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
 
     Coupled ids [ours]: column c has id c + 1, and a planted token has that of the label, l + 1: however far apart, they
     are together.
@@ -242,24 +243,24 @@ class Planted(SparseTask):
         return length + 1
 
     @property
-    def _near_far(self) -> tuple[int, int | None]:
+    def _distance_range(self) -> tuple[int, int | None]:
         return (1, None) if self.distance is None else self.distance
 
     def holds(self, length: int, k: int) -> bool:
-        """See `SparseTask`; at the distances that are asked for."""
-        near, far = self._near_far
-        return k <= min(length, far or length) - near + 1
+        """See `SparseTask`; at distances within `distance`."""
+        nearest, farthest = self._distance_range
+        return k <= min(length, farthest or length) - nearest + 1
 
     def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
-        return np.maximum(super()._shortest(split, k), k + self._near_far[0] - 1)
+        return np.maximum(super()._shortest(split, k), k + self._distance_range[0] - 1)
 
     def _positions(self, sizes: Sizes, draws: Draws) -> np.ndarray:
         """S* as (B, l) bool."""
-        near, far = self._near_far
-        first = np.zeros_like(sizes.length) if far is None else np.maximum(sizes.length - far, 0)
-        places = sizes.length - near + 1 - first
-        reach = places if self.locality is None else np.minimum(self.locality + 1, places)
-        chosen = POSITIONS[self.position_distribution](draws, Room(sizes.k, places, reach))
+        nearest, farthest = self._distance_range
+        first = np.zeros_like(sizes.length) if farthest is None else np.maximum(sizes.length - farthest, 0)
+        available = sizes.length - nearest + 1 - first
+        window = available if self.locality is None else np.minimum(self.locality + 1, available)
+        chosen = POSITIONS[self.position_distribution](draws, Room(sizes.k, available, window))
         rows, columns = np.nonzero(chosen)
         moved = np.zeros((len(chosen), int(sizes.length.max(initial=0))), dtype=bool)
         moved[rows, columns + first[rows]] = True
@@ -267,10 +268,10 @@ class Planted(SparseTask):
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         width = int(sizes.length.max(initial=0))
-        most = int(sizes.k.max(initial=0))
+        largest_k = int(sizes.k.max(initial=0))
         chosen = self._positions(sizes, draws.named("positions"))
-        values = draws.named("planted").integers(self.num_planted, most)
-        present = between(0, sizes.k, most)
+        values = draws.named("planted").integers(self.num_planted, largest_k)
+        present = between(0, sizes.k, largest_k)
         label = LABELS[self.label_function](values * present, self.num_planted)
         of_background = draws.named("background")
         if self.text is None:
@@ -286,7 +287,7 @@ class Planted(SparseTask):
 
     def _check(self) -> None:
         super()._check()
-        most = max(self.k_train, *self.k_test)
+        largest_k = max(self.k_train, *self.k_test)
         for name, choices in (("position_distribution", POSITIONS), ("label_function", LABELS)):
             if getattr(self, name) not in choices:
                 raise UserError(
@@ -294,11 +295,12 @@ class Planted(SparseTask):
                 )
         if self.num_planted < 2 or self.num_background < 1:
             raise UserError("planted: num_planted must be 2 or more and num_background 1 or more; raise them")
-        if self.locality is not None and self.locality + 1 < most:
+        if self.locality is not None and self.locality + 1 < largest_k:
             raise UserError(
-                f"planted: {most} planted tokens do not fit in locality {self.locality}; raise it to {most - 1}"
+                f"planted: {largest_k} planted tokens do not fit in locality {self.locality}; raise it to "
+                f"{largest_k - 1}"
             )
-        if self._near_far[0] < 1:
+        if self._distance_range[0] < 1:
             raise UserError(
-                f"planted: distance {self.distance} is 1 or more tokens before the label; raise it"
+                f"planted: distance {self.distance} must be 1 or more tokens before the label; raise it"
             )

@@ -1,4 +1,4 @@
-"""What a task gives: a batch of samples.
+"""A batch of samples of a task.
 
 Shapes: B samples, T tokens of the longest sample of the batch, k planted tokens at most.
 """
@@ -46,8 +46,8 @@ class TaskBatch:
         """Write ``others``, samples of the same lengths, over some rows of this batch."""
         for name, values in vars(self).items():
             if values is not None:
-                new = getattr(others, name)
-                values[(rows, *(slice(0, size) for size in new.shape[1:]))] = new
+                source = getattr(others, name)
+                values[(rows, *(slice(0, size) for size in source.shape[1:]))] = source
 
 
 def between(first: int | np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
