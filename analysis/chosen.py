@@ -62,19 +62,19 @@ def chosen_tokens(
     )
 
 
-def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
-    """Level, unit and sinks of the choices that have the ``wanted`` ones: text, token and 0, else the first measured.
+def _way_of(result: Measurement, requested: dict[str, Any]) -> tuple[Any, ...]:
+    """Level, unit and sinks of the choices that have the ``requested`` ones: text, token, 0, else the first measured.
 
     Raises `UserError` where no tokens were kept so.
     """
-    ways = result.choices[[*wanted]].drop_duplicates()
-    for column, value in wanted.items():
+    ways = result.choices[[*requested]].drop_duplicates()
+    for column, value in requested.items():
         if value is not None:
             ways = ways[ways[column] == value]
     if ways.empty:
-        how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
+        description = ", ".join(f"{name} {value!r}" for name, value in requested.items() if value is not None)
         raise UserError(
-            f"no tokens were kept as {how}; choose what was measured: "
+            f"no tokens were kept as {description}; choose what was measured: "
             f"{', '.join(result.settings.choices.keep_as)} (LEVEL[:SINKS][/UNIT])"
         )
     is_usual = (ways == ["text", "token", 0]).all(axis=1)

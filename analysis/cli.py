@@ -106,19 +106,23 @@ def measure_parser() -> Parser:
 
 def run_measure() -> None:
     """Measure, and print the findings."""
-    given = measure_parser().parse_args()
+    arguments = measure_parser().parse_args()
     show_log("analysis")
     from analysis.measuring import measure
 
-    read = texts_of(given, given.model)
-    apart = ("model", *TEXT_OPTIONS)
-    options = {name: value for name, value in vars(given).items() if value is not None and name not in apart}
-    result = measure(given.model, read, **options)
-    if given.shard:
-        print(f"shard {given.shard} is measured; next, when all are: the same command without --shard")
+    texts = texts_of(arguments, arguments.model)
+    not_options = ("model", *TEXT_OPTIONS)
+    options = {
+        name: value
+        for name, value in vars(arguments).items()
+        if value is not None and name not in not_options
+    }
+    result = measure(arguments.model, texts, **options)
+    if arguments.shard:
+        print(f"shard {arguments.shard} is measured; next, when all are: the same command without --shard")
         return
     print(result)
-    print(f"next: olmo-sparsity figure2 {given.out}")
+    print(f"next: olmo-sparsity figure2 {arguments.out}")
 
 
 FIGURE2 = """Print and draw what was measured: loss and recovery against k, kinds, distances and more.
@@ -168,32 +172,34 @@ def run_figure2() -> None:
     resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
     add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
     add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
     from analysis.stats.summary import every_number, summary
 
-    if given.resamples < 1000:
-        raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")
-    check_width(given.width)
-    results = _joined_by_label(given.results, given.cells, given.labels)
-    bootstrap = {"resamples": given.resamples, "seed": given.seed}
-    looks = {name: getattr(given, name) for name in ("selectors", "k", "width", "heading")}
-    if given.length:
+    if arguments.resamples < 1000:
+        raise UserError(
+            f"--resamples {arguments.resamples} are too few for 95 % intervals; give 1000 or more"
+        )
+    check_width(arguments.width)
+    results = _joined_by_label(arguments.results, arguments.cells, arguments.labels)
+    bootstrap = {"resamples": arguments.resamples, "seed": arguments.seed}
+    looks = {name: getattr(arguments, name) for name in ("selectors", "k", "width", "heading")}
+    if arguments.length:
         from analysis.probes.length import LossByPosition
 
-        length = LossByPosition.load(given.length)
+        length = LossByPosition.load(arguments.length)
         looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
-        print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
-    folder = given.out or given.results[0]
+        print("\n".join(filter(None, [label, summary(result, arguments.k, **bootstrap), ""])))
+    folder = arguments.out or arguments.results[0]
     written = [
         path
         for name, figure in all_figures(results, **looks, **bootstrap).items()
-        for path in save_figure(figure, folder, f"{name}.{given.format}")
+        for path in save_figure(figure, folder, f"{name}.{arguments.format}")
     ]
     with atomic_path(folder / "numbers.csv") as temporary:
-        every_number(results, given.k, **bootstrap).to_csv(temporary, index=False)
+        every_number(results, arguments.k, **bootstrap).to_csv(temporary, index=False)
     print(f"wrote {', '.join(map(str, [*written, folder / 'numbers.csv']))}")
 
 
@@ -204,9 +210,9 @@ def _joined_by_label(
     from analysis.api import Result, load_study
 
     results = [item for folder in folders for item in load_study(folder).items()]
-    there = [cell for cell, _ in results if cell]
-    if there and not (cells and set(cells) <= set(there)):
-        raise UserError(f"name cells with --cells, of {', '.join(there)}")
+    measured = [cell for cell, _ in results if cell]
+    if measured and not (cells and set(cells) <= set(measured)):
+        raise UserError(f"name cells with --cells, of {', '.join(measured)}")
     chosen = [result for cell, result in results if not cell or cell in (cells or ())]
     names = labels or ("",) * len(chosen)
     if len(names) != len(chosen):
@@ -222,22 +228,22 @@ def checked_measure(arguments: list[str]) -> Any:
     from analysis.engine import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
-    given = measure_parser().parse_args(arguments)
+    parsed = measure_parser().parse_args(arguments)
     choices = ChoiceSettings(
-        tau_nats=given.tau_nats,
-        ks=tuple(given.ks),
-        selectors=tuple(given.selectors or DEFAULT_SELECTORS),
-        far_contexts=far_contexts(given.placebos),
-        keep_as=tuple(given.keep_as),
+        tau_nats=parsed.tau_nats,
+        ks=tuple(parsed.ks),
+        selectors=tuple(parsed.selectors or DEFAULT_SELECTORS),
+        far_contexts=far_contexts(parsed.placebos),
+        keep_as=tuple(parsed.keep_as),
     )
     contexts = ContextSettings(
-        n_long=given.n_long,
-        n_short=given.n_short,
-        seed=given.seed,
-        targets_per_block=given.targets_per_block,
+        n_long=parsed.n_long,
+        n_short=parsed.n_short,
+        seed=parsed.seed,
+        targets_per_block=parsed.targets_per_block,
     )
     check_options(contexts, choices)
-    return given
+    return parsed
 
 
 XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.
@@ -279,39 +285,41 @@ def run_xray() -> None:
     tau = "threshold on the gain from far context in nats: tokens above it are marked (default: 1)"
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     add_model_options(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     show_log("analysis")
     from analysis.figures.style import save_figure
     from analysis.xray import influence_map
 
-    number = given.text_number
-    name, text = _one_text(TextFiles([given.text], **field_options(given)), number)
-    apart = ("model", "out", "text_number", *TEXT_OPTIONS)
-    options = {option: value for option, value in vars(given).items() if option not in apart}
-    measured = influence_map(given.model, text, name=name, **options)
-    folder = given.out or Path(f"{given.text}-{number}-xray" if number else f"{given.text}-xray")
+    text_index = arguments.text_number
+    name, text = _one_text(TextFiles([arguments.text], **field_options(arguments)), text_index)
+    not_options = ("model", "out", "text_number", *TEXT_OPTIONS)
+    options = {option: value for option, value in vars(arguments).items() if option not in not_options}
+    measured = influence_map(arguments.model, text, name=name, **options)
+    folder = arguments.out or Path(
+        f"{arguments.text}-{text_index}-xray" if text_index else f"{arguments.text}-xray"
+    )
     measured.save(folder)
     save_figure(measured.plot(), folder, "xray.png")
     measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 
 
-def _one_text(files: TextFiles, number: int) -> tuple[str, str]:
+def _one_text(files: TextFiles, text_index: int) -> tuple[str, str]:
     """Name and text of the one with this number; says so where there are more."""
     texts = files.read()
-    if number >= len(texts):
+    if text_index >= len(texts):
         raise UserError(
-            f"--text-number {number}: {files} has {len(texts):,}, counted from 0; give a lower one"
+            f"--text-number {text_index}: {files} has {len(texts):,}, counted from 0; give a lower one"
         )
-    _, text = texts[number]
+    _, text = texts[text_index]
     if not isinstance(text, str):
         raise UserError(
-            f"{files}: text {number} is messages, which only `measure` reads; write it out as text"
+            f"{files}: text {text_index} is messages, which only `measure` reads; write it out as text"
         )
     if len(texts) == 1:
         return str(files), text
-    print(f"{files} has {len(texts):,} texts; number {number} is read (another: --text-number)")
-    return f"{files}, text {number}", text
+    print(f"{files} has {len(texts):,} texts; number {text_index} is read (another: --text-number)")
+    return f"{files}, text {text_index}", text
 
 
 VERIFY = """Measure some targets of a result again, and compare losses and choices with what it says.
@@ -334,20 +342,22 @@ def run_verify() -> None:
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_text_options(parser, default="the texts that RESULT names")
     add_model_options(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     show_log("analysis")
     from analysis.api import load
     from analysis.verify import verify
 
-    result = load(given.result)
-    model = given.model or result.settings.model.name
-    read = files_of(given) or given.corpus
+    result = load(arguments.result)
+    model = arguments.model or result.settings.model.name
+    read = files_of(arguments) or arguments.corpus
     if read is None:
         read = result.settings.texts.name
         if not Path(read).exists():
-            raise UserError(f"{given.result} was measured on {read}; name this text with --text or --corpus")
-    options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
-    comparison = verify(result, model, read, targets=given.targets, seed=given.seed, **options)
+            raise UserError(
+                f"{arguments.result} was measured on {read}; name this text with --text or --corpus"
+            )
+    options = {name: getattr(arguments, name) for name in ("device", "tokens_per_batch")}
+    comparison = verify(result, model, read, targets=arguments.targets, seed=arguments.seed, **options)
     print(comparison)
     if not comparison.holds:
-        raise UserError(f"{given.result} does not hold for {model} on {read}; see above")
+        raise UserError(f"{arguments.result} does not hold for {model} on {read}; see above")

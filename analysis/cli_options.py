@@ -62,26 +62,26 @@ def add_field_options(group: Any) -> None:
     group.add_argument("--encoding", metavar="NAME", help=ENCODING)
 
 
-def texts_of(given: argparse.Namespace, model: str) -> Any:
+def texts_of(arguments: argparse.Namespace, model: str) -> Any:
     """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
-    if read := files_of(given) or given.corpus:
+    if read := files_of(arguments) or arguments.corpus:
         return read
     from analysis.project import corpus_of  # not above: it needs what training needs
 
     return corpus_of(model)
 
 
-def files_of(given: argparse.Namespace) -> TextFiles | None:
+def files_of(arguments: argparse.Namespace) -> TextFiles | None:
     """The files of ``--text``, and how they are read; None without it. Raises `UserError` for options of it alone."""
-    options = field_options(given)
-    if given.text is not None:
-        return TextFiles(given.text, **options)
+    options = field_options(arguments)
+    if arguments.text is not None:
+        return TextFiles(arguments.text, **options)
     for name in options:
         raise UserError(f"--{name.replace('_', '-')} is of files: name them with --text, or leave it out")
     return None
 
 
-def field_options(given: argparse.Namespace) -> dict[str, str]:
+def field_options(arguments: argparse.Namespace) -> dict[str, str]:
     """How files of text are read, as arguments of `TextFiles`: what the command line says of it."""
     names = ("text_field", "group_field", "encoding")
-    return {name: value for name, value in vars(given).items() if name in names and value is not None}
+    return {name: value for name, value in vars(arguments).items() if name in names and value is not None}

@@ -153,9 +153,9 @@ class Measurement:
         rows = self.rows_of_choices[key]
         values = self.choices[column].to_numpy()[rows]
         values = np.stack(values) if values.dtype == object else values
-        found = np.full((len(self.over), *values.shape[1:]), np.nan)
-        found[self.over_of_choice[rows]] = values
-        return found
+        aligned = np.full((len(self.over), *values.shape[1:]), np.nan)
+        aligned[self.over_of_choice[rows]] = values
+        return aligned
 
     @cached_property
     def rows_of_choices(self) -> dict[tuple[Any, ...], np.ndarray]:

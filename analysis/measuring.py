@@ -139,7 +139,7 @@ def measure(
         loaded = stack.enter_context(open_model(model, **opening))
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
-        places = sample_targets(
+        sampled = sample_targets(
             source, targets, same_group=SAME_GROUP in choices.far_contexts, **asdict(contexts)
         )
         scorer = _scorer(loaded, contexts, tokens_per_batch)
@@ -169,8 +169,8 @@ def measure(
             proposing=scorers.get("proposed_by"),
             check_losses=loaded.check_losses,
         )
-        log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        runner = Runner(engine, places, folder, progress)
+        log.info("%s targets; %s tokens a pass", f"{len(sampled):,}", f"{scorer.tokens_per_batch:,}")
+        runner = Runner(engine, sampled, folder, progress)
         return Result.of(runner.run(shard, batches))
 
 

@@ -120,8 +120,8 @@ class OlmoAdapter(Adapter):
             from olmo_sparsity.model.rope import alibi_causal_bias  # needs OLMo
 
             config = self.model.config
-            own = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
-            bias = bias[:, None] + own
+            causal = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
+            bias = bias[:, None] + causal
         output = self.model(
             None if embedded else inputs,
             input_embeddings=inputs if embedded else None,

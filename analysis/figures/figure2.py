@@ -83,8 +83,8 @@ def figure2(
     """
     with_recovery = {name: result for name, result in results.items() if not why_no_recovery(result)}
     if with_recovery:
-        several = len(results) > 1
-        figure = _with_recovery(with_recovery, several, length, selectors, k, width, **bootstrap)
+        is_comparison = len(results) > 1
+        figure = _with_recovery(with_recovery, is_comparison, length, selectors, k, width, **bootstrap)
     else:
         figure = _without_recovery(results, length, width, **bootstrap)
     if heading:
@@ -139,19 +139,19 @@ def _plot_losses_of_all(
 
 def _with_recovery(
     results: Mapping[str, Measurement],
-    several: bool,
+    is_comparison: bool,
     length: pd.DataFrame | None,
     selectors: Sequence[str] | None,
     k: int | None,
     width: float,
     **bootstrap: int,
 ) -> Figure:
-    """Panels (a) to (c), and with ``length`` panel (d); ``several``: curves are results, else selectors of one.
+    """Panels (a) to (c), and with ``length`` panel (d); ``is_comparison``: curves are results, else selectors of one.
 
     The other arguments are those of `figure2`.
     """
     of_main_way = {name: of_one_way(result) for name, result in results.items()}
-    curves, in_bins, looks = _curves(of_main_way, selectors, several)
+    curves, in_bins, looks = _curves(of_main_way, selectors, is_comparison)
     main = {label: looks[label] for label in curves}
 
     def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
@@ -173,7 +173,7 @@ def _with_recovery(
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
     colours = dict.fromkeys(results, "black")
-    if several:
+    if is_comparison:
         for label, (name, _) in reversed(curves.items()):  # that of the first curve of a result
             colours[name] = looks[label]["color"]
     _plot_short_and_long(panels[0], results, colours, **bootstrap)
@@ -181,7 +181,7 @@ def _with_recovery(
     _plot_net_recovery(panels[1], recovery, main)
     bins = rows(numbers.gain_bins, in_bins, k=k)
     of_bins = {label: looks[label] for label in in_bins}
-    _plot_gain_bins(panels[2], bins, of_bins, counted=not several)
+    _plot_gain_bins(panels[2], bins, of_bins, counted=not is_comparison)
     shown_ks = {choose_k(result.ks, k) for result in results.values()}
     at_k = ", ".join(map(str, sorted(shown_ks)))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
@@ -237,38 +237,38 @@ def levels_figure(
     return figure
 
 
-def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    """``wanted``, or of what was measured the default selector, its signed form, attention and the controls.
+def _main_selectors(measured: Sequence[str], requested: Sequence[str] | None) -> list[str]:
+    """``requested``, or of what was measured the default selector, its signed form, attention and the controls.
 
     Raises `UserError` for a selector that was not measured.
     """
-    if wanted:
-        unknown = [name for name in wanted if name not in measured]
+    if requested:
+        unknown = [name for name in requested if name not in measured]
         if unknown:
             raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
-        return list(wanted)
+        return list(requested)
     usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *POLICIES, *CONTROLS)
     return [name for name in dict.fromkeys(usual) if name in measured]
 
 
 def _curves(
-    results: Mapping[str, Measurement], wanted: Sequence[str] | None, several: bool
+    results: Mapping[str, Measurement], requested: Sequence[str] | None, is_comparison: bool
 ) -> tuple[Curves, Curves, dict[str, style.Look]]:
     """The curves of panels (a) and (b), those of (c), and the looks of all.
 
-    Of one Result its main selectors; of several the ``wanted`` ones of each, or the one that they share (else the
+    Of one Result its main selectors; of several the ``requested`` ones of each, or the one that they share (else the
     default one of each).
     """
     measured = {name: numbers.Measured(result).names for name, result in results.items()}
-    if not several:
+    if not is_comparison:
         [(result, names)] = measured.items()
-        curves = {name: (result, name) for name in _main_selectors(names, wanted)}
+        curves = {name: (result, name) for name in _main_selectors(names, requested)}
         in_bins = {name: (result, name) for name in style.shown_selectors(names)}
         return curves, in_bins, style.selector_styles(names)
     chosen = []
     for result, names in measured.items():
-        if wanted:
-            chosen += [(result, name) for name in _main_selectors(names, wanted)]
+        if requested:
+            chosen += [(result, name) for name in _main_selectors(names, requested)]
         else:
             chosen.append((result, _shared_selector(measured) or default_selector(names)))
     alike = len({name for _, name in chosen}) == 1

@@ -167,31 +167,31 @@ class Scorer(OnDevice):
             some_far = far
             if far.ndim == 3:
                 some_far = far[rows]
-            some = contexts.take(blocks)
-            long, _ = self._passes(some, contexts.all_far, some_targets)
+            of_blocks = contexts.take(blocks)
+            long, _ = self._passes(of_blocks, contexts.all_far, some_targets)
             log_long = self._run(long, log_probabilities)
-            reduce = self._reduction(some, names, log_long)
-            values[rows] = self._of_targets(some, some_far, some_targets, reduce)
+            reduce = self._reduction(of_blocks, names, log_long)
+            values[rows] = self._of_targets(of_blocks, some_far, some_targets, reduce)
         return values
 
     def _reduction(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reduce:
         """Measures of the targets; ``log_long`` is (n, B, V), log p given the long contexts, where one needs it."""
         tokens = self.tensor(contexts.targets)
 
-        def value_of(name: str, logits: Tensor, block: Tensor, places: slice) -> Tensor:
+        def value_of(name: str, logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
             if name in DIVERGENCES:
                 assert log_long is not None
-                return DIVERGENCES[name](log_long[block, places], logits)
-            wanted = tokens[block, places]
+                return DIVERGENCES[name](log_long[block, offsets], logits)
+            target_tokens = tokens[block, offsets]
             if name == "correct":
                 likeliest = logits.argmax(dim=-1)
-                return (likeliest == wanted).float()
+                return (likeliest == target_tokens).float()
             flat_logits = logits.float().flatten(0, 1)
-            flat = F.cross_entropy(flat_logits, wanted.flatten(), reduction="none")
-            return flat.view(wanted.shape)
+            flat = F.cross_entropy(flat_logits, target_tokens.flatten(), reduction="none")
+            return flat.view(target_tokens.shape)
 
-        def reduce(logits: Tensor, block: Tensor, places: slice) -> Tensor:
-            values = [value_of(name, logits, block, places) for name in names]
+        def reduce(logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
+            values = [value_of(name, logits, block, offsets) for name in names]
             return torch.stack(values, dim=-1)
 
         return reduce
@@ -210,7 +210,7 @@ class Scorer(OnDevice):
 
         A group is a target, or all targets of a block where the subsets are the same for all.
         """
-        block, place = targets.T
+        block, offset = targets.T
         if far.ndim == 2:
             blocks, group = np.unique(block, return_inverse=True)
         else:
@@ -218,13 +218,13 @@ class Scorer(OnDevice):
             group = np.arange(len(block))
         first = np.full(len(blocks), contexts.targets_per_block)
         last = np.zeros(len(blocks), dtype=np.int64)
-        np.minimum.at(first, group, place)
-        np.maximum.at(last, group, place)
-        number, kept = far.shape[-2:]
-        far = np.broadcast_to(far, (len(blocks), number, kept))
-        far = far.reshape(len(blocks) * number, kept)
-        rows = np.repeat(np.arange(len(blocks)), number)
-        shared = self._shared_prefixes(far, number)
+        np.minimum.at(first, group, offset)
+        np.maximum.at(last, group, offset)
+        num_subsets, num_kept = far.shape[-2:]
+        far = np.broadcast_to(far, (len(blocks), num_subsets, num_kept))
+        far = far.reshape(len(blocks) * num_subsets, num_kept)
+        rows = np.repeat(np.arange(len(blocks)), num_subsets)
+        shared = self._shared_prefixes(far, num_subsets)
         passes = _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared)
         return passes, group
 
@@ -385,24 +385,24 @@ class Scorer(OnDevice):
         values = np.empty((len(targets), contexts.n_far))
         latest_first = np.argsort(-targets[:, 1], kind="stable")
         for rows in self.long_parts(contexts, latest_first):
-            block, place = targets[rows].T
-            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + place.max()])
-            wanted = self.tensor(contexts.targets[block, place])
-            of_tokens = attribution(tokens, partial(self._differentiate, place, wanted))
+            block, offset = targets[rows].T
+            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + offset.max()])
+            target_tokens = self.tensor(contexts.targets[block, offset])
+            of_tokens = attribution(tokens, partial(self._differentiate, offset, target_tokens))
             of_far = of_tokens[:, : contexts.n_far]
             values[rows] = of_far.detach().double().cpu().numpy()
         return values
 
     def _differentiate(
-        self, place: np.ndarray, wanted: Tensor, inputs: Tensor, logits_of: LogitsOf
+        self, offset: np.ndarray, target_tokens: Tensor, inputs: Tensor, logits_of: LogitsOf
     ) -> tuple[Tensor, Tensor]:
-        """See `Differentiate`; the targets ``wanted``, (R,), are at these places of their blocks, (R,)."""
+        """See `Differentiate`; the targets ``target_tokens``, (R,), are at these offsets in their blocks, (R,)."""
         inputs = inputs.detach().requires_grad_()
         ids = self.first_ids(*inputs.shape[:2])
-        queries = int(np.ptp(place)) + 1
+        queries = int(np.ptp(offset)) + 1
         logits = logits_of(inputs, ids, queries)
-        of_target = logits[torch.arange(len(place)), self.tensor(place - place.min())]
-        losses = F.cross_entropy(of_target.float(), wanted, reduction="none")
+        of_target = logits[torch.arange(len(offset)), self.tensor(offset - offset.min())]
+        losses = F.cross_entropy(of_target.float(), target_tokens, reduction="none")
         (slope,) = torch.autograd.grad(-losses.sum(), inputs)
         return losses.detach(), slope
 

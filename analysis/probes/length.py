@@ -172,8 +172,8 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **how)
+        resampling: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **resampling)
         numbers = []
         for model in dict.fromkeys(labels):
             of_bins = draws[model][OF_BIN]
@@ -206,12 +206,12 @@ def rows_by_text(
     name: str, sample: Segments, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (n, spans)."""
-    places = pd.DataFrame({"name": name, **sample.places()})
+    of_segments = pd.DataFrame({"name": name, **sample.places()})
     of_spans = []
-    for number, (start, end) in enumerate(spans):
-        of_span = places.assign(from_tokens=start, to_tokens=end)
-        of_spans.append(of_span.assign(sum=values[:, number], count=count[:, number]))
-    by = [*places, "from_tokens", "to_tokens"]
+    for span_index, (start, end) in enumerate(spans):
+        of_span = of_segments.assign(from_tokens=start, to_tokens=end)
+        of_spans.append(of_span.assign(sum=values[:, span_index], count=count[:, span_index]))
+    by = [*of_segments, "from_tokens", "to_tokens"]
     return pd.concat(of_spans).groupby(by, as_index=False).sum()
 
 

@@ -80,10 +80,10 @@ class Samples(Segments):
             text = self.tokens[:, : cell.length - q]
             return np.concatenate([text, self.key, value], axis=1)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
-        place = round(cell.depth * text.shape[1])
-        before = text[:, :place]
-        behind = text[:, place:]
-        return np.concatenate([before, self.key, value, behind, self.key, value], axis=1)
+        split_at = round(cell.depth * text.shape[1])
+        before_key = text[:, :split_at]
+        after_key = text[:, split_at:]
+        return np.concatenate([before_key, self.key, value, after_key, self.key, value], axis=1)
 
 
 def measure_cell(token_losses: TokenLosses, samples: Samples, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -250,8 +250,8 @@ class NeedleProbe(Probe):
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **how)
+        resampling: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **resampling)
         trials = dict.fromkeys(["exact", "absent_exact"], rows["sample"].nunique())
         cells = []
         for model in dict.fromkeys(labels):

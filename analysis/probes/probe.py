@@ -276,17 +276,17 @@ def draws_of_means(
     sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
     of_first = rows[rows["number"] == 0]  # every model reads the same stretches
     counts = of_first.pivot(index=unit, columns=of, values="count").sort_index(axis=1)
-    places = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
-    bootstrap = ClusterBootstrap.of(places, labels=labels, resamples=resamples, seed=seed)
+    unit_rows = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
+    bootstrap = ClusterBootstrap.of(unit_rows, labels=labels, resamples=resamples, seed=seed)
     draws = {}
-    for place, model in enumerate(dict.fromkeys(labels)):
+    for model_index, model in enumerate(dict.fromkeys(labels)):
         numbers = [number for number, label in enumerate(labels) if label == model]
         for key, count in counts.items():
             ratios = []
             for number in numbers:
                 of_model = sums[number, *key].to_numpy()
                 ratios.append(bootstrap.ratio(of_model, count.to_numpy()))
-            draws[model, *key] = bootstrap.over_seeds(place, ratios)
+            draws[model, *key] = bootstrap.over_seeds(model_index, ratios)
     return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of])
 
 
@@ -305,8 +305,8 @@ def intervals_frame(
         for key, column in draws.items():
             drawn = column.to_numpy()
             interval = bootstrap.share(drawn, trials[name]) if name in trials else bootstrap.interval(drawn)
-            place = dict(zip(draws.columns.names, key, strict=True))
-            rows.append({"model": model, "name": name, **place, **vars(interval)})
+            keys = dict(zip(draws.columns.names, key, strict=True))
+            rows.append({"model": model, "name": name, **keys, **vars(interval)})
     return pd.DataFrame(rows)
 
 
@@ -445,20 +445,20 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     add_arguments(parser.add_argument_group("what is measured"), probe)
     add_text_options(parser)
     add_model_options(parser)
-    given = parser.parse_args()
+    parsed = parser.parse_args()
     show_log("analysis")
     files = []
-    drawn = given.labels
-    if given.models:
-        apart = {"models", *TEXT_OPTIONS, "figures", *(each.name for each in fields(probe))}
-        options = {option: value for option, value in vars(given).items() if option not in apart}
-        source = texts_of(given, given.models[0])
-        result = settings_from(probe, given).measure(given.models, source, **options)
-        files = [given.out / f"{name}.json", given.out / f"{name}.parquet"]
+    drawn = parsed.labels
+    if parsed.models:
+        not_options = {"models", *TEXT_OPTIONS, "figures", *(field.name for field in fields(probe))}
+        options = {option: value for option, value in vars(parsed).items() if option not in not_options}
+        source = texts_of(parsed, parsed.models[0])
+        result = settings_from(probe, parsed).measure(parsed.models, source, **options)
+        files = [parsed.out / f"{name}.json", parsed.out / f"{name}.parquet"]
         drawn = None
     else:
-        result = probe.RESULT.load(given.out)
-    files += result.draw(given.figures or given.out, drawn)
+        result = probe.RESULT.load(parsed.out)
+    files += result.draw(parsed.figures or parsed.out, drawn)
     print(result)
     if files:
         print(f"\nwrote {', '.join(map(str, files))}")

@@ -251,10 +251,10 @@ def _half_width(changes_of_kinds: Sequence[np.ndarray], confidence: float) -> fl
         least = max(1.0, min(2.0, most / 3))
         variances.append(most / len(changes) * total)
         quantiles.append(student_t(min(max(effective, least), most), confidence))
-    whole = sum(variances)
-    if whole == 0:
+    variance = sum(variances)
+    if variance == 0:
         return 0.0
-    return float(np.dot(variances, quantiles) / np.sqrt(whole))
+    return float(np.dot(variances, quantiles) / np.sqrt(variance))
 
 
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
@@ -278,8 +278,8 @@ def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str
 
 def enough_for_intervals(counts: Mapping[str, Any], suffix: str = "") -> bool:
     """Whether there are `LEAST_UNITS` groups or, where none are known, documents."""
-    number, _ = _units(counts, suffix)
-    return number >= LEAST_UNITS
+    units, _ = _units(counts, suffix)
+    return units >= LEAST_UNITS
 
 
 def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
@@ -287,10 +287,10 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
 
     It says whether these are few, or too few for an interval.
     """
-    number, what = _units(counts, suffix)
-    if number < LEAST_UNITS:
-        return f"{counted(number, what)}: too few for an interval"
-    has_groups = what == "group"
+    count, unit = _units(counts, suffix)
+    if count < LEAST_UNITS:
+        return f"{counted(count, unit)}: too few for an interval"
+    has_groups = unit == "group"
     runs = counts.get("runs", 1)
     by = "by document"
     if has_groups and runs >= LEAST_RUNS:
@@ -301,10 +301,10 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
         by = "by run and document"
     if runs == 2:
         by += "; two runs pooled"
-    for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
-        number = counts.get(f"{what}s{suffix}", enough)
-        if number < enough:
-            return f"{by} (only {counted(number, what)}: rough)"
+    for unit, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
+        count = counts.get(f"{unit}s{suffix}", enough)
+        if count < enough:
+            return f"{by} (only {counted(count, unit)}: rough)"
     return by
 
 
@@ -331,17 +331,17 @@ def _units(counts: Mapping[str, Any], suffix: str) -> tuple[int, str]:
     return counts[f"documents{suffix}"], "document"
 
 
-def counted(number: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Such as "1 document", "1,200 documents"."""
-    if number == 1:
-        return f"1 {what}"
-    return f"{number:,} {what}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def _numbered(names: np.ndarray) -> np.ndarray:
     """The number of each name among them in ascending order, (n,)."""
-    _, number = np.unique(names, return_inverse=True)
-    return number
+    _, index = np.unique(names, return_inverse=True)
+    return index
 
 
 def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

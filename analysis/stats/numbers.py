@@ -119,10 +119,10 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
                 at_k = choose_k(result.ks, k)
             of_all_ways = Measured.of_all_ways(result, at_k, resamples=resamples, seed=seed)
             rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
-            whole = pd.DataFrame(rows, columns=list(columns))
+            all_rows = pd.DataFrame(rows, columns=list(columns))
             if one_k:
-                return rows_with(whole, selector=selector, far_context=far_context)
-            return rows_with(whole, selector=selector, far_context=far_context, k=k)
+                return rows_with(all_rows, selector=selector, far_context=far_context)
+            return rows_with(all_rows, selector=selector, far_context=far_context, k=k)
 
         frame.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
         NUMBERS[rows_of.__name__] = Numbers(frame, columns, one_k=one_k, **options)
@@ -143,25 +143,25 @@ def frame_of_targets(*names: str) -> Callable[[Frame], Frame]:
     return decorate
 
 
-def rows_with(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The rows of a frame that have no other value than those ``wanted`` of a column; None wants all.
+def rows_with(frame: pd.DataFrame, **picked: Any) -> pd.DataFrame:
+    """The rows of a frame that have no other value than those ``picked`` of a column; None wants all.
 
     Raises `UserError`, which lists the values that there are, for a value that there is not.
     """
-    for column, values in wanted.items():
+    for column, values in picked.items():
         if values is None:
             continue
         if isinstance(values, str | Integral):
             values = [values]
         values = list(values)
-        there = []
+        measured = []
         if column in frame:
-            there = frame[column].dropna().unique().tolist()
-        unknown = [value for value in values if value not in there]
+            measured = frame[column].dropna().unique().tolist()
+        unknown = [value for value in values if value not in measured]
         if unknown and len(frame):
-            choices = ", ".join(map(str, there)) or "nothing: these numbers have none"
+            choices = ", ".join(map(str, measured)) or "nothing: these numbers have none"
             raise UserError(f"{column} = {unknown[0]!r} was not measured; choose among {choices}")
-        if there:
+        if measured:
             frame = frame[frame[column].isna() | frame[column].isin(values)]
     return frame.reset_index(drop=True)
 

@@ -230,13 +230,13 @@ def default_selector(names: Iterable[str]) -> str:
     return names[0]
 
 
-def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
-    """The k of what is shown at one k only: ``wanted``, else `DEFAULT_K`, else the closest (the smallest of two)."""
-    if wanted is None:
+def choose_k(ks: Sequence[int], requested: int | None = None) -> int:
+    """The k of what is shown at one k only: ``requested``, else `DEFAULT_K`, else the closest (the smallest of two)."""
+    if requested is None:
         return min(ks, key=lambda k: (abs(k - DEFAULT_K), k))
-    if wanted not in ks:
-        raise UserError(f"k = {wanted} was not measured; choose one of {', '.join(map(str, ks))}")
-    return wanted
+    if requested not in ks:
+        raise UserError(f"k = {requested} was not measured; choose one of {', '.join(map(str, ks))}")
+    return requested
 
 
 def refuse_without_gain(result: Measurement) -> None:

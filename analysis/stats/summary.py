@@ -33,20 +33,20 @@ def findings(result: Measurement) -> str:
     size = numbers.counts(result)
     lengths = settings.contexts
     runs = size["runs"]
-    said = [
+    lines = [
         f"{settings.model.name} on {settings.texts.name}: "
         f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
         f"{f', {runs} runs together' if runs > 1 else ''}"
     ]
     if len(result.targets) == 0:
-        return said[0]
+        return lines[0]
     by = interval_caption("[95 % interval]", size)
     of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in of_targets}
     if len(result.over) == 0:
         loss = {row["name"]: interval_text(row) for row in of_targets}
-        said += [
+        lines += [
             f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
             *_of_documents(result),
             f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
@@ -56,21 +56,21 @@ def findings(result: Measurement) -> str:
             'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
             "(out) again",
         ]
-        return "\n".join(said)
-    said.append(
+        return "\n".join(lines)
+    lines.append(
         f"{size['targets_over_tau']:,} gain more than {nats(settings.choices.tau_nats)} from the long context: "
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
     )
     if result.gain_nats.sum() > 0:
         [held] = (row["value"] for row in of_targets if row["name"] == "share_of_gain")
         as_others = ", as others lose" if held > 1 else ""
-        said.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
+        lines.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
     if result.crossfit:
-        said.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
+        lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     if size["targets_measured"] < size["targets_over_tau"]:
-        said.append(f"unfinished: {size['targets_measured']:,} measured so far")
+        lines.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
-        return "\n".join([*said, *_of_documents(result), reason])
+        return "\n".join([*lines, *_of_documents(result), reason])
     recovery = numbers.recovery(result)
     k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
@@ -79,16 +79,16 @@ def findings(result: Measurement) -> str:
         rows = of_way[of_way["selector"] == selector].to_dict("records")
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         kept_as = "" if way == (*AS_TEXT.values(),) else f", as {way_in_words(*way)}"
-        said.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
-    said += _of_documents(result) + _measured_in(result)
-    said.append(f"{by}; net: recovery minus the placebo, where positive")
+        lines.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
+    lines += _of_documents(result) + _measured_in(result)
+    lines.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
     if result.has_xray:
         of_result = result.targets["text"].iloc[result.over]
         first = (result.runs or (result,))[0]
         of_first = first.targets["text"].iloc[first.over]
         following += f"; .chosen() as text; .xray({np.intersect1d(of_result, of_first).min()})"
-    return "\n".join([*said, following])
+    return "\n".join([*lines, following])
 
 
 def _measured_in(result: Measurement) -> list[str]:
@@ -101,13 +101,13 @@ def _measured_in(result: Measurement) -> list[str]:
 
 def _of_documents(result: Measurement) -> list[str]:
     """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
-    said = []
+    lines = []
     texts = result.settings.texts
     if documents := texts.documents:
-        said.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
+        lines.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
     if special := texts.special_tokens:
-        said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
-    return said
+        lines.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
+    return lines
 
 
 def _chosen_special(result: Measurement) -> str:
@@ -194,5 +194,5 @@ def every_number(results: Mapping[str, Measurement], k: int | None = None, **boo
         for label, result in results.items()
         for name in _defined(result)
     ]
-    whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    return whole[["result", "frame", *whole.columns.drop(["result", "frame"])]]
+    all_frames = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    return all_frames[["result", "frame", *all_frames.columns.drop(["result", "frame"])]]

@@ -71,7 +71,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         "benchmark": "train",
         "config": config,
         "precision": "bf16" if is_bf16 else "fp32",
-        "parameters": sum(each.numel() for each in loop.raw_model.parameters()),
+        "parameters": sum(weight.numel() for weight in loop.raw_model.parameters()),
         "batch": [of_run.global_train_batch_size, of_run.model.max_sequence_length],
         "unit": "tokens/s",
         "matrix_product_tflops": product / 1e12,
