@@ -41,7 +41,7 @@ def chosen_tokens(
     selector = selector or result.selectors[0]
     for measured, name in ((result.selectors, selector), (result.far_contexts, far_context)):
         if name not in measured:
-            raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
+            raise UserError(f"{name!r} was not measured; choose from {', '.join(measured)}")
     way = _way_of(result, {"level": level, "unit": unit, "sinks": sinks})
     choices = result.choices.iloc[result.rows_of_choices.get((selector, far_context, *way), [])]
     if target_id is not None:
@@ -90,7 +90,7 @@ def _as_text(
     """
     if far_context not in PIECES:
         raise UserError(
-            f"the text of the far context {far_context!r} is not recorded; choose among {', '.join(PIECES)}"
+            f"the text of the far context {far_context!r} is not recorded; choose from {', '.join(PIECES)}"
         )
     of_blocks = texts.set_index("block")
     blocks = choices["target_id"] // targets_per_block

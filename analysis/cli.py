@@ -41,7 +41,7 @@ the target's group), shuffled (the true one in random order) (default: placebo)"
 KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
 context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word keeps whole
 words (default: text; docs/method.md, 2.2a)"""
-PER_BLOCK = "B, targets that follow one another and share one far context; 1: each has its own (default: 16)"
+PER_BLOCK = "B consecutive targets that share a far context; 1: a far context for each target (default: 16)"
 
 MEASURE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
 
@@ -76,7 +76,7 @@ def measure_parser() -> Parser:
     add("--n-long", type=whole_number, default=128, metavar="N", help=n_long)
     n_short = "M, tokens of the short context (default: 16)"
     add("--n-short", type=whole_number, default=16, metavar="M", help=n_short)
-    targets = "how many target tokens to sample from the texts (default: 1000)"
+    targets = "number of target tokens to sample from the texts (default: 1000)"
     add("--targets", type=whole_number, default=1000, metavar="COUNT", help=targets)
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
     tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
@@ -86,19 +86,17 @@ def measure_parser() -> Parser:
     add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
     add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
     add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
-    seed = "seed of all random draws, such as targets and placebos (default: 0)"
+    seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
-    chooses = "model that chooses targets and tokens, which MODEL then measures (default: MODEL itself)"
+    chooses = "model that chooses the targets and tokens that MODEL evaluates (default: MODEL itself)"
     add("--select-with", metavar="A", help=chooses)
-    proposes = (
-        "smaller model of the same tokenizer, PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
-    )
+    proposes = "smaller model with the same tokenizer, as PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
     add("--propose-with", metavar="SMALL", help=proposes)
     faithful = "also measure comprehensiveness, LDS and shorter contexts (docs/method.md, 2.8)"
     add("--faithfulness", action="store_true", help=faithful)
-    scores = "also save the influence of every far token, not of the chosen ones alone"
+    scores = "also save the influence of every far token, not only of the chosen ones"
     add("--scores", action="store_true", help=scores)
-    shard = "measure share i of n; the same command without it puts all together (default: measure all)"
+    shard = "measure shard i of n; the same command without it joins them (default: measure all)"
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
@@ -150,28 +148,28 @@ def run_figure2() -> None:
         metavar="RESULT",
         help="folder that measure wrote, or that of a study",
     )
-    cells = "names of the results to take from a study, comma-separated; a study needs some (default: none)"
+    cells = "results of a study to plot, comma-separated; required for a study (default: none)"
     add("--cells", type=texts, metavar="NAMES", help=cells)
     labels = "a name for each result, comma-separated; those of one name are joined (default: all are joined)"
     add("--labels", type=texts, metavar="NAMES", help=labels)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: the first RESULT)")
-    by_position = "folder that the command length wrote, to draw loss by position too (default: none)"
+    by_position = "folder that length wrote, to plot loss by position as well (default: none)"
     add("--length", type=path, metavar="DIR", help=by_position)
     selectors = (
-        "selectors that figure2 shows, comma-separated (default: target-blind and signed ones, and controls)"
+        "selectors to plot in figure2, comma-separated (default: target-blind and signed ones, and controls)"
     )
     add("--selectors", type=texts, metavar="NAMES", help=selectors)
-    k = "number of far tokens where only one k is shown (default: 4, or the closest that was measured)"
+    k = "number of far tokens in panels of one k (default: 4, or the closest that was measured)"
     add("--k", type=whole_number, help=k)
     width = "width of figures in inches; 3.25 fits one of two columns (default: 6.75)"
     add("--width", type=float, default=6.75, metavar="INCHES", help=width)
     file_format = "file format of figures (default: png)"
     add("--format", default="png", choices=("png", "pdf", "svg"), help=file_format)
-    no_title = "draw figures without the line above them that says what was measured"
+    no_title = "omit the caption above the figures"
     add("--no-title", dest="heading", action="store_false", help=no_title)
     resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
     add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
-    add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
+    add("--seed", type=whole_number_or_zero, default=0, help="random seed of the bootstrap (default: 0)")
     arguments = parser.parse_args()
     from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
@@ -338,7 +336,7 @@ def run_verify() -> None:
     add("--model", help="path or id of the model to measure with (default: the one that RESULT names)")
     targets = "how many targets over tau to measure again, at least (default: 100)"
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
-    seed = "seed that chooses these targets (default: 0)"
+    seed = "random seed of the targets (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_text_options(parser, default="the texts that RESULT names")
     add_model_options(parser)

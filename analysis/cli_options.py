@@ -15,11 +15,10 @@ DTYPES = ("fp32", "bf16", "fp16", "auto")
 PREFIX = """tokens put before every context: auto (what the tokenizer puts before a text), none, bos, eos, or
 comma-separated ids (default: auto)"""
 DTYPE = "number format of weights and computation; auto: as the weights are stored (default: fp32)"
-DEVICE = "where the model runs: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
-ATTENTION = """how transformers computes attention: eager (plain matrix products) or sdpa (fused, of PyTorch)
-(default: what transformers chooses for the model)"""
-PASS = """maximum number of tokens in one forward pass; halved where memory runs out (default: 1,024 on a CPU, 65,536 on
-a GPU)"""
+DEVICE = "device to run the model on: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
+ATTENTION = """attention kernel (transformers): eager (plain matrix products) or sdpa (fused, PyTorch) (default: what
+transformers chooses for the model)"""
+PASS = """tokens per forward pass; halved when memory runs out (default: 1,024 on a CPU, 65,536 on a GPU)"""
 TEXT = """files to read, or a folder with files of one kind: each .txt, .md or other file is one text and group; .jsonl,
 .ndjson, .json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON and Parquet also messages),
 of the group in the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""

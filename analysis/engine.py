@@ -299,7 +299,7 @@ def _rounded_nats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
     if unknown := [name for name in placebos if name not in PLACEBOS]:
-        raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+        raise UserError(f"{unknown[0]!r} is no placebo; choose from {', '.join(PLACEBOS)}")
     return "true", *(name for name in PLACEBOS if name in placebos)
 
 

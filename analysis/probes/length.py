@@ -138,7 +138,7 @@ class LengthProbe(Probe):
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
-            raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; mend --lengths")
+            raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; fix --lengths")
 
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""

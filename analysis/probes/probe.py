@@ -71,7 +71,7 @@ class Probe(ABC):
     """The setting of the result that says how many stretches there were."""
 
     seed: int = field(
-        default=0, metadata=argument("seed of all random draws", type=arguments.whole_number_or_zero)
+        default=0, metadata=argument("random seed of all draws", type=arguments.whole_number_or_zero)
     )
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
@@ -407,7 +407,7 @@ class ProbeResult:
         of_labels = []
         for label in labels:
             if label not in trained.index:
-                raise UserError(f"there is no model {label!r}; choose of {', '.join(trained.index)}")
+                raise UserError(f"there is no model {label!r}; choose from {', '.join(trained.index)}")
             of_labels.append(frame[frame["model"] == label])
         return pd.concat(of_labels)
 

@@ -160,7 +160,7 @@ def rows_with(frame: pd.DataFrame, **picked: Any) -> pd.DataFrame:
         unknown = [value for value in values if value not in measured]
         if unknown and len(frame):
             choices = ", ".join(map(str, measured)) or "nothing: these numbers have none"
-            raise UserError(f"{column} = {unknown[0]!r} was not measured; choose among {choices}")
+            raise UserError(f"{column} = {unknown[0]!r} was not measured; choose from {choices}")
         if measured:
             frame = frame[frame[column].isna() | frame[column].isin(values)]
     return frame.reset_index(drop=True)

@@ -80,9 +80,9 @@ def with_placebos() -> Result:
         (
             {},
             {"far_context": "placebos"},
-            "'placebos' was not measured; choose among true, placebo, same-group",
+            "'placebos' was not measured; choose from true, placebo, same-group",
         ),
-        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose among leave-one-out, random"),
+        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose from leave-one-out, random"),
         ({}, {"level": "cache"}, "choose what was measured: text "),
         ({}, {"target_id": 10**6}, "no token was chosen for target 1000000"),
         ({"texts": None}, {}, "holds no texts"),

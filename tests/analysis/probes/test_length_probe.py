@@ -105,7 +105,7 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(measured, plai
 
 def test_runs_of_one_model_are_averaged_and_its_intervals_are_over_them():
     """Sums over 4 texts of 10 tokens in two bins; texts do not differ, so the interval is Student's t of runs."""
-    losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (1.0, 1.0)}
+    losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (6.0, 6.0), 3: (1.0, 1.0)}
     sums = pd.DataFrame(
         [
             {"name": "loss_nats", "number": c, "text": text, "from_tokens": start, "to_tokens": end}
@@ -115,21 +115,21 @@ def test_runs_of_one_model_are_averaged_and_its_intervals_are_over_them():
             for (start, end), loss in zip(((1, 8), (8, 16)), of_bins, strict=True)
         ]
     )
-    numbers = LengthProbe(lengths=(8, 16)).numbers_of(sums, ["two", "two", "one"])
+    numbers = LengthProbe(lengths=(8, 16)).numbers_of(sums, ["three", "three", "three", "one"])
 
     def interval(name, model, place):
         row = rows_of(numbers, name, model)[place]
         return row.value, row.low, row.high
 
     def of_runs(*values):
-        half = t.ppf(0.975, 1) * sem(values)
+        half = t.ppf(0.975, 2) * sem(values)
         return pytest.approx((np.mean(values), np.mean(values) - half, np.mean(values) + half))
 
-    assert interval("loss_nats", "two", 0) == of_runs(2, 4)
+    assert interval("loss_nats", "three", 0) == of_runs(2, 4, 6)
     assert interval("loss_nats", "one", 0) == (1, 1, 1)
-    assert interval("difference_to_first_nats", "one", 1) == of_runs(-2, -3.5)
-    # the rise of a run, 1.0 or 0.5: both losses are those of the same run
-    assert interval("rise_nats", "two", 1) == of_runs(1, 0.5)
+    assert interval("difference_to_first_nats", "one", 1) == of_runs(-2, -3.5, -5)
+    # the rise of a run, 1.0, 0.5 or 0: both losses are those of the same run
+    assert interval("rise_nats", "three", 1) == of_runs(1, 0.5, 0)
 
 
 def test_every_run_has_its_numbers_too(measured):
