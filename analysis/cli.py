@@ -5,6 +5,7 @@ Probes and synthetic tasks have theirs beside what they measure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +210,8 @@ def _joined_by_label(
 
     results = [item for folder in folders for item in load_study(folder).items()]
     measured = [cell for cell, _ in results if cell]
-    if measured and not (cells and set(cells) <= set(measured)):
-        raise UserError(f"name cells with --cells, of {', '.join(measured)}")
-    chosen = [result for cell, result in results if not cell or cell in (cells or ())]
+    named = named_cells(cells or (), measured) if measured else []
+    chosen = [result for cell, result in results if not cell or cell in named]
     names = labels or ("",) * len(chosen)
     if len(names) != len(chosen):
         raise UserError(f"{len(names)} labels are given for {len(chosen)} results; give one for each")
@@ -219,6 +219,28 @@ def _joined_by_label(
     for label, result in zip(names, chosen, strict=True):
         by_label.setdefault(label, []).append(result)
     return {label: Result.join(runs) for label, runs in by_label.items()}
+
+
+def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
+    """The cells of a study that a list, split at its commas, names; names of cells may have commas, too.
+
+    Of two names the longer one counts. Raises `UserError`, which lists the cells, where the list names none, or
+    something else.
+    """
+    by_parts = {texts(cell): cell for cell in measured}
+    names = []
+    rest = tuple(parts)
+    while rest:
+        longest = next((end for end in range(len(rest), 0, -1) if rest[:end] in by_parts), 0)
+        if not longest:
+            break
+        names.append(by_parts[rest[:longest]])
+        rest = rest[longest:]
+    if rest or not names:
+        unknown = f"there is no cell {rest[0]!r}; " if rest else ""
+        separator = "; " if any("," in cell for cell in measured) else ", "
+        raise UserError(f"{unknown}name cells with --cells, of {separator.join(measured)}")
+    return names
 
 
 def checked_measure(arguments: list[str]) -> Any:

@@ -100,7 +100,9 @@ def eltec(raw: bytes) -> list[str]:
         if is_block:
             flush()
 
-    walk(ET.fromstring(raw).find(f".//{TEI}body"), False, False)
+    body = ET.fromstring(raw).find(f".//{TEI}body")
+    assert body is not None, "no body"
+    walk(body, False, False)
     return paragraphs
 
 

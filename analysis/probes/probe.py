@@ -354,6 +354,10 @@ class ProbeResult:
             path = path / f"{cls.NAME}.json"
         about = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
         about = renamed_frames(about)
+        if missing := [name for name in cls._content_names() if name not in about]:
+            raise UserError(
+                f"{path} is of an older format, without {', '.join(missing)}; measure again, or read it as JSON"
+            )
         content = {}
         for name in cls._content_names():
             value = about[name]

@@ -64,8 +64,9 @@ class AttentionProbe(LengthProbe):
         """See `LengthProbe`."""
         is_loss = rows["name"] == OF_BIN
         numbers = [super().numbers_of(rows[is_loss], labels)]
-        how = {"unit": "text", "resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws = draws_of_means(rows[~is_loss], KEY, labels, **how)
+        bootstrap, draws = draws_of_means(
+            rows[~is_loss], KEY, labels, unit="text", resamples=self.resamples, seed=self.seed
+        )
         of_first = rows[(rows["number"] == 0) & (rows["name"] == ZEROS)]
         windows = int(of_first["count"][of_first["to_tokens"] == self.lengths[0]].sum())
         for model in dict.fromkeys(labels):

@@ -1,17 +1,23 @@
-"""The tables, correlations and figure of this folder's page, from the records in it; no model is needed.
+"""The tables and correlations of this folder's page, from the records in it; no model is needed.
 
     python results/encodings/study.py [TIMES]     TIMES the window at which the rise of the loss is taken (4)
+    python results/encodings/study.py --figures results/encodings      draws joint.png, too
 
 Rise: loss at TIMES the window minus loss at the window. Use and change: mean gain and mean |gain| of all targets from
-512 tokens over the last 128. Needles: exact match of the shortest at TIMES the window, mean over depths, of models
-trained to find them. Correlations: Spearman's with the rise over models, each the mean of its seeds; the interval
-resamples models and, of each, seeds. Losses are in nats per token.
+512 tokens over the last 128; of `control` they are those of RoPE trained on 512. Needles: exact match of the shortest
+at TIMES the window, mean over depths, of models trained to find them. Correlations: Spearman's with the rise over
+models, each the mean of its seeds; the interval resamples models and, of each, seeds. Losses are in nats per token.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import re
-import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,97 +25,125 @@ import pandas as pd
 
 from analysis import Result, load_study
 from analysis.faithfulness import row_spearman
-from analysis.stats.bootstrap import percentile_interval
+from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
+from analysis.stats.tables import INTERVAL, interval_text
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
 RELATED = ("net", "suffice", "over_tau", "use", "change", "needles", "entropy")
 NO_ROPE = ("FoX", "NoPE", "DroPE", "ALiBi")
+LEAST_MODELS = 4
+"""A correlation is of so many models at least."""
+Row = Mapping[str, Any]
 
 
-def read(name):
+@dataclass
+class Model:
+    """Everything of one model, or of one seed of it."""
+
+    loss_at: dict[int, float]
+    """In nats per token, by length."""
+    numbers: dict[str, Row]
+    """Intervals by their names, of those that were measured: rise, entropy, zeros, and those of `numbers_of`."""
+    about: Row = field(default_factory=dict)
+    """Its first checkpoint, as the record of the loss by position has it."""
+    cells: list[str] = field(default_factory=list)
+    seeds: list[Model] = field(default_factory=list)
+
+
+def read(path: Path) -> dict[str, Any]:
     """A result file of `olmo-sparsity length` or `needle`; empty where it is missing."""
-    path = HERE / name
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
 
 
-def pick(rows, **keys):
-    """The interval of the one row with these keys; None without one."""
-    for row in rows:
-        if all(row[name] == value for name, value in keys.items()):
-            return {name: row[name] for name in ("value", "low", "high")}
-    return None
-
-
-def measures(inside, beyond):
+def numbers_of(inside: Result, beyond: Result) -> dict[str, Row]:
     """Intervals of one model, or of one seed of it."""
     of_all = {row["name"]: row for row in shares(inside).to_dict("records")}
-    at_k = {"selector": SELECTOR, "k": K}
-    told = {
+    [net] = recovery(inside, selector=SELECTOR, far_context="net", k=K).to_dict("records")
+    needed = tokens_needed(inside, selector=SELECTOR, far_context="true", k=K)
+    [suffice] = needed[needed["name"] == "reached"].to_dict("records")
+    further = {row["name"]: row for row in shares(beyond).to_dict("records")}
+    return {
         "gain": of_all["gain_nats"],
         "over_tau": of_all["share_over_tau"],
-        "net": pick(recovery(inside).to_dict("records"), far_context="net", **at_k),
-        "suffice": pick(tokens_needed(inside).to_dict("records"), name="reached", far_context="true", **at_k),
+        "net": net,
+        "suffice": suffice,
+        "use": further["gain_nats"],
+        "change": further["absolute_gain_nats"],
     }
-    further = {row["name"]: row for row in shares(beyond).to_dict("records")}
-    return told | {"use": further["gain_nats"], "change": further["absolute_gain_nats"]}
 
 
-def by_position(rows, times, **keys):
+def by_position(rows: Sequence[Row], times: int) -> Model:
     """Loss by length, and the rise and the attention, of one model or one seed."""
-    own = [row for row in rows if all(row[name] == value for name, value in keys.items())]
-    window = min(row["to_tokens"] for row in own if row["name"] == "loss_at_length_nats")
-    at = {row["to_tokens"]: row["value"] for row in own if row["name"] == "loss_at_length_nats"}
-    told = {"at": at, "rise": pick(own, name="rise_nats", to_tokens=times * window)}
-    return told | {
-        name: pick(own, name=column, to_tokens=window)
-        for name, column in (("entropy", "entropy_nats"), ("zeros", "zero_share"))
-    }
+    loss_at = {row["to_tokens"]: row["value"] for row in rows if row["name"] == "loss_at_length_nats"}
+    window = min(loss_at)
+    columns = {"rise": "rise_nats", "entropy": "entropy_nats", "zeros": "zero_share"}
+    numbers: dict[str, Row] = {}
+    for name, column in columns.items():
+        length = times * window if name == "rise" else window
+        for row in rows:
+            if row["name"] == column and row["to_tokens"] == length:
+                numbers[name] = {bound: row[bound] for bound in INTERVAL}
+    return Model(loss_at, numbers)
 
 
-def models_of(times):
-    """Everything of each model by its label, and under ``seeds`` of each training."""
-    study = load_study(HERE)
-    needles = read("needle.json").get("cells", [])
-    lost = [row for row in needles if row["name"] == "exact" and row["depth"] in (None, "NaN")]
-    found = {}
+def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[str, Model]:
+    """Every model by its label, with its seeds."""
+    needles = read(records / "needle.json").get("cells", [])
+    exact = [row for row in needles if row["name"] == "exact" and row["depth"] in (None, "NaN")]
+    models = {}
     for name in ("length.json", "length-mesa/length.json"):
-        length = read(name)
-        labels = dict.fromkeys(one["label"] for one in length["models"])
-        for label in labels:
-            own = [(number, one) for number, one in enumerate(length["models"]) if one["label"] == label]
-            model = by_position(length["numbers"], times, model=label) | {"seeds": [], "first": own[0][1]}
-            cells = []
-            for number, one in own:
-                for cell, result in study.items():
-                    weights = (result.settings.model.sha256, result.settings.model.rope_scaling)
-                    if cell.startswith("inside/") and weights == (one["model_sha256"], one["rope_scaling"]):
-                        cells.append(cell.removeprefix("inside/"))
-                model["seeds"].append(by_position(length["trainings"], times, number=number))
-            if cells:
-                pairs = [[study[f"{part}/{cell}"] for cell in cells] for part in ("inside", "beyond")]
-                model |= {"cells": cells} | measures(*map(Result.join, pairs))
-                for seed, inside, beyond in zip(model["seeds"], *pairs, strict=True):
-                    seed |= measures(inside, beyond)
-            at = [row for row in lost if row["model"] == label and row["length"] == 128 * times]
-            if at and cells:
-                first = min(at, key=lambda row: row["value_tokens"])
-                model["needles"] = first
-                for seed in model["seeds"]:
-                    seed["needles"] = first
-            found[label] = model
-    return found
+        length = read(records / name)
+        for label in dict.fromkeys(one["label"] for one in length["models"]):
+            checkpoints = {
+                number: one for number, one in enumerate(length["models"]) if one["label"] == label
+            }
+            model = by_position([row for row in length["numbers"] if row["model"] == label], times)
+            model.about = next(iter(checkpoints.values()))
+            for number, one in checkpoints.items():
+                model.cells += cells_of(study, one)
+                rows = [row for row in length["trainings"] if row["number"] == number]
+                model.seeds.append(by_position(rows, times))
+            if model.cells:
+                add_numbers(model, study)
+                at_length = [row for row in exact if row["model"] == label and row["length"] == 128 * times]
+                for one_of_them in (model, *model.seeds) if at_length else ():
+                    one_of_them.numbers["needles"] = min(at_length, key=lambda row: row["value_tokens"])
+            models[label] = model
+    return models
 
 
-def correlation(models, name):
-    """Value and interval, and of how many models; None of fewer than four."""
-    pairs = [
-        np.array([(seed[name]["value"], seed["rise"]["value"]) for seed in model["seeds"]], float)
-        for model in sorted(models, key=lambda model: model.get("cells", []))
-        if model.get(name) and "net" in model
+def cells_of(study: Mapping[str, Result], checkpoint: Row) -> list[str]:
+    """The cells that were measured with a checkpoint's weights, without "inside/"."""
+    weights = (checkpoint["model_sha256"], checkpoint["rope_scaling"])
+    return [
+        cell.removeprefix("inside/")
+        for cell, result in study.items()
+        if cell.startswith("inside/")
+        and (result.settings.model.sha256, result.settings.model.rope_scaling) == weights
     ]
-    if len(pairs) < 4:
+
+
+def add_numbers(model: Model, study: Mapping[str, Result]) -> None:
+    """Add what was measured of a model, and of each of its seeds."""
+    inside = [study[f"inside/{cell}"] for cell in model.cells]
+    beyond = [study[f"beyond/{cell}"] for cell in model.cells]
+    model.numbers |= numbers_of(Result.join(inside), Result.join(beyond))
+    for seed, of_inside, of_beyond in zip(model.seeds, inside, beyond, strict=True):
+        seed.numbers |= numbers_of(of_inside, of_beyond)
+
+
+def correlation(models: Sequence[Model], name: str) -> tuple[Interval, int] | None:
+    """Rank correlation of a number with the rise, and of how many models; None of fewer than `LEAST_MODELS`."""
+    pairs = [
+        np.array(
+            [(seed.numbers[name]["value"], seed.numbers["rise"]["value"]) for seed in model.seeds], float
+        )
+        for model in sorted(models, key=lambda model: model.cells)
+        if name in model.numbers and "net" in model.numbers
+    ]
+    if len(pairs) < LEAST_MODELS:
         return None
     rng = np.random.default_rng(0)
     drawn = np.array(
@@ -123,40 +157,50 @@ def correlation(models, name):
     )
     means = np.stack([pair.mean(axis=0) for pair in pairs])[None]
     value = float(row_spearman(means[..., 0], means[..., 1])[0])
-    interval = percentile_interval(value, row_spearman(drawn[..., 0], drawn[..., 1]))
-    return {"value": interval.value, "low": interval.low, "high": interval.high, "models": len(pairs)}
+    return percentile_interval(value, row_spearman(drawn[..., 0], drawn[..., 1])), len(pairs)
 
 
-def text(interval, scale=1.0, digits=2):
-    """``value [low, high]``; a dash for None."""
-    if not interval:
-        return "–"
-    zero = f"{0:.{digits}f}"
-    texts = [f"{scale * interval[name]:.{digits}f}" for name in ("value", "low", "high")]
-    return "{} [{}, {}]".format(*(zero if one == f"-{zero}" else one for one in texts))
+def correlation_text(related: tuple[Interval, int] | None) -> str:
+    """``value [low, high], N models``; a dash for None."""
+    if related is None:
+        return "–, None models"
+    interval, models = related
+    return f"{interval_text(asdict(interval))}, {models} models"
 
 
-def print_tables(models, times):
-    """The two tables of the page."""
-    costs = {Path(name).stem: row for name, row in read("cost.json").get("results", {}).items()}
+def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: int) -> None:
+    """Print the two tables of the page."""
+
+    def nats(model: Model, name: str, digits: int = 2) -> str:
+        return interval_text(model.numbers[name], digits=digits - 1) if name in model.numbers else "–"
+
+    def percent(model: Model, name: str, digits: int = 0) -> str:
+        return (
+            interval_text(model.numbers[name], percent=True, digits=digits) if name in model.numbers else "–"
+        )
+
     rows = []
     for label, model in models.items():
-        config = re.search(r"config=([^,/]*)", model["first"]["model"])
-        cost = {} if model["first"]["rope_scaling"] or config is None else costs.get(config[1], {})
+        config = re.search(r"config=([^,/]*)", model.about["model"])
+        cost: Row = {}
+        if config is not None and not model.about["rope_scaling"]:
+            cost = costs.get(config[1], {})
+        entropy = model.numbers.get("entropy")
+        zeros = model.numbers.get("zeros")
         rows.append(
             {"": label}
-            | {f"{length:,}": f"{loss:.2f}" for length, loss in sorted(model["at"].items())}
+            | {f"{length:,}": f"{loss:.2f}" for length, loss in sorted(model.loss_at.items())}
             | {
-                f"at {128 * times} − at 128": text(model["rise"]),
-                "use": text(model.get("use"), digits=3),
-                "change": text(model.get("change"), digits=3),
-                "needles [%]": text(model.get("needles"), 100, 0),
-                "gain inside": text(model.get("gain"), digits=3),
-                "over tau [%]": text(model.get("over_tau"), 100, 1),
-                "net [%]": text(model.get("net"), 100, 0),
-                "4 suffice [%]": text(model.get("suffice"), 100, 0),
-                "entropy": f"{model['entropy']['value']:.2f}" if model["entropy"] else "–",
-                "zeros [%]": f"{100 * model['zeros']['value']:.0f}" if model["zeros"] else "–",
+                f"at {128 * times} − at 128": nats(model, "rise"),
+                "use": nats(model, "use", 3),
+                "change": nats(model, "change", 3),
+                "needles [%]": percent(model, "needles"),
+                "gain inside": nats(model, "gain", 3),
+                "over tau [%]": percent(model, "over_tau", 1),
+                "net [%]": percent(model, "net"),
+                "4 suffice [%]": percent(model, "suffice"),
+                "entropy": f"{entropy['value']:.2f}" if entropy else "–",
+                "zeros [%]": f"{100 * zeros['value']:.0f}" if zeros else "–",
                 "speed": f"{cost['ratio']:.2f}" if cost else "–",
                 "memory [MB]": f"{cost['step_bytes'] / 1e6:.0f}" if cost else "–",
             }
@@ -168,47 +212,85 @@ def print_tables(models, times):
         print("\n".join("| " + " | ".join(row) + " |" for row in table[names].to_numpy()) + "\n")
 
 
-def draw(models, times):
+def print_control(study: Mapping[str, Result]) -> None:
+    """Print what RoPE trained on 512 tokens gains from 512 over the last 128."""
+    control = Result.join([study[f"control/rope-512,seed={seed}"] for seed in (1, 2)])
+    frame = shares(control)
+    for row in frame[frame["name"].isin(["gain_nats", "absolute_gain_nats"])].to_dict("records"):
+        print(f"control, RoPE trained on 512 tokens: {row['name']} {interval_text(row, digits=2)}")
+    print()
+
+
+def draw(models: Mapping[str, Model], times: int, path: Path) -> None:
     """joint.png: the rise against net recovery, use and needles; letters in the order of the legend."""
-    shown = {label: model for label, model in models.items() if "net" in model}
-    panels = {"net": ("net recovery at k = 4 [%]", 100), "use": ("mean gain of 512 over 128 [nats]", 1)}
-    panels["needles"] = (f"needles found at {times} × the window [%]", 100)
+    shown = {label: model for label, model in models.items() if "net" in model.numbers}
+    panels = {
+        "net": ("net recovery at k = 4 [%]", 100),
+        "use": ("mean gain of 512 over 128 [nats]", 1),
+        "needles": (f"needles found at {times} × the window [%]", 100),
+    }
     figure, axes = plt.subplots(1, len(panels), sharey=True, figsize=(9, 5), layout="constrained")
-    for one, (name, (label, scale)) in zip(axes, panels.items(), strict=True):
+    for panel, (name, (label, scale)) in zip(axes, panels.items(), strict=True):
         for place, (model_label, model) in enumerate(shown.items()):
-            if not model.get(name):
+            if name not in model.numbers:
                 continue
-            x, y = ({part: model[key][part] for part in ("value", "low", "high")} for key in (name, "rise"))
-            x = {part: scale * value for part, value in x.items()}
-            bars = [[[v["value"] - v["low"]], [v["high"] - v["value"]]] for v in (x, y)]
+            x = {bound: scale * model.numbers[name][bound] for bound in INTERVAL}
+            y = model.numbers["rise"]
             letter = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[place]
-            look = {"color": plt.get_cmap("tab20")(place % 20), "marker": "o", "ms": 3, "lw": 0.5}
-            named = f"{letter}  {model_label}"
-            one.errorbar(x["value"], y["value"], yerr=bars[1], xerr=bars[0], label=named, **look)
-            one.annotate(letter, (x["value"], y["value"]), (4, 4), textcoords="offset points", weight="bold")
+            panel.errorbar(
+                x["value"],
+                y["value"],
+                xerr=[[x["value"] - x["low"]], [x["high"] - x["value"]]],
+                yerr=[[y["value"] - y["low"]], [y["high"] - y["value"]]],
+                label=f"{letter}  {model_label}",
+                color=plt.get_cmap("tab20")(place % 20),
+                marker="o",
+                ms=3,
+                lw=0.5,
+            )
+            panel.annotate(
+                letter, (x["value"], y["value"]), (4, 4), textcoords="offset points", weight="bold"
+            )
         related = correlation(list(models.values()), name)
-        one.set_xlabel(f"{label}\nrank correlation of\n{related['models']} models: {text(related)}")
-        one.set_yscale("symlog", linthresh=0.1)
+        shown_as = "–" if related is None else interval_text(asdict(related[0]))
+        number = "few" if related is None else related[1]
+        panel.set_xlabel(f"{label}\nrank correlation of\n{number} models: {shown_as}")
+        panel.set_yscale("symlog", linthresh=0.1)
         if name == "use":
-            one.set_xscale("symlog", linthresh=0.1)
-            one.set_xticks([-1, -0.1, 0, 0.1, 1], ["-1", "-0.1", "0", "0.1", "1"])
+            panel.set_xscale("symlog", linthresh=0.1)
+            panel.set_xticks([-1, -0.1, 0, 0.1, 1], ["-1", "-0.1", "0", "0.1", "1"])
             across = np.array([-1, -0.5, -0.2, -0.1, 0, 0.05])
-            one.plot(across, -across, ":", color="0.6", zorder=0)  # rise = -gain
+            panel.plot(across, -across, ":", color="0.6", zorder=0)  # rise = -gain
     axes[0].set_ylabel(f"loss at {times} × the window - at the window\n[nats per token]")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7)
-    figure.savefig(HERE / "joint.png", dpi=110)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all numbers, and draw the figure where a folder for it is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("times", type=int, nargs="?", default=4, metavar="TIMES")
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    figures = "folder to draw the figure into (default: it is not drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    given = parser.parse_args(arguments)
+    study = load_study(given.records)
+    models = models_of(given.records, study, given.times)
+    costs = read(given.records / "cost.json").get("results", {})
+    print_tables(models, {Path(name).stem: row for name, row in costs.items()}, given.times)
+    print_control(study)
+    with_rope = [model for label, model in models.items() if label not in NO_ROPE]
+    for title, some in {"all": list(models.values()), "with RoPE": with_rope}.items():
+        for name in RELATED:
+            print(f"{title}: {name} with the rise: {correlation_text(correlation(some, name))}")
+    if given.figures:
+        given.figures.mkdir(parents=True, exist_ok=True)
+        draw(models, given.times, given.figures / "joint.png")
 
 
 if __name__ == "__main__":
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    models = models_of(times)
-    print_tables(models, times)
-    for title, some in (
-        ("all", list(models.values())),
-        ("with RoPE", [model for label, model in models.items() if label not in NO_ROPE]),
-    ):
-        for name in RELATED:
-            related = correlation(some, name)
-            print(f"{title}: {name} with the rise: {text(related)}, {related and related['models']} models")
-    if times == 4:
-        draw(models, times)
+    main()

@@ -128,7 +128,8 @@ END
 
 figures() { # the tables, correlations and figure of the page; correlations at other lengths are printed
     local times
-    for times in 2 4 8 16; do
+    $PY results/encodings/study.py --figures results/encodings
+    for times in 2 8 16; do
         $PY results/encodings/study.py $times
     done
 }

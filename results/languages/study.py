@@ -1,97 +1,178 @@
 """The numbers of this page, from the result and the loss by position of six kinds of text.
 
-    python results/languages/study.py [RESAMPLES, default 10000]
+    python results/languages/study.py
 
 Both trainings of each together; 95 % intervals by training, work and document. What is per token is told per byte too,
-by the UTF-8 bytes per token of the text that was measured.
+by the UTF-8 bytes per token of the text that was measured. Last, the share over tau with equal weight of every group,
+of both trainings and of each, that of each package of Python, and how many times as frequent as under uniform choice
+the chosen tokens are at each distance.
 """
 
-import sys
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis import Result, load_study
 from analysis.probes.length import LossByPosition
 from analysis.stats import numbers
+from analysis.stats.comparisons import distances_beside_uniform, with_equal_groups
+from analysis.stats.tables import interval_text, show
 
 HERE = Path(__file__).parent
 CORPORA = ("english", "french", "german", "spanish", "russian", "python")
 SELECTOR, K = "leave-one-out-kl", 4
+LARGE = ("multiprocessing", "unittest")
+"""The packages that hold most of Python's targets."""
+Row = dict[str, Any]
 
 
-def text_of(row, scale=100.0, digits=0):
-    value, low, high = (scale * row[name] for name in ("value", "low", "high"))
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def one(frame, **wanted):
+def row_with(frame: pd.DataFrame, **wanted: Any) -> Row:
     """The row of a frame in which the columns have these values."""
     for name, value in wanted.items():
         frame = frame[frame[name] == value]
     [row] = frame.to_dict("records")
-    return row
+    return {str(name): value for name, value in row.items()}
 
 
-def main(resamples):
-    study, far, near, of_kinds = load_study(HERE), [], [], []
+def percent(row: Row, digits: int = 0) -> str:
+    """Value and interval in per cent."""
+    return interval_text(row, percent=True, digits=digits)
+
+
+def nats(row: Row, digits: int, bytes_per_token: float = 1.0) -> str:
+    """Value and interval in nats per token, or per byte."""
+    return interval_text(
+        {name: row[name] / bytes_per_token for name in ("value", "low", "high")}, digits=digits - 1
+    )
+
+
+def far_row(corpus: str, result: Result, bytes_per_token: float, options: dict[str, int]) -> Row:
+    """A row of the first table: targets over tau and what is recovered of their gain."""
+    shares = numbers.shares(result, **options)
+    recovery = numbers.recovery(result, selector=SELECTOR, **options)
+    needed = numbers.tokens_needed(result, selector=SELECTOR, **options)
+    row = {
+        "": corpus,
+        "bytes / token": round(bytes_per_token, 2),
+        "targets over tau": f"{len(result.over):,} of {len(result.targets):,}",
+        "share [%]": percent(row_with(shares, name="share_over_tau"), 1),
+    }
+    for name in ("true", "placebo", "net"):
+        row[f"{name} [%]"] = percent(row_with(recovery, far_context=name, k=K))
+    row["net at k = 1 [%]"] = percent(row_with(recovery, far_context="net", k=1))
+    reached = row_with(needed, name="reached", far_context="true", k=K)
+    return row | {"4 tokens give 90 % [% of them]": percent(reached)}
+
+
+def near_row(corpus: str, result: Result, length: LossByPosition, options: dict[str, int]) -> Row:
+    """A row of the second table: the gain of all targets, and the loss by position."""
+    bytes_per_token = length.settings["bytes_per_token"]
+    gain = row_with(numbers.shares(result, **options), name="gain_nats")
+    losses = length.with_training(length.numbers)
+    at = {
+        tokens: row_with(losses, name="loss_at_length_nats", to_tokens=tokens) for tokens in (256, 512, 1024)
+    }
+    return {
+        "": corpus,
+        "gain [nats / token]": nats(gain, 3),
+        "gain [nats / byte]": nats(gain, 4, bytes_per_token),
+        "loss at 256 [nats / token]": nats(at[256], 2),
+        **{
+            f"loss at {tokens:,} [nats / byte]": nats(loss, 3, bytes_per_token) for tokens, loss in at.items()
+        },
+    }
+
+
+def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> None:
+    """Print the share over tau with equal weight of every work or package, and that of each package."""
+    print("\nshare over tau with equal weight of every group [%]; seed 1, seed 2")
+    for corpus in CORPORA:
+        trainings = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
+        print_equal_row(corpus, trainings, options)
+        if corpus == "python":
+            some = [without_large(result) for result in trainings]
+            print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
+    targets = pd.concat([study[f"python/seed-{seed}"].targets for seed in (1, 2)])
+    by_package = targets.groupby(packages_of(targets))["over_tau"].agg(["size", "sum", "mean"])
+    by_package["of targets [%]"] = (100 * by_package["size"] / len(targets)).round(1)
+    by_package["of those over tau [%]"] = (100 * by_package["sum"] / targets["over_tau"].sum()).round(1)
+    by_package["share over tau [%]"] = (100 * by_package["mean"]).round(1)
+    print(
+        "\nPython's packages, both trainings\n" + by_package.drop(columns=["size", "sum", "mean"]).to_string()
+    )
+
+
+def without_large(result: Result) -> Result:
+    """The targets of Python without those of the large packages, and no choices: for shares of targets alone."""
+    targets = result.targets[~packages_of(result.targets).isin(LARGE)].reset_index(drop=True)
+    return replace(result, targets=targets, choices=result.choices.iloc[:0])
+
+
+def packages_of(targets: pd.DataFrame) -> pd.Series:
+    """The package of each target of Python; groups are addresses that end in its name."""
+    return targets["group"].str.split("#").str[-1].rename("package")
+
+
+def print_equal_row(name: str, trainings: Sequence[Result], options: dict[str, int]) -> None:
+    """Print a share of trainings together, and of each."""
+    targets = pd.concat([one.targets.assign(training=number) for number, one in enumerate(trainings)])
+    together = replace(
+        trainings[0], targets=targets.reset_index(drop=True), choices=trainings[0].choices.iloc[:0]
+    )
+    shown = []
+    for frame_of in (with_equal_groups, numbers.shares):
+        shares = [
+            percent(row_with(frame_of(result, **options), name="share_over_tau"), 1)
+            for result in (together, *trainings)
+        ]
+        shown.append(f"{shares[0]}; {', '.join(shares[1:])}")
+    print(f"  {name}: {shown[0]} (of every target: {shown[1]})")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    resamples = "resamples of the bootstrap (default: 10,000)"
+    parser.add_argument("--resamples", type=int, default=10_000, metavar="COUNT", help=resamples)
+    given = parser.parse_args(arguments)
+    options = {"resamples": given.resamples}
+    study = load_study(given.records)
+    far, near, of_kinds, distances = [], [], [], []
     for corpus in CORPORA:
         result = Result.join([study[f"{corpus}/seed-{seed}"] for seed in (1, 2)])
         # function words are known of English only
         result.targets["kind"] = result.targets["kind"].replace("function word", "content word")
-        options = {"resamples": resamples}
-        length = LossByPosition.load(HERE / corpus / "length")
-        bytes_per_token = length.settings["bytes_per_token"]
-        shares = numbers.shares(result, **options)
-        recovery = numbers.recovery(result, **options)
-        needed = numbers.tokens_needed(result, **options)
-        of_default = {"selector": SELECTOR, "k": K}
-        far.append(
-            {
-                "": corpus,
-                "bytes / token": round(bytes_per_token, 2),
-                "targets over tau": f"{len(result.over):,} of {len(result.targets):,}",
-                "share [%]": text_of(one(shares, name="share_over_tau"), digits=1),
-                **{
-                    f"{name} [%]": text_of(one(recovery, far_context=name, **of_default))
-                    for name in ("true", "placebo", "net")
-                },
-                "net at k = 1 [%]": text_of(one(recovery, selector=SELECTOR, far_context="net", k=1)),
-                "4 tokens give 90 % [% of them]": text_of(
-                    one(needed, name="reached", far_context="true", **of_default)
-                ),
-            }
-        )
-        gain = one(shares, name="gain_nats")
-        losses = length.with_training(length.numbers)
-        near.append(
-            {
-                "": corpus,
-                "gain [nats / token]": text_of(gain, 1, 3),
-                "gain [nats / byte]": text_of(gain, 1 / bytes_per_token, 4),
-                "loss at 256 [nats / token]": text_of(
-                    one(losses, name="loss_at_length_nats", to_tokens=256), 1, 2
-                ),
-                **{
-                    f"loss at {tokens:,} [nats / byte]": text_of(
-                        one(losses, name="loss_at_length_nats", to_tokens=tokens), 1 / bytes_per_token, 3
-                    )
-                    for tokens in (256, 512, 1024)
-                },
-            }
-        )
-        frame = numbers.kinds(result, k=K, **options)
-        frame = frame[frame["name"].isin(["share", "share_over_tau"])]
-        of_kinds.append(frame.assign(corpus=corpus, text=[text_of(row) for row in frame.to_dict("records")]))
+        length = LossByPosition.load(given.records / corpus / "length")
+        far.append(far_row(corpus, result, length.settings["bytes_per_token"], options))
+        near.append(near_row(corpus, result, length, options))
+        of_corpus = distances_beside_uniform(result, selector=SELECTOR, far_context="true", k=K, **options)
+        distances.append(of_corpus.assign(corpus=corpus))
+        kinds = numbers.kinds(result, k=K, **options)
+        kinds = kinds[kinds["name"].isin(["share", "share_over_tau"])]
+        texts = [interval_text(row, percent=True, digits=0) for row in kinds.to_dict("records")]
+        of_kinds.append(kinds.assign(corpus=corpus, text=texts))
     for rows in (far, near):
         print(pd.DataFrame(rows).to_string(index=False), end="\n\n")
-    kinds = pd.concat(of_kinds)
-    print(
-        kinds.pivot_table(
-            index=["name", "kind"], columns="corpus", values="text", aggfunc="first"
-        ).to_string()
+    table = pd.concat(of_kinds).pivot_table(
+        index=["name", "kind"], columns="corpus", values="text", aggfunc="first"
     )
+    print(table.to_string())
+    print_equal_groups(study, options)
+    of_distances = pd.concat(distances)
+    columns = ["corpus", "from_tokens", "to_tokens", "value", "low", "high"]
+    title = "first four tokens of leave-one-out-kl, times as frequent as under uniform choice"
+    print("\n" + show(of_distances[columns], across="corpus", percent=False, title=title))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    main()

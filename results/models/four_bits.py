@@ -7,8 +7,12 @@ Matrices of layers are rounded to Q4_1 and the embedding, which is the output la
 norms stay. The rounded one is the cell checkpoint-q4-n128 of this study, the other is in its folder checkpoint.
 """
 
+from __future__ import annotations
+
+import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +22,14 @@ from safetensors.torch import load_file, save_file
 
 from analysis import load, load_study
 from analysis.stats import numbers
-from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.tables import show
+from analysis.stats.comparisons import result_differences, result_overlaps
+from analysis.stats.tables import interval_text, show
 
 HERE, WEIGHTS, EMBEDDING = Path(__file__).parent, "model.safetensors", "model.embed_tokens.weight"
 CELL = "checkpoint-q4-n128"
 
 
-def rounded(name, weight):
+def rounded(name: str, weight: torch.Tensor) -> torch.Tensor:
     """A tensor as its GGUF would give it back."""
     if weight.ndim < 2:
         return weight
@@ -34,7 +38,7 @@ def rounded(name, weight):
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def round_model(source, out):
+def round_model(source: str, out: str) -> None:
     """Write the model with rounded weights, in float32."""
     shutil.copytree(source, out, ignore=shutil.ignore_patterns("influence", "README.md"))
     tensors = load_file(Path(source, WEIGHTS))
@@ -45,37 +49,32 @@ def round_model(source, out):
     )
 
 
-def compare():
+def compare(arguments: Sequence[str] | None = None) -> None:
     """Print both measurements, and how they differ on the same targets."""
-    whole, coarse = load(HERE / "checkpoint"), load_study(HERE)[CELL]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    records = parser.parse_args(arguments).records
+    whole, coarse = load(records / "checkpoint"), load_study(records)[CELL]
     for cell, result in {"checkpoint": whole, CELL: coarse}.items():
         print("\n" + show(numbers.shares(result), title=cell))
         for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
             print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-    bootstrap = ClusterBootstrap.of(whole.targets)
+    differences = result_differences(coarse, whole).set_index("name")
     for name in ("loss_long_nats", "loss_short_nats"):
-        more = coarse.targets[name].to_numpy(float) - whole.targets[name].to_numpy(float)
-        interval = bootstrap.interval(bootstrap.ratio(more, np.ones(len(more))))
-        print(
-            f"{name} is higher by {interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}] with four bits"
-        )
+        shown = interval_text(differences.loc[name].to_dict(), digits=3)
+        print(f"{name} is higher by {shown} with four bits")
     print("correlation of the gains", np.corrcoef(whole.gain_nats, coarse.gain_nats)[0, 1])
-    over = whole.targets["over_tau"].to_numpy(bool), coarse.targets["over_tau"].to_numpy(bool)
-    print(f"over tau: {over[0].sum()}, {over[1].sum()}, both {(over[0] & over[1]).sum()}")
-    chosen = [
-        result.choices[
-            (result.choices["selector"] == "leave-one-out-kl")
-            & (result.choices["far_context"] == "true")
-            & (result.choices["level"] == "text")
-            & (result.choices["unit"] == "token")
-        ].set_index("target_id")["selected"]
-        for result in (whole, coarse)
-    ]
-    both = chosen[0].index.intersection(chosen[1].index)
-    same = [len({*chosen[0][each][:4]} & {*chosen[1][each][:4]}) / 4 for each in both]
+    of_whole, of_coarse = (result.targets["over_tau"].to_numpy(bool) for result in (whole, coarse))
+    print(f"over tau: {of_whole.sum()}, {of_coarse.sum()}, both {(of_whole & of_coarse).sum()}")
+    overlaps = result_overlaps(whole, coarse)
+    overlaps = overlaps[(overlaps["selector"] == "leave-one-out-kl") & (overlaps["far_context"] == "true")]
+    same = dict(zip(overlaps["k"], overlaps["value"], strict=True))
     print(
-        f"of four chosen tokens {np.mean(same):.0%} are the same, the first in "
-        f"{np.mean([chosen[0][each][0] == chosen[1][each][0] for each in both]):.0%} of {len(both)} targets"
+        f"of four chosen tokens {same[4]:.0%} are the same, the first in {same[1]:.0%} of "
+        f"{overlaps['n_targets'].iloc[0]} targets"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis import measure
+from analysis import Result, measure
 from analysis.measurement import FRAMES
 from analysis.open_model import open_model
 from analysis.parquet import stacked
@@ -54,7 +54,9 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     start, settings = time.monotonic(), settings_of(given)
-    model, results, seconds = open_model(given.model), [], []
+    model = open_model(given.model)
+    results: list[Result] = []
+    seconds: list[float] = []
     batches = -(-settings["targets"] // 64)
     for batch in np.random.default_rng(0).permutation(batches).tolist():
         before = time.monotonic()

@@ -9,7 +9,11 @@ what the choice saw of the far context (the short loss is the same in both). Per
 Shapes: T targets in blocks of 16.
 """
 
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,7 @@ HERE = Path(__file__).parent
 BLOCK, TAUS = 16, (1, 2, 4)
 
 
-def measure(model, texts, n_long, n_short, targets, out):
+def measure(model: str, texts: str, n_long: int, n_short: int, targets: int, out: str) -> None:
     """Write the losses of sampled targets: a row each, columns short, long, odd, even [nats]."""
     from analysis.contexts import NO_FAR, long_contexts
     from analysis.model.losses import Scorer
@@ -34,15 +38,21 @@ def measure(model, texts, n_long, n_short, targets, out):
     loaded = open_model(model)
     source = open_texts([Path(texts)], loaded.reader)
     scorer = Scorer(loaded.model, device=loaded.device)
-    shape = {"n_long": n_long, "n_short": n_short}
-    places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)
+    places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, n_long=n_long, n_short=n_short)
     far = np.arange(n_long - n_short)[None]
     subsets = {"short": NO_FAR, "long": far, "odd": far[:, 1::2], "even": far[:, ::2]}
-    columns = {name: [] for name in subsets}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in subsets}
     for start in range(0, len(places), BLOCK):
         first = places.iloc[start : start + 1]
-        where = (first[name].to_numpy() for name in ("text", "position", "target_id"))
-        block = long_contexts(source, *where, targets_per_block=BLOCK, **shape)
+        block = long_contexts(
+            source,
+            first["text"].to_numpy(),
+            first["position"].to_numpy(),
+            first["target_id"].to_numpy(),
+            targets_per_block=BLOCK,
+            n_long=n_long,
+            n_short=n_short,
+        )
         for name, kept in subsets.items():
             columns[name].append(scorer.losses(block, kept)[:, 0])
         print(f"\r{start + BLOCK:,} of {len(places):,} targets", end="", file=sys.stderr, flush=True)
@@ -50,7 +60,7 @@ def measure(model, texts, n_long, n_short, targets, out):
     places[["text", "group", "position"]].assign(**losses).to_parquet(out, compression="zstd", index=False)
 
 
-def numbers(frame):
+def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """Tidy: name, tau_nats, value, low, high, with 95 % intervals by group and text; chosen by the odd half."""
     bootstrap, ones = ClusterBootstrap.of(frame), np.ones(len(frame))
     gain = {name: (frame["short"] - frame[name]).to_numpy(float) for name in ("odd", "even", "long")}
@@ -74,7 +84,7 @@ def numbers(frame):
     return pd.DataFrame(rows)
 
 
-def means(frame):
+def means(frame: pd.DataFrame) -> pd.DataFrame:
     """Tidy: the mean gain of all targets from the whole, the odd and the even far context [nats]."""
     bootstrap, ones = ClusterBootstrap.of(frame), np.ones(len(frame))
     gains = {name: (frame["short"] - frame[name]).to_numpy(float) for name in ("long", "odd", "even")}
@@ -84,9 +94,14 @@ def means(frame):
     )
 
 
-def main():
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each file of losses."""
-    for path in sorted(HERE.glob("halves-*.parquet")):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    for path in sorted(parser.parse_args(arguments).records.glob("halves-*.parquet")):
         frame = read_parquet(path)
         title = f"{path.stem}: {len(frame):,} targets of {frame['text'].nunique()} texts"
         print("\n" + show(numbers(frame), across="tau_nats", title=title))

@@ -28,7 +28,7 @@ ALPHA = BETA = 2.0
 
 
 @torch.inference_mode()
-def main(folder, texts, out):
+def main(folder: str, texts: str, out: str) -> None:
     """Compare on all texts that have N tokens."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder).eval(),
@@ -37,7 +37,7 @@ def main(folder, texts, out):
     loaded = open_model(folder)
     token_losses = TokenLosses(loaded.model)
     counts = dict.fromkeys(("targets", "theirs", "ours", "both"), 0)
-    key_losses = {"theirs": [], "ours": []}
+    key_losses: dict[str, list[float]] = {"theirs": [], "ours": []}
     for line in map(json.loads, Path(texts).read_text(encoding="utf8").splitlines()):
         whole = tokenizer(line["text"], return_offsets_mapping=True, add_special_tokens=False)
         if len(whole["input_ids"]) < N:

@@ -2,28 +2,33 @@
 
     python results/models/planted.py measure MODEL BOOKS.jsonl runs/models/planted     about a minute a text
     python results/models/planted.py collect runs/models/planted                       keeps the records in planted/
-    python results/models/planted.py                                            prints tables, draws planted.png
+    python results/models/planted.py                                                   prints the tables
+    python results/models/planted.py --figures results/models                          draws planted.png, too
 
 In a stretch of every book stands "The secret password is" and P random words, P of 1, 2, 4, and again "The secret
 password is" at the end of the context: the targets are the P words. N 128, M 32, one block of P targets a text, of
 which the far context has F = 96 tokens. A recall of 1 means that the first k chosen tokens hold the target's own word.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis import load, load_study, measure
+from analysis import Result, load, load_study, measure
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import save_study
 from analysis.open_model import open_model
 from analysis.stats import numbers
-from analysis.stats.recovery import Measured
+from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -42,7 +47,13 @@ ANNOUNCED = "\nThe secret password is"
 ANNOUNCED_TOKENS = 5
 
 
-def text_with(encode, decode, filler, words, generator):
+def text_with(
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str],
+    filler: list[int],
+    words: Sequence[str],
+    generator: np.random.Generator,
+) -> tuple[str, list[int]]:
     """A text of exactly N + P tokens with the words among its far tokens and at its end, and where: P positions."""
     assert len(encode(ANNOUNCED)) == ANNOUNCED_TOKENS, "another tokenizer"
     named = encode(ANNOUNCED + "".join(f" {word}" for word in words) + ".\n")
@@ -59,12 +70,15 @@ def text_with(encode, decode, filler, words, generator):
     raise SystemExit("no stretch of the filler reads as it was put together")
 
 
-def run(model, books, out):
+def run(model: str, books: str, out: str) -> None:
     """Measure the three numbers of parts, with the texts and the places of the words beside."""
     Path(out).mkdir(parents=True, exist_ok=True)
     loaded = open_model(model)
 
-    def encode(text):
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None, f"{model} comes without a tokenizer"
+
+    def encode(text: str) -> list[int]:
         return loaded.encode(text).tolist()
 
     lines = [json.loads(line) for line in Path(books).read_text(encoding="utf8").splitlines()]
@@ -74,8 +88,8 @@ def run(model, books, out):
         for number, line in enumerate(lines):
             generator = np.random.default_rng([count, number])
             filler = encode(line["text"][-20_000:])
-            words = generator.choice(single, count, replace=False)
-            text, where = text_with(encode, loaded.tokenizer.tokenizer.decode, filler, words, generator)
+            words = generator.choice(single, count, replace=False).tolist()
+            text, where = text_with(encode, tokenizer.tokenizer.decode, filler, words, generator)
             texts[line["group"]], places[line["group"]] = [text], where
         (Path(out) / f"parts-{count}.json").write_text(json.dumps(places), encoding="utf8")
         result = measure(
@@ -93,7 +107,7 @@ def run(model, books, out):
         print(result)
 
 
-def collect(runs):
+def collect(runs: str) -> None:
     """Keep the results without their texts, and the places of the words: P position ids of the far context a text."""
     study, places = {}, {}
     for count in PARTS:
@@ -104,14 +118,14 @@ def collect(runs):
     (RECORDS / "places.json").write_text(json.dumps(places) + "\n", encoding="utf8")
 
 
-def recall(result, places):
+def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
     """Tidy: the share of the targets over tau whose word is among the first k, the share of all P words that are, and
     that of the targets whose first k all stand in the planted sentence."""
     measured = Measured(result)
     targets = result.targets.iloc[measured.over]
     of_text = np.array([places[group] for group in targets["group"]])  # (m, P)
     word = of_text[np.arange(len(targets)), targets["target_id"] % of_text.shape[1]]
-    rows = []
+    rows: list[Row] = []
     for selector in SELECTORS:
         selected = measured.of_choices("selected", selector, "true")
         is_word, is_any = selected == word[:, None], (selected[:, :, None] == of_text[:, None]).any(axis=-1)
@@ -124,11 +138,22 @@ def recall(result, places):
     return pd.DataFrame(rows)
 
 
-def main():
-    """Print the tables of every number of parts, and draw the recovery where there are four."""
-    places = json.loads((RECORDS / "places.json").read_text(encoding="utf8"))
-    study = load_study(RECORDS)
-    save_figure(levels_figure(study["parts-4"]), HERE, "planted.png")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables of every number of parts; draw the recovery of four where a folder for it is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the records (default: planted/ beside this file)"
+    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
+    figures = "folder to draw the figure into (default: it is not drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    given = parser.parse_args(arguments)
+    places = json.loads((given.records / "places.json").read_text(encoding="utf8"))
+    study = load_study(given.records)
+    if given.figures:
+        figure = levels_figure(study["parts-4"])
+        assert figure is not None, "given back in one way"
+        save_figure(figure, given.figures, "planted.png")
     for cell, result in study.items():
         print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
         for name, rows in recall(result, places[cell]).groupby("recall"):
@@ -138,4 +163,8 @@ def main():
 
 
 if __name__ == "__main__":
-    {"measure": run, "collect": collect}.get(sys.argv[1], main)(*sys.argv[2:]) if sys.argv[1:] else main()
+    commands: dict[str, Callable[..., None]] = {"measure": run, "collect": collect}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        commands[sys.argv[1]](*sys.argv[2:])
+    else:
+        main()

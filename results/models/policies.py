@@ -2,24 +2,30 @@
 
     python results/models/policies.py measure MODEL TEXTS.jsonl TARGETS runs/models/policies/CELL
     python results/models/policies.py collect runs/models/policies      keeps what is measured in policies/
-    python results/models/policies.py                                   prints the tables and draws policies.png
+    python results/models/policies.py                                   prints the tables
+    python results/models/policies.py --figures results/models          draws policies.png, too
 
 N 256, M 32, B 16; the first four tokens are kept, too. Every target counts, whatever it gains: tau is so low that all
 are over it. Intervals are 95 %, by group and text.
 """
 
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from analysis import load, load_study, measure
+from analysis import Result, load, load_study, measure
 from analysis.figures import style
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import stacked
 from analysis.stats import numbers
+from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -29,7 +35,7 @@ ALL_NATS = -1000.0
 FIRST = 16  # chosen tokens that the record names; its losses are of all
 
 
-def run(model, texts, targets, out):
+def run(model: str, texts: str, targets: str, out: str) -> None:
     """Measure one cell."""
     print(
         measure(
@@ -49,7 +55,7 @@ def run(model, texts, targets, out):
     )
 
 
-def collect(runs):
+def collect(runs: str) -> None:
     """Keep every cell, finished or not, without its texts."""
     study = {}
     for folder in sorted(path for path in Path(runs).iterdir() if path.is_dir()):
@@ -64,10 +70,10 @@ def collect(runs):
     save_study(RECORDS, study)
 
 
-def differences(result):
+def differences(result: Result) -> pd.DataFrame:
     """Tidy: mean loss of each policy minus that of attention, paired, in nats."""
-    measured = numbers.Measured(result)
-    rows = []
+    measured = Measured(result)
+    rows: list[Row] = []
     for selector in SELECTORS:
         if selector != "attention":
             apart = measured.losses[selector, "true"] - measured.losses["attention", "true"]
@@ -75,9 +81,17 @@ def differences(result):
     return pd.DataFrame(rows)
 
 
-def main():
-    """Print a table of every cell, and draw all of them."""
-    study = load_study(RECORDS)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table of every cell, and draw all of them where a folder for it is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the records (default: policies/ beside this file)"
+    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
+    figures = "folder to draw the figure into (default: it is not drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    given = parser.parse_args(arguments)
+    study = load_study(given.records)
     figure, panels = plt.subplots(1, len(study), figsize=(8, 3.4), layout="constrained", squeeze=False)
     for axes, (cell, result) in zip(panels[0], study.items(), strict=True):
         title = f"{cell}: {len(result.targets)} targets in {result.targets['group'].nunique()} groups"
@@ -101,8 +115,14 @@ def main():
         style.log_axis(axes, result.ks)
     lines = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))
     panels[0, 0].legend(lines.values(), lines, fontsize=7, loc="lower right")
-    style.save_figure(figure, HERE, "policies.png")
+    if given.figures:
+        style.save_figure(figure, given.figures, "policies.png")
+    plt.close(figure)
 
 
 if __name__ == "__main__":
-    {"measure": run, "collect": collect}.get(sys.argv[1], main)(*sys.argv[2:]) if sys.argv[1:] else main()
+    commands: dict[str, Callable[..., None]] = {"measure": run, "collect": collect}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        commands[sys.argv[1]](*sys.argv[2:])
+    else:
+        main()

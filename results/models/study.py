@@ -1,29 +1,33 @@
 """The numbers and the figures of the study: what far context gives real models, and how much of it a few tokens hold.
 
-    python results/models/study.py collect runs/models     adds the batches that are measured to this folder
-    python results/models/study.py                         prints the tables and draws a figure of each cell
-    python results/models/study.py brackets MODEL          recovery of SmolLM2's targets that are brackets
+    python results/models/study.py                           prints the tables
+    python results/models/study.py --figures results/models  draws a figure of the main cells, too
+    python results/models/study.py brackets MODEL            recovery of SmolLM2's targets that are brackets
+    python results/models/study.py collect runs/models       adds the batches that are measured to this folder
 
 A run folder of a measurement in shards holds parts/*, each a saved result; those of every fifth batch are spread
 over all texts. Intervals are 95 %, by group and text.
 """
 
-import sys
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis import load, load_study
+from analysis import Result, load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import read_parquet, stacked
-from analysis.stats import numbers
+from analysis.probes.length import LossByPosition
+from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.numbers import SHARE_NEEDED
+from analysis.stats.recovery import BEST, LEVEL, Measured, at_level
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -31,15 +35,17 @@ TAUS = (1, 2, 4)
 SMOLLM2 = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
 FIGURES = (*(f"smollm2-{name}" for name in SMOLLM2), "gemma-releases-n256")
 SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
+WITH_SINKS = {"level": "cache", "unit": "token", "sinks": 4}
+WITHOUT_SINKS = {"level": "cache", "unit": "token", "sinks": 0}
 
 
-def collect(runs):
+def collect(runs: str) -> None:
     """Add what is measured of every run to its cell of this study, without the texts."""
     study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
     for folder in sorted(Path(runs).glob("*-n*")):
         before = [study[folder.name]] if folder.name in study else []
         parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
-        known = set().union(*(part.targets["target_id"] for part in before))
+        known: set[int] = set().union(*(part.targets["target_id"] for part in before))
         new = [part for part in parts if not known & {*part.targets["target_id"]}]
         if not new:
             continue
@@ -58,122 +64,7 @@ def collect(runs):
     save_study(HERE, study)
 
 
-def shares_by_tau(result):
-    """Tidy: how many targets gain more than tau, and lose more, for several tau; the first is that of the choices."""
-    of_taus = []
-    for tau in TAUS:
-        at_tau = replace(
-            result,
-            settings=result.settings.but(tau_nats=tau),
-            targets=result.targets.assign(over_tau=result.gain_nats > tau),
-            choices=result.choices.iloc[:0],
-        )
-        of_taus.append(numbers.shares(at_tau).assign(tau_nats=tau))
-    shares = pd.concat(of_taus)
-    return shares[shares["name"].isin(SHARES)]
-
-
-def beyond_same_group(result):
-    """Tidy: how much more the true context recovers than another place of the same document, paired, by k."""
-    over = result.targets[result.targets["over_tau"]].reset_index(drop=True)
-    gain, bootstrap = (
-        (over["loss_short_nats"] - over["loss_long_nats"]).to_numpy(float),
-        ClusterBootstrap.of(over),
-    )
-    rows = []
-    for level, choices in result.choices.groupby("level", sort=False):
-        losses = {
-            context: np.stack(of_context.set_index("target_id").loc[over["target_id"], "loss_nats"])
-            for context, of_context in choices.groupby("far_context")
-        }
-        for k, more in zip(result.ks, (losses["same-group"] - losses["true"]).T, strict=True):
-            interval = vars(bootstrap.interval(bootstrap.ratio(more.astype(float), gain)))
-            rows.append({"name": "true_minus_same_group", "level": level, "k": k, **interval})
-    return pd.DataFrame(rows)
-
-
-def kept_by_others(result):
-    """Tidy: the share of the first selector's k tokens that are among the k of another; ``chance`` is k of F."""
-    bootstrap, rows, (first, *others) = (
-        ClusterBootstrap.of(result.targets.iloc[result.over]),
-        [],
-        result.selectors,
-    )
-    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
-    for (level, sinks), selector, k in product(levels, others, result.ks):
-        one, other = (result.selected(name, level=level, sinks=sinks)[:, :k] for name in (first, selector))
-        kept = (one[:, :, None] == other[:, None, :]).any(axis=2).sum(axis=1)
-        row = {"name": "kept", "level": level, "sinks": sinks, "first": first, "selector": selector, "k": k}
-        row["chance"] = k / result.n_far
-        rows.append(row | vars(bootstrap.ratio_interval(kept, np.full(len(kept), k))))
-    return pd.DataFrame(rows)
-
-
-def net_differences(result):
-    """Tidy: how much more the first selector recovers, net of the placebo, than another, paired, by k."""
-    over = result.targets.iloc[result.over]
-    bootstrap, gain = ClusterBootstrap.of(over), result.gain_nats[result.over].astype(float)
-    short, rows = over["loss_short_nats"].to_numpy(float), []
-    for level, sinks in result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False):
-        net = {}
-        for selector in result.selectors:
-            recovered = [
-                bootstrap.ratio(
-                    short[:, None] - result.loss_nats(selector, far, level=level, sinks=sinks), gain
-                )
-                for far in ("true", "placebo")
-            ]
-            net[selector] = recovered[0] - np.maximum(recovered[1], 0)
-        first, *others = net
-        for selector, (column, k) in product(others, enumerate(result.ks)):
-            interval = vars(bootstrap.interval(net[first][:, column] - net[selector][:, column]))
-            keys = {"name": "net_difference", "level": level, "sinks": sinks, "first": first}
-            rows.append({**keys, "second": selector, "k": k, **interval})
-    return pd.DataFrame(rows)
-
-
-def held_by_few(result):
-    """Tidy: the share of the gain of all targets, net, that those hold which k tokens give nine tenths of their own."""
-    bootstrap, rows, selector = ClusterBootstrap.of(result.targets), [], result.selectors[0]
-    gains = result.gain_nats.astype(float)
-    for level, sinks in result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False):
-        losses = result.loss_nats(selector, level=level, sinks=sinks)
-        short = result.targets["loss_short_nats"].to_numpy(float)[result.over]
-        enough = short[:, None] - losses >= SHARE_NEEDED * gains[result.over, None]
-        for k, reached in zip(result.ks, np.logical_or.accumulate(enough, axis=1).T, strict=True):
-            of_few = np.zeros(len(gains))
-            of_few[result.over[reached]] = gains[result.over[reached]]
-            interval = vars(bootstrap.interval(bootstrap.ratio(of_few, gains)))
-            rows.append({"name": "held_by_few", "level": level, "sinks": sinks, "k": k} | interval)
-    return pd.DataFrame(rows)
-
-
-def within(result, nats=0.1):
-    """Tidy: the share of the targets over tau whose loss given k tokens is at most ``nats`` above L_long.
-
-    ``k_or_fewer``: given k, or one of the smaller k that were measured, which is the smallest k that does it.
-    """
-    over = result.targets.iloc[result.over]
-    bootstrap, rows = ClusterBootstrap.of(over), []
-    most = over["loss_long_nats"].to_numpy(float)[:, None] + nats
-    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
-    for (level, sinks), selector, far in product(levels, result.selectors, result.far_contexts):
-        enough = result.loss_nats(selector, far, level=level, sinks=sinks) <= most
-        ways = {"at_k": enough, "k_or_fewer": np.logical_or.accumulate(enough, axis=1)}
-        for way, (column, k) in product(ways, enumerate(result.ks)):
-            keys = {
-                "name": way,
-                "level": level,
-                "sinks": sinks,
-                "selector": selector,
-                "far_context": far,
-                "k": k,
-            }
-            rows.append(keys | vars(bootstrap.ratio_interval(ways[way][:, column], np.ones(len(over)))))
-    return pd.DataFrame(rows)
-
-
-def chosen(result, which, tau_nats):
+def chosen(result: Result, which: np.ndarray, tau_nats: float) -> Result:
     """The same measurement with other targets in the place of those over tau, as far as tokens were chosen for them.
 
     ``provenance["without_choices"]``: for how many none were.
@@ -190,7 +81,7 @@ def chosen(result, which, tau_nats):
     )
 
 
-def by_half(result, losses):
+def by_half(result: Result, losses: pd.DataFrame) -> Result:
     """Targets that the odd half of their far context gives more than 1 nat, whatever the whole gives; see halves.py."""
     places = result.targets[["text", "position"]].merge(
         losses, on=["text", "position"], how="left", validate="1:1"
@@ -199,45 +90,45 @@ def by_half(result, losses):
     return chosen(result, gains, 0.1)
 
 
-def sinks_add(result):
-    """Tidy: how much more is recovered as cache with four sinks than without, paired, by selector and k."""
-    over = result.targets.iloc[result.over]
-    bootstrap, gain, rows = ClusterBootstrap.of(over), result.gain_nats[result.over].astype(float), []
-    for selector, far in product(result.selectors, result.far_contexts):
-        with_sinks, without = (result.loss_nats(selector, far, level="cache", sinks=n) for n in (4, 0))
-        for k, more in zip(result.ks, (without - with_sinks).astype(float).T, strict=True):
-            interval = vars(bootstrap.interval(bootstrap.ratio(more, gain)))
-            keys = {"name": "sinks_add", "selector": selector, "far_context": far, "k": k}
-            rows.append(keys | interval)
-    return pd.DataFrame(rows)
-
-
-def near(result, k=4, tokens=38):
+def near(result: Result, k: int = 4, tokens: int = 38) -> pd.DataFrame:
     """Tidy: the share of the first selector's k tokens that are among the far tokens nearest to the block."""
-    bootstrap, rows = ClusterBootstrap.of(result.targets.iloc[result.over]), []
-    levels = result.choices[["level", "sinks"]].drop_duplicates().itertuples(index=False)
-    for (level, sinks), far in product(levels, result.far_contexts):
-        columns = result.selected(result.selectors[0], far, level=level, sinks=sinks)[:, :k]
-        count = (columns >= result.n_far - tokens).sum(axis=1)
-        interval = vars(bootstrap.ratio_interval(count, np.full(len(count), k)))
-        rows.append({"name": "near", "level": level, "sinks": sinks, "far_context": far} | interval)
+    rows = []
+    for measured in Measured.of_levels(result):
+        for far in measured.far_contexts:
+            columns = measured.of_choices("selected", measured.selectors[0], far)[:, :k]
+            count = (columns >= result.n_far - tokens).sum(axis=1)
+            rows.append({"name": "near", **measured.level, "far_context": far, **measured.ratio(count, k)})
     return pd.DataFrame(rows)
 
 
-def at_ks(result, ks):
+def net_differences(result: Result) -> pd.DataFrame:
+    """`numbers.differences` of net recovery at every k, without the best of all selectors."""
+    of_ks = pd.concat([numbers.differences(result, k=k, far_context="net") for k in result.ks])
+    in_order = of_ks.sort_values([*LEVEL, "k"], kind="stable", key=lambda column: pd.factorize(column)[0])
+    return in_order[in_order["second"] != BEST]
+
+
+def sinks_add(result: Result) -> pd.DataFrame:
+    """What four sinks add to what is recovered as cache, paired, in the true far context and in the placebo."""
+    frame = comparisons.level_differences(result, WITH_SINKS, WITHOUT_SINKS)
+    return frame[frame["far_context"] != "net"]
+
+
+def at_ks(result: Result, ks: Sequence[int]) -> Result:
     """The same measurement with fewer counts of tokens."""
     columns = [result.ks.index(k) for k in ks]
     choices = result.choices.assign(
-        selected=[each[: max(ks)] for each in result.choices["selected"]],
-        influence=[each[: max(ks)] for each in result.choices["influence"]],
-        loss_nats=[each[columns] for each in result.choices["loss_nats"]],
+        selected=[row[: max(ks)] for row in result.choices["selected"]],
+        influence=[row[: max(ks)] for row in result.choices["influence"]],
+        loss_nats=[row[columns] for row in result.choices["loss_nats"]],
     )
     return replace(result, settings=result.settings.but(ks=list(ks)), choices=choices)
 
 
-def of_both_seeds(first, second):
+def of_both_seeds(first: Result, second: Result) -> Result:
     """The targets of two draws as one measurement with the counts of the first; none twice."""
-    second, place = at_ks(second, first.ks), ["text", "position"]
+    second = at_ks(second, first.ks)
+    place = ["text", "position"]
     drawn = pd.MultiIndex.from_frame(first.targets[place])
     new = second.targets[~pd.MultiIndex.from_frame(second.targets[place]).isin(drawn)]
     behind = first.targets["target_id"].max() + 1
@@ -247,25 +138,27 @@ def of_both_seeds(first, second):
     return replace(first, targets=targets, choices=stacked([first.choices, choices]))
 
 
-def beside(one, other):
+def beside(one: Result, other: Result) -> Result:
     """The choices of both at the targets and counts of the other, so that they are compared in pairs."""
-    one, ids = at_ks(one, other.ks), other.targets["target_id"]
+    one = at_ks(one, other.ks)
+    ids = other.targets["target_id"]
     settings = one.settings.but(selectors=[*one.selectors, *other.selectors])
     choices = stacked([one.choices[one.choices["target_id"].isin(ids)], other.choices])
     return replace(other, settings=settings, choices=choices)
 
 
-def cells():
+def cells(records: Path) -> dict[str, Result]:
     """The measurements of this study by name, with what is compared of several."""
-    study = load_study(HERE)
-    first, second, screened = (
-        study.get(f"smollm2-{name}-n256") for name in ("releases", "releases-seed-1", "screened")
-    )
+    study = load_study(records)
+    first = study.get("smollm2-releases-n256")
+    second = study.get("smollm2-releases-seed-1-n256")
+    screened = study.get("smollm2-screened-n256")
     if first and screened:
         study["smollm2-screened-n256"] = beside(first, screened)
-    joined, screened = (study.get(f"smollm2-joined-{name}n4096") for name in ("", "screened-"))
-    if joined and screened:
-        study["smollm2-joined-screened-n4096"] = beside(screened, at_ks(joined, screened.ks))
+    joined = study.get("smollm2-joined-n4096")
+    of_joined = study.get("smollm2-joined-screened-n4096")
+    if joined and of_joined:
+        study["smollm2-joined-screened-n4096"] = beside(of_joined, at_ks(joined, of_joined.ks))
     for name in [name for name in study if "tau-0.1" in name]:
         weak = study.pop(name)
         gain = weak.gain_nats
@@ -278,12 +171,12 @@ def cells():
     return study
 
 
-def brackets(model):
+def brackets(model: str) -> None:
     """Print the recovery of targets of nothing but brackets; MODEL gives the text of a token."""
     from analysis.open_model import open_model
 
     decode = open_model(model).decoder.pieces
-    for cell, result in cells().items():
+    for cell, result in cells(HERE).items():
         if cell.removeprefix("smollm2-") not in SMOLLM2:
             continue
         texts = [decode([token])[0].strip() for token in result.targets["token"]]
@@ -296,45 +189,120 @@ def brackets(model):
             print(show(numbers.recovery(of_brackets), across="far_context", digits=0))
 
 
-def main():
-    """Print all tables of every cell, and draw its figure."""
-    for cell, result in cells().items():
-        tau = f"{result.settings.choices.tau_nats:g} nats"
-        targets = f"{len(result.over)} of {len(result.targets):,} targets over {tau}"
-        if without := result.provenance.get("without_choices"):
-            targets += f"; for {without} more no token was chosen"
-        print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
-        for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
-            print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-        if "tau-0.1" in cell:
-            print("\n" + show(within(result), across="k", digits=0, title=cell))
-            print("\n" + show(sinks_add(result), across="k", digits=0, title=cell))
-            continue
-        for what in (
-            numbers.kinds,
-            numbers.tokens_needed,
-            numbers.differences,
-            numbers.distances,
-            numbers.placebos,
-        ):
-            tidy = what(result)
-            if "far_context" in tidy and what is not numbers.placebos:
-                tidy = tidy[tidy["far_context"].fillna("true") == "true"]
-            if len(tidy):
-                print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
-        if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
-            print("\n" + show(held_by_few(result), title=f"{cell}, by {result.selectors[0]}"))
-            print("\n" + show(within(result), across="k", digits=0, title=cell))
-            print("\n" + show(near(result), title=cell))
-            if len(result.selectors) > 1:
-                print("\n" + show(kept_by_others(result), across="k", title=cell))
-                print("\n" + show(net_differences(result), across="k", digits=0, title=cell))
-        if "same-group" in result.far_contexts:
-            print("\n" + show(beyond_same_group(result), title=cell))
-        if cell in FIGURES:
-            save_figure(levels_figure(result), HERE, f"{cell}.png")
+def print_cell(cell: str, result: Result) -> None:
+    """Print all tables of a cell."""
+    tau = f"{result.settings.choices.tau_nats:g} nats"
+    targets = f"{len(result.over)} of {len(result.targets):,} targets over {tau}"
+    if without := result.provenance.get("without_choices"):
+        targets += f"; for {without} more no token was chosen"
+    shares = comparisons.by_tau(numbers.shares, result, TAUS)
+    shares = shares[shares["name"].isin(SHARES)]
+    print("\n" + show(shares, across="tau_nats", title=f"{cell}: {targets}"))
+    for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
+        print("\n" + show(recovery, across="far_context", digits=0, title=cell))
+    if "tau-0.1" in cell:
+        print("\n" + show(comparisons.within(result), across="k", digits=0, title=cell))
+        print("\n" + show(sinks_add(result), across="k", digits=0, title=f"{cell}, sinks add"))
+        return
+    for what in (
+        numbers.kinds,
+        numbers.tokens_needed,
+        numbers.differences,
+        numbers.distances,
+        numbers.placebos,
+    ):
+        tidy = what(result)
+        if "far_context" in tidy and what is not numbers.placebos:
+            tidy = tidy[tidy["far_context"].fillna("true") == "true"]
+        if len(tidy):
+            print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
+    if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
+        print("\n" + show(comparisons.held_by_few(result), title=f"{cell}, held by few"))
+        print("\n" + show(comparisons.within(result), across="k", digits=0, title=cell))
+        print("\n" + show(near(result), title=cell))
+        if len(result.selectors) > 1:
+            print("\n" + show(comparisons.overlaps(result), across="k", title=f"{cell}, the same tokens"))
+            differences = net_differences(result)
+            print("\n" + show(differences, across="k", digits=0, title=f"{cell}, net recovery less that of"))
+    if "same-group" in result.far_contexts:
+        title = f"{cell}, elsewhere in the document"
+        print("\n" + show(comparisons.elsewhere(result), across="k", title=title))
+
+
+def print_sinks(cell: str, result: Result) -> None:
+    """Print which share of four chosen tokens is another where sinks are not kept by themselves."""
+    chosen_at = [Measured(at_level(result, level)) for level in (WITH_SINKS, WITHOUT_SINKS)]
+    for selector in chosen_at[0].selectors:
+        columns = [one.of_choices("selected", selector, "true")[:, :4] for one in chosen_at]
+        others = 4 - np.rint(4 * numbers.overlap(*columns))
+        interval = chosen_at[0].ratio(others, 4)
+        frame = pd.DataFrame([{"name": "other tokens", "selector": selector, **interval}])
+        print("\n" + show(frame, title=cell))
+
+
+def print_neighbors(result: Result) -> None:
+    """Print how many tokens the first four choices are with the token before and the one behind."""
+    measured = Measured(at_level(result, {"level": "text", "unit": "three", "sinks": 0}))
+    selected = measured.of_choices("selected", "leave-one-out-kl", "true")[:, :4].astype(int)
+    numbers_of_tokens = [
+        len(
+            {
+                place
+                for column in row
+                for place in (column - 1, column, column + 1)
+                if 0 <= place < result.n_far
+            }
+        )
+        for row in selected
+    ]
+    print(f"\nfour choices with their neighbors: {np.mean(numbers_of_tokens):.1f} tokens on average")
+
+
+def print_loss_by_position(records: Path) -> None:
+    """Print what YaRN costs up to 8,192 tokens, and its loss in the last bin without celery, whose log stands twice."""
+    rows = LossByPosition.load(records / "length").rows
+    rows = rows[rows["name"] == "loss_nats"]
+    inside = rows[rows["to_tokens"] <= 8192].groupby(["text", "group", "number"])[["sum", "count"]].sum()
+    of_models = inside.unstack("number").reset_index()
+    bootstrap = ClusterBootstrap(of_models["text"].to_numpy(), groups=of_models["group"].to_numpy())
+    draws = [
+        bootstrap.ratio(of_models["sum", number].to_numpy(float), of_models["count", number].to_numpy(float))
+        for number in (0, 1)
+    ]
+    cost = {"name": "YaRN less none, up to 8,192", **vars(bootstrap.interval(draws[1] - draws[0]))}
+    print("\n" + show(pd.DataFrame([cost]), percent=False, title="loss by position [nats]"))
+    last = rows[(rows["number"] == 1) & (rows["to_tokens"] == rows["to_tokens"].max())]
+    last = last[last["group"] != "celery"]
+    print(f"\nYaRN, the last bin, without celery: {last['sum'].sum() / last['count'].sum():.2f} nats")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all tables of every cell, and draw the figures where a folder for them is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=("brackets", "collect"), metavar="COMMAND")
+    parser.add_argument("of", nargs="?", metavar="MODEL or RUNS")
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    figures = "folder to draw the figures into (default: none are drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    given = parser.parse_args(arguments)
+    if given.command:
+        {"brackets": brackets, "collect": collect}[given.command](given.of)
+        return
+    for cell, result in cells(given.records).items():
+        print_cell(cell, result)
+        if cell.endswith(", over 1 nat"):
+            print_sinks(cell, result)
+        if cell == "smollm2-units-n256":
+            print_neighbors(result)
+        if given.figures and cell in FIGURES:
+            figure = levels_figure(result)
+            assert figure is not None, f"{cell} was given back in one way"
+            save_figure(figure, given.figures, f"{cell}.png")
+    print_loss_by_position(given.records)
 
 
 if __name__ == "__main__":
-    command, given = sys.argv[1:2], sys.argv[2:]
-    {"collect": collect, "brackets": brackets}[command[0]](*given) if command else main()
+    main()

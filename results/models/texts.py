@@ -22,6 +22,7 @@ import re
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Callable
 from datetime import date, datetime
 from operator import itemgetter
 from pathlib import Path
@@ -73,7 +74,9 @@ def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile() and LOGS.search(member.name) and not OTHERS.search(member.name):
-                    text = archive.extractfile(member).read().decode("utf8", errors="replace")
+                    log = archive.extractfile(member)
+                    assert log is not None, member.name
+                    text = log.read().decode("utf8", errors="replace")
                     later = later_part(text, date.fromisoformat(after))
                     if len(later) >= SHORTEST_TEXT:
                         texts.append({"text": later, "url": f"{path.name}/{member.name}", "group": package})
@@ -133,6 +136,10 @@ def write(texts: list[dict[str, str]], out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"releases": releases, "one-each": one_each, "joined": joined, "library": library}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    commands: dict[str, Callable[..., None]] = {
+        "releases": releases,
+        "one-each": one_each,
+        "joined": joined,
+        "library": library,
+    }
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -9,15 +9,18 @@ same targets, whose losses are compared. A unit takes the place of its first tok
 collect` adds them to the study. The same command goes on after an interruption.
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import load
+from analysis import Result, load
 from analysis.contexts import placebo_contexts
 from analysis.engine import Engine
 from analysis.measurement import RESULT_NAME
@@ -34,13 +37,13 @@ UNITS, KS = {"units": ["text/word", "text/three", "cache:4/word"], "sinks": ["ca
 EXACT = SELECTORS[:1]
 
 
-def recorded(rows, count):
+def recorded(rows: pd.DataFrame, count: int) -> Selection:
     """The first tokens of recorded choices, as a selector gives them."""
     columns = np.stack(rows["selected"])[:, :count].astype(np.int64)
     return Selection(columns, np.zeros(columns.shape))
 
 
-def as_units(engine, part):
+def as_units(engine: Engine, part: Result) -> pd.DataFrame:
     """Rows of choices: what was chosen as tokens, given back as other units, and L_k of these."""
     over, rows = part.targets[part.targets["over_tau"]], []
     of_tokens = part.choices[(part.choices["level"] == "text") & (part.choices["unit"] == "token")]
@@ -65,7 +68,7 @@ def as_units(engine, part):
     return stacked(rows)
 
 
-def main(what, model, texts, run, out):
+def main(what: str, model: str, texts: str, run: str, out: str) -> None:
     """Measure, batch by batch."""
     made, loaded = provenance(), open_model(model)
     made["created"] = made.pop("started")
@@ -75,7 +78,7 @@ def main(what, model, texts, run, out):
     assert (before.texts.sha256, before.model.sha256) == (source.sha256, loaded.sha256), "another run"
     drawing = asdict(before.contexts)
     places = sample_targets(source, before.targets_requested, same_group=True, **drawing)
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "units": {"selectors": list(SELECTORS), "give_back": UNITS["units"], "ks": KS},
         "sinks": {"give_back": UNITS["sinks"]},
         "same-group": {"selectors": list(EXACT), "far_contexts": ["same-group"]},

@@ -19,12 +19,12 @@ from analysis.synthetic.exact_match import describe, load, pool
 from analysis.synthetic.figure1 import SPAN, TASKS
 
 HERE = Path(__file__).parent
-LOOKS = {
+LOOKS: dict[str, style.Look] = {
     "wrong_token": {"label": "wrong token", "facecolor": "#56B4E9", "hatch": ""},
     "wrong_id": {"label": "wrong id", "facecolor": "#F0D060", "hatch": "////"},
     "wrong_stop": {"label": "stops too early or late", "facecolor": "0.55", "hatch": "...."},
 }
-EDGES = {"edgecolor": "0.25", "linewidth": 0.4}
+EDGES: style.Look = {"edgecolor": "0.25", "linewidth": 0.4}
 
 
 def errors_figure(points):

@@ -1,6 +1,7 @@
 """The bound of Theorem 4.3 on the error at lengths beyond the trained ones (docs/method.md, 3.6).
 
     python results/theory/bound.py ROWS OUT [FOLDER...]
+    python results/theory/bound.py --errors ROWS FOLDER...    prints the expected errors, fits and writes nothing
 
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)
@@ -52,10 +53,16 @@ from olmo_sparsity.util.files import read_json
 TESTED = ["task", "k_train", "model", "k"]
 """Models that are alike in these differ in L (and L_local with it) alone: one constant for all of them."""
 OF_LENGTH = ("train_length", "test_length", "locality", "k_test")
-LIMIT = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
-FITTED = {"color": "0.45", "linestyle": ":", "linewidth": 1, "label": "c is from the lengths up to this"}
-THEOREM = {"linestyle": (0, (6, 2)), "linewidth": 1.1, "label": "Theorem 4.3: c L L′² δ"}
-IMPROVED = {"linestyle": (0, (1, 1)), "linewidth": 1.1, "label": "improved: c (L′/L)² δ"}
+LIMIT: style.Look = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
+ERROR_COLUMNS = ["model", "k_train", "k", "length", "seeds", "error", "error_low", "error_high"]
+FITTED: style.Look = {
+    "color": "0.45",
+    "linestyle": ":",
+    "linewidth": 1,
+    "label": "c is from the lengths up to this",
+}
+THEOREM: style.Look = {"linestyle": (0, (6, 2)), "linewidth": 1.1, "label": "Theorem 4.3: c L L′² δ"}
+IMPROVED: style.Look = {"linestyle": (0, (1, 1)), "linewidth": 1.1, "label": "improved: c (L′/L)² δ"}
 
 # --- numbers ---
 
@@ -286,7 +293,12 @@ def main():
     parser.add_argument("rows", metavar="ROWS")
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("folders", metavar="FOLDER", nargs="*")
+    parser.add_argument("--errors", action="store_true", help="print the errors of all points, and no bound")
     given = parser.parse_args()
+    if given.errors:
+        points = with_errors(load([given.rows], [str(given.out), *given.folders]))
+        print(points[ERROR_COLUMNS].to_string(index=False))
+        return
     points = with_errors(load([given.rows], given.folders))
     planted = points[points["k_train"] > 0]
     errors = errors_frame(planted)

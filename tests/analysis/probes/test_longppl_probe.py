@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from analysis.model.token_losses import TokenLosses
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes import longppl
-from analysis.probes.longppl import LongPPLProbe, target_losses
+from analysis.probes.longppl import LongPPL, LongPPLProbe, target_losses
 from analysis.probes.segments import Segments, sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
@@ -127,3 +128,19 @@ def test_without_key_tokens_longppl_is_undefined(tmp_path):
     saved = json.loads(measured.save(tmp_path).read_text())
     undefined = {"model": "model 1", "name": "longppl", "value": None, "low": None, "high": None}
     assert undefined in saved["numbers"] and saved["settings"] == measured.settings
+
+
+def test_an_older_format_is_refused_in_one_line(tmp_path):
+    measured = PROBE.measure(model_of("llama"), TEXTS, **HOW)
+    path = measured.save(tmp_path)
+    content = json.loads(path.read_text())
+    for name in ("models", "provenance"):
+        del content[name]
+    path.write_text(json.dumps(content))
+    with refused(r"longppl\.json is of an older format, without models, provenance; measure again"):
+        LongPPL.load(tmp_path)
+
+
+def test_the_record_of_the_books_is_refused_in_one_line():
+    with refused("of an older format, without models"):
+        LongPPL.load(Path(__file__).parents[3] / "results" / "books" / "longppl")

@@ -1,0 +1,420 @@
+"""Numbers that compare: selectors, far contexts, ways of keeping, thresholds, and two results with each other.
+
+They are functions of results that give tidy frames with 95 % intervals, as those of `analysis.stats.numbers`, and rest
+on the same resamples. The scripts of studies in `results/` print them. Differences are paired: both numbers are
+computed in every resample, and subtracted there.
+
+    overlaps                   how many of a selector's tokens another one chooses, too, beside chance
+    within                     how many targets come close to L_long, from k tokens or from k at most
+    held_by_few                the share of the gain of all targets that those hold whose gain k tokens give back
+    elsewhere                  what the same document gives elsewhere, net of another document's
+    distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
+    level_differences          kept in one way, less in another: words and tokens, with sinks and without
+    by_tau                     any frame at several thresholds
+    with_equal_groups          shares and gains in which no group weighs more than another
+    result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
+    persistence_between        what is left under another run of the gain that targets were chosen for
+    result_differences         one result less another, of the same targets or of others
+
+Shapes: n sampled targets, m of them over tau with finished choices, K values of k, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.measurement import Measurement
+from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap
+from analysis.stats.numbers import ENOUGH_NATS, NUMBERS, SHARE_NEEDED, Frame, distances, overlap
+from analysis.stats.recovery import (
+    KEPT_AS_COLUMNS,
+    NET,
+    PLACEBO,
+    TRUE,
+    Measured,
+    Row,
+    choose_k,
+    default_selector,
+    of_one_way,
+    over_tau_column,
+    selecting_gain_nats,
+)
+from analysis.stats.tables import INTERVAL
+from olmo_sparsity.util.errors import UserError
+
+SAME_GROUP = "same-group"
+"""The far context from elsewhere in the target's group."""
+
+
+def overlaps(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """The share of the default selector's first k tokens that are among the first k of every other selector.
+
+    Columns: level, unit, sinks, first, second, k, chance (k / F: what two random choices share), value, low, high.
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        first = default_selector(measured.selectors)
+        chosen = measured.of_choices("selected", first, TRUE)
+        for second, k in product(measured.selectors, measured.ks):
+            if second == first:
+                continue
+            others = measured.of_choices("selected", second, TRUE)
+            shared = overlap(chosen[:, :k], others[:, :k]) * k
+            keys = {"first": first, "second": second, "k": k, "chance": k / measured.result.n_far}
+            yield keys | measured.ratio(np.rint(shared), k)
+
+    return _of_all_ways(result, rows_of, ("first", "second", "k", "chance"), resamples, seed)
+
+
+def within(
+    result: Measurement, nats: float = ENOUGH_NATS, *, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """The share of the targets over tau whose loss given k tokens is at most ``nats`` above L_long.
+
+    Columns: level, unit, sinks, name, selector, far_context ("true" and "placebo"), k, value, low, high. Names: at_k;
+    k_or_fewer (from k tokens, or a smaller measured k: the targets whose smallest sufficient k is at most k).
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        most = measured.long_nats[:, None] + nats
+        for selector, context in product(measured.selectors, measured.far_contexts):
+            enough = measured.losses[selector, context] <= most
+            ways = {"at_k": enough, "k_or_fewer": np.logical_or.accumulate(enough, axis=1)}
+            for name, of_targets in ways.items():
+                for k, at_k in zip(measured.ks, of_targets.T, strict=True):
+                    keys = {"name": name, "selector": selector, "far_context": context, "k": k}
+                    yield keys | measured.ratio(at_k)
+
+    return _of_all_ways(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
+
+
+def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Σ gain over the targets that have `SHARE_NEEDED` of it from k tokens or fewer / Σ gain over all targets.
+
+    Of the default selector; losses of other targets count, so it may exceed 1. Columns: level, unit, sinks, selector,
+    far_context ("true" and "placebo"), k, value, low, high.
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        selector = default_selector(measured.selectors)
+        gains = measured.gain_nats
+        for context in measured.far_contexts:
+            saved = measured.short_nats[:, None] - measured.losses[selector, context]
+            reached = np.logical_or.accumulate(saved >= SHARE_NEEDED * gains[:, None], axis=1)
+            for k, at_k in zip(measured.ks, reached.T, strict=True):
+                of_few = measured.column(np.where(at_k, gains, 0.0))
+                draws = measured.bootstrap.ratio(of_few, measured.result.gain_nats)
+                yield {"selector": selector, "far_context": context, "k": k, **measured.interval(draws)}
+
+    return _of_all_ways(result, rows_of, ("selector", "far_context", "k"), resamples, seed)
+
+
+def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """What tokens of another place of the same group recover, of the targets that have one; no rows without any.
+
+    Columns: level, unit, sinks, name, selector, k, value, low, high. Names:
+
+        net               recovery there less that in the placebo where it is positive: what a group repeats
+        true_less_there   recovery in the true far context less that there: what the group does not repeat
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        if not {SAME_GROUP, PLACEBO} <= set(measured.result.far_contexts):
+            return
+        for selector in measured.selectors:
+            members = np.isfinite(measured.losses[selector, SAME_GROUP]).all(axis=1)
+            draws = measured.recoveries(selector, members, (TRUE, PLACEBO, SAME_GROUP))
+            there = draws[SAME_GROUP]
+            net = there - np.maximum(draws[PLACEBO], 0.0)
+            for k in measured.ks if members.any() else ():
+                interval = measured.at_k(net, k)
+                for bound in ("low", "high"):  # no bound of a net value exceeds that of the recovery
+                    interval[bound] = float(np.minimum(interval[bound], measured.at_k(there, k)[bound]))
+                yield {"name": "net", "selector": selector, "k": k, **interval}
+                difference = measured.at_k(draws[TRUE] - there, k)
+                yield {"name": "true_less_there", "selector": selector, "k": k, **difference}
+
+    return _of_all_ways(result, rows_of, ("name", "selector", "k"), resamples, seed)
+
+
+def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFrame:
+    """`numbers.distances` divided by its column uniform: 1 where chosen tokens are as frequent as random ones.
+
+    Columns and ``options``: those of `numbers.distances`, without uniform.
+    """
+    frame = distances(result, **options)
+    for column in INTERVAL:
+        frame[column] /= frame["uniform"]
+    return frame.drop(columns="uniform")
+
+
+def level_differences(
+    result: Measurement,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Recovery at one level less that at another, of the selectors that have both, paired.
+
+    Args:
+        first, second: level, unit and sinks, see `analysis.kept`, such as {"level": "cache", "unit": "token", "sinks":
+            4}.
+
+    Columns: selector, far_context ("true", "placebo" and "net"), k, value, low, high. Raises `UserError` for a level
+    that was not measured.
+    """
+    there = result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
+    for level in (first, second):
+        if dict(level) not in there:
+            raise UserError(f"{dict(level)} was not measured; choose among {', '.join(map(str, there))}")
+    bootstrap = {"resamples": resamples, "seed": seed}
+    of_first, of_second = (Measured(of_one_way(result, level), **bootstrap) for level in (first, second))
+    rows: list[Row] = []
+    for selector in of_first.selectors:
+        if selector in of_second.selectors:
+            minuend, subtrahend = (measured.recoveries(selector) for measured in (of_first, of_second))
+            for context, draws in minuend.items():
+                difference = draws - subtrahend[context]
+                rows += of_first.rows(difference, selector=selector, far_context=context)
+    return pd.DataFrame(rows, columns=["selector", "far_context", "k", *INTERVAL])
+
+
+def by_tau(frame: Frame, result: Measurement, taus_nats: Iterable[float], **options: Any) -> pd.DataFrame:
+    """A frame of `analysis.stats.numbers`, such as `recovery`, at several thresholds, with a column tau_nats.
+
+    Raises `UserError` for a tau below that of the result: of recoveries, as no tokens were chosen for the further
+    targets, and of all numbers where the result keeps mean losses of them.
+    """
+    taus_nats = list(taus_nats)
+    measured_nats = result.settings.choices.tau_nats
+    if NUMBERS[frame.__name__].of_choices and min(taus_nats) < measured_nats:
+        raise UserError(
+            f"{frame.__name__} at tau {min(taus_nats):g}: tokens were chosen for targets over {measured_nats:g} nats; "
+            "give a higher tau"
+        )
+    frames = [frame(at_tau(result, tau), **options).assign(tau_nats=float(tau)) for tau in taus_nats]
+    return pd.concat(frames, ignore_index=True)
+
+
+def at_tau(result: Measurement, tau_nats: float) -> Measurement:
+    """The result with another threshold: its targets over it, under the model that selects, and their choices."""
+    if tau_nats < result.settings.choices.tau_nats and result.settings.losses_not_over_tau is not None:
+        raise UserError(
+            f"tau {tau_nats:g} is below that of the result, {result.settings.choices.tau_nats:g}, which keeps mean "
+            "losses of targets not over tau; give a higher tau"
+        )
+    targets = result.targets.assign(over_tau=selecting_gain_nats(result) > tau_nats)
+    return replace(
+        result,
+        settings=result.settings.but(tau_nats=tau_nats),
+        targets=targets,
+        choices=_choices_of(result.choices, targets[targets["over_tau"]]),
+        runs=tuple(at_tau(run, tau_nats) for run in result.runs),
+    )
+
+
+def with_equal_groups(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Means over targets in which every group has the same weight, in every run.
+
+    Columns: name (share_over_tau, gain_nats), value, low, high. Raises `UserError` where texts have no groups.
+    """
+    if "group" not in result.targets:
+        raise UserError("the texts of this result have no groups; give texts with a field for the group")
+    bootstrap = ClusterBootstrap.of(result.targets, resamples=resamples, seed=seed)
+    weight = group_weights(result.targets)
+    numbers = {"share_over_tau": over_tau_column(result), "gain_nats": result.gain_nats}
+    rows = [
+        {"name": name, **asdict(bootstrap.ratio_interval(weight * values, weight))}
+        for name, values in numbers.items()
+    ]
+    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+
+
+def group_weights(targets: pd.DataFrame) -> np.ndarray:
+    """1 / the number of targets of the same group (and run), (n,)."""
+    keys = [name for name in ("run", "group") if name in targets]
+    return 1 / targets.groupby(keys)["text"].transform("size").to_numpy(np.float64)
+
+
+def result_overlaps(
+    first: Measurement, second: Measurement, *, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """The share of the first k tokens that one model chooses that another chooses, too, kept as by `of_one_way`.
+
+    Of the targets over tau under both, n_targets. Columns: selector, far_context ("true" and "placebo"), n_targets, k,
+    chance (k / F), value, low, high. Raises `UserError` where the two were measured on different targets.
+    """
+    refuse_other_targets(first, second)
+    bootstrap = {"resamples": resamples, "seed": seed}
+    of_first, of_second = Measured(first, **bootstrap), Measured(second, **bootstrap)
+    over, *rows_of_both = np.intersect1d(of_first.over, of_second.over, return_indices=True)
+    one = np.zeros(len(first.targets))
+    one[over] = 1.0
+    rows: list[Row] = []
+    selectors = [name for name in of_first.selectors if name in of_second.selectors]
+    for selector, context in product(selectors, of_first.far_contexts):
+        chosen = [
+            measured.of_choices("selected", selector, context)[of_both]
+            for measured, of_both in zip((of_first, of_second), rows_of_both, strict=True)
+        ]
+        for k in sorted({*of_first.ks} & {*of_second.ks}):
+            shared = np.zeros(len(first.targets))
+            shared[over] = np.rint(overlap(chosen[0][:, :k], chosen[1][:, :k]) * k)
+            keys = {"selector": selector, "far_context": context, "n_targets": len(over), "k": k}
+            rows.append(keys | {"chance": k / first.n_far} | of_first.ratio_of_all(shared, k * one))
+    columns = ["selector", "far_context", "n_targets", "k", "chance", *INTERVAL]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def refuse_other_targets(first: Measurement, second: Measurement) -> None:
+    """Raise `UserError` where two results were not measured on the same targets."""
+    place = ["text", "position"]
+    if not first.targets[place].equals(second.targets[place]):
+        raise UserError("the results were measured on different targets; measure one of them again")
+
+
+def persistence_between(runs: Sequence[Measurement], *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """What another run leaves of the gain of targets over tau under one; means over all ordered pairs.
+
+    Columns: name, value, low, high, by group for the runs at hand. Names: share_still_over_tau; where no losses
+    are means, selecting_gain_nats and gain_nats (mean gain under the one that selects and under the other). Raises
+    `UserError` where the runs were measured on different targets.
+    """
+    for run in runs[1:]:
+        refuse_other_targets(runs[0], run)
+    bootstrap = ClusterBootstrap.of(runs[0].targets, resamples=resamples, seed=seed)
+    pairs = list(permutations(runs, 2))
+    sums = {
+        "share_still_over_tau": sum(over_tau_column(one) * over_tau_column(other) for one, other in pairs)
+    }
+    if all(run.settings.losses_not_over_tau is None for run in runs):
+        sums["selecting_gain_nats"] = sum(over_tau_column(one) * one.gain_nats for one, _ in pairs)
+        sums["gain_nats"] = sum(over_tau_column(one) * other.gain_nats for one, other in pairs)
+    over = np.sum([over_tau_column(one) for one, _ in pairs], axis=0)
+    rows = [
+        {"name": name, **asdict(bootstrap.interval(bootstrap.ratio(above, over)))}
+        for name, above in sums.items()
+    ]
+    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+
+
+def result_differences(
+    first: Measurement,
+    second: Measurement,
+    *,
+    selectors: tuple[str, str] | None = None,
+    k: int | Sequence[int] | None = None,
+    confidence: float = CONFIDENCE,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Numbers of the first result less those of the second, of the runs at hand.
+
+    Groups (without groups: texts) that both were measured on are left out, or drawn, of both at once: on the same
+    targets the difference is paired, on other texts the two are independent.
+
+    Args:
+        selectors: that of the first and that of the second result; by default the default one of both.
+        k: of recovery; by default every k that both have.
+        confidence: of the intervals; Bonferroni's for several tests is 1 - 0.05 / tests.
+
+    Columns: name, far_context, k (of recovery), value, low, high. Names: loss_short_nats, loss_long_nats, gain_nats,
+    share_over_tau (of all targets); share_over_tau_equal_groups (see `with_equal_groups`; where both have groups);
+    recovery (far_context "true", and with a placebo "placebo" and "net").
+    """
+    results = (first, second)
+    if selectors is None:
+        selectors = (default_selector(first.selectors), default_selector(second.selectors))
+    ks = [k] if isinstance(k, int) else list(k or sorted({*first.ks} & {*second.ks}))
+    grouped = all("group" in result.targets for result in results)
+    bootstrap = _bootstrap_of_both(results, grouped, confidence=confidence, resamples=resamples, seed=seed)
+    sizes = [len(result.targets) for result in results]
+    padding = ((0, sizes[1]), (sizes[0], 0))
+    of_results = []
+    for result, selector, ends in zip(results, selectors, padding, strict=True):
+        draws = {
+            key: bootstrap.ratio(np.pad(above, ends), np.pad(below, ends))
+            for key, (above, below) in _sums(result, selector, ks, grouped).items()
+        }
+        for one in ks:
+            if ("recovery", PLACEBO, one) in draws:
+                placebo = np.maximum(draws["recovery", PLACEBO, one], 0.0)
+                draws["recovery", NET, one] = draws["recovery", TRUE, one] - placebo
+        of_results.append(draws)
+    rows = [
+        dict(zip(("name", "far_context", "k"), key, strict=True))
+        | asdict(bootstrap.interval(draws - of_results[1][key]))
+        for key, draws in of_results[0].items()
+        if key in of_results[1]
+    ]
+    return pd.DataFrame(rows, columns=["name", "far_context", "k", *INTERVAL])
+
+
+Key = tuple[str, str | None, int | None]
+"""Name, far context and k of a number."""
+
+
+def _sums(
+    result: Measurement, selector: str, ks: Sequence[int], grouped: bool
+) -> dict[Key, tuple[np.ndarray, np.ndarray]]:
+    """Numerator and denominator of every number of one result, (n,) both."""
+    targets = result.targets
+    one = np.ones(len(targets))
+    over = over_tau_column(result)
+    sums: dict[Key, tuple[np.ndarray, np.ndarray]] = {
+        ("loss_short_nats", None, None): (targets["loss_short_nats"].to_numpy(np.float64), one),
+        ("loss_long_nats", None, None): (targets["loss_long_nats"].to_numpy(np.float64), one),
+        ("gain_nats", None, None): (result.gain_nats, one),
+        ("share_over_tau", None, None): (over, one),
+    }
+    if grouped:
+        weight = group_weights(targets)
+        sums["share_over_tau_equal_groups", None, None] = (weight * over, weight)
+    measured = Measured(result)
+    gain = measured.column(measured.gain_nats)
+    for context, k in product(measured.far_contexts, ks):
+        losses = measured.losses[selector, context][:, measured.ks.index(choose_k(measured.ks, k))]
+        saved = np.nan_to_num(measured.short_nats - losses)
+        sums["recovery", context, k] = (measured.column(saved), gain)
+    return sums
+
+
+def _bootstrap_of_both(
+    results: tuple[Measurement, Measurement], grouped: bool, **options: Any
+) -> ClusterBootstrap:
+    """That of the targets of two results, one after the other; texts of other files are other texts."""
+    texts = [result.targets["text"].to_numpy() for result in results]
+    if results[0].settings.texts.sha256 != results[1].settings.texts.sha256:
+        texts[1] = texts[1] + texts[0].max() + 1
+    groups = None
+    if grouped:
+        groups = np.concatenate([result.targets["group"].to_numpy() for result in results])
+    return ClusterBootstrap(np.concatenate(texts), groups=groups, **options)
+
+
+def _of_all_ways(
+    result: Measurement,
+    rows_of: Callable[[Measured], Iterable[Row]],
+    names: tuple[str, ...],
+    resamples: int,
+    seed: int,
+) -> pd.DataFrame:
+    """The rows of every level of a result, as one frame."""
+    of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
+    rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
+    return pd.DataFrame(rows, columns=[*KEPT_AS_COLUMNS, *names, *INTERVAL])
+
+
+def _choices_of(choices: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the choices of these targets, in their order."""
+    keys = [name for name in ("run", "target_id") if name in choices and name in targets]
+    kept = pd.MultiIndex.from_frame(choices[keys]).isin(pd.MultiIndex.from_frame(targets[keys]))
+    return choices[kept]

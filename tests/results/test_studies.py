@@ -1,0 +1,249 @@
+"""Every script of results/ that prints numbers of a page, on a cut of its records: a renamed column must not pass.
+
+That the numbers are right is tested where they are computed, in `tests/analysis/stats/`.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import Result, load_study
+from analysis.measurement import save_study
+from analysis.stats import numbers
+from analysis.stats.comparisons import result_differences
+from analysis.stats.tables import interval_text
+
+RESULTS = Path(__file__).parents[2] / "results"
+GROUPS = 5
+"""A cut has so many groups or, without groups, texts; from four on there are intervals."""
+OVER, BELOW = 6, 2
+"""And of each, at most so many targets over tau in each cell, and so many others."""
+CUT = ("books", "languages", "length", "encodings", "demo")
+JSON = (
+    *(f"languages/{name}/length" for name in ("english", "french", "german", "spanish", "russian", "python")),
+    *(f"length/{name}" for name in ("ladder", "together")),
+    "encodings",
+    "encodings/length-mesa",
+)
+"""Folders of records of the probes, which are small and stay whole."""
+ENCODINGS = r"/(rope|pose|nope|alibi|fox),|control/"
+"""Of encodings: a correlation needs four models."""
+CELLS = tuple(
+    f"smollm2-{name}-n256" for name in ("releases", "releases-seed-1", "document", "units", "code-tau-0.1")
+)
+"""Of real models: one of each kind."""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records of all studies, cut: every cell, with few targets."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in JSON:
+        (folder / name).mkdir(parents=True)
+        for path in (RESULTS / name).glob("*.json"):
+            if path.name != "result.json":
+                shutil.copy(path, folder / name)
+        for path in (RESULTS / name).glob("length.parquet"):
+            shutil.copy(path, folder / name)
+    for name in CUT:
+        study = load_study(RESULTS / name)
+        if name == "encodings":
+            study = {cell: result for cell, result in study.items() if re.search(ENCODINGS, cell)}
+        save_study(folder / name, cut(study))
+    study = load_study(RESULTS / "models")
+    save_study(folder / "models", {cell: study[cell] for cell in CELLS})
+    for name in ("length", "planted", "policies"):
+        shutil.copytree(RESULTS / "models" / name, folder / "models" / name)
+    for path in (RESULTS / "models").glob("*.parquet"):
+        if path.name.startswith(("recent-", "halves-")):
+            shutil.copy(path, folder / "models")
+    return folder
+
+
+def cut(study: Mapping[str, Result]) -> dict[str, Result]:
+    """Few targets of every cell; those that were measured on the same targets keep the same."""
+    families: dict[bytes, list[str]] = {}
+    for cell, result in study.items():
+        places = result.targets[["text", "position"]].to_numpy().tobytes()
+        families.setdefault(places, []).append(cell)
+    smaller = {}
+    for cells in families.values():
+        kept = np.unique(np.concatenate([rows_of_cut(study[cell]) for cell in cells]))
+        for cell in cells:
+            result = study[cell]
+            targets = result.targets.iloc[kept].reset_index(drop=True)
+            chosen = result.choices["target_id"].isin(targets["target_id"])
+            choices = result.choices[chosen].reset_index(drop=True)
+            smaller[cell] = replace(result, targets=targets, choices=choices)
+    return {cell: smaller[cell] for cell in study}
+
+
+def rows_of_cut(result: Result) -> np.ndarray:
+    """Of the groups with most targets over tau, the first targets that are over it and that are not."""
+    targets = result.targets.reset_index(drop=True)
+    group = targets["group"] if "group" in targets else targets["text"]
+    largest = (
+        targets["over_tau"].groupby(group).sum().sort_values(ascending=False, kind="stable").index[:GROUPS]
+    )
+    rows = [
+        of_group[of_group["over_tau"] == over].index[:count].to_numpy()
+        for name, of_group in targets.groupby(group)
+        if name in set(largest)
+        for over, count in ((True, OVER), (False, BELOW))
+    ]
+    return np.concatenate(rows)
+
+
+@pytest.fixture
+def run(records: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a script prints, read from the cut; it draws no picture of a page."""
+
+    def output(script: str, *arguments: str, of: str = "") -> str:
+        folder = of or Path(script).parent.as_posix()
+        before = pictures()
+        module = import_module(f"results.{script.replace('/', '.')}")
+        module.main(["--records", str(records / folder), *arguments])
+        assert pictures() == before
+        return capsys.readouterr().out
+
+    def pictures() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*.png")}
+
+    return output
+
+
+def line_of(text: str, *parts: str) -> str:
+    """The one line that holds all of these."""
+    [line] = [line for line in text.splitlines() if all(part in line for part in parts)]
+    return line
+
+
+def test_books(run: Callable[..., str], records: Path) -> None:
+    printed = run("books/study")
+    study = load_study(records / "books")
+    assert "nan" not in printed
+    for cell in study:
+        assert f"\n{cell}: " in printed
+    both = Result.join([study["n128-m32-seed-1"], study["n128-m32-seed-2"]])
+    [net] = numbers.recovery(both, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
+    of_both = printed.split("n128-m32, both runs")[1]
+    assert f"leave-one-out-kl net k=4: {interval_text(net, percent=True, digits=0)} %" in of_both
+    assert printed.split("Seed 1 minus seed 2, paired\n")[1].count("leave-one-out-kl") == 15
+
+
+def test_languages(run: Callable[..., str], records: Path) -> None:
+    printed = run("languages/study", "--resamples", "1000")
+    study = load_study(records / "languages")
+    french = Result.join([study["french/seed-1"], study["french/seed-2"]])
+    [net] = numbers.recovery(french, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
+    assert interval_text(net, percent=True, digits=0) in line_of(printed, "french", " of ")
+    assert "python without multiprocessing and unittest" in printed
+    assert "times as frequent as under uniform choice" in printed
+
+
+def test_length(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
+    printed = run("length/study", "--figures", str(tmp_path))
+    one = load_study(records / "length")["influence/config=nope,seed=1"]
+    [share] = numbers.shares(one).query("name == 'share_over_tau'").to_dict("records")
+    assert f"over_tau {interval_text(share, percent=True)} %" in line_of(printed, "NoPE,", "suffice")
+    assert printed.count("(cross-fit)") == 8
+    drawn = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
+    assert drawn == ["schemes/joint.png", "sizes/joint.png", "sizes/ladder.png"]
+
+
+def test_encodings(
+    run: Callable[..., str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results.encodings.study.RESAMPLES", 20)
+    printed = run("encodings/study", "--figures", str(tmp_path))
+    study = load_study(records / "encodings")
+    control = Result.join([study[f"control/rope-512,seed={seed}"] for seed in (1, 2)])
+    [gain] = numbers.shares(control).query("name == 'gain_nats'").to_dict("records")
+    assert line_of(printed, "control", " gain_nats").endswith(f"gain_nats {interval_text(gain, digits=2)}")
+    assert len([line for line in printed.splitlines() if line.startswith("| RoPE ")]) == 2 * 12
+    assert line_of(printed, "all: net with the rise: ").endswith(", 5 models")
+    assert (tmp_path / "joint.png").is_file()
+
+
+def test_demo(run: Callable[..., str]) -> None:
+    printed = run("demo/study")
+    assert "of the first tokens of seed 6198, the share that seed 1 chooses, too" in printed
+    assert "rank correlation of losses on the same subsets, placebo: 0.26 [0.21, 0.31]" in printed
+
+
+def test_differences(run: Callable[..., str]) -> None:
+    printed = run("differences", of=".")
+    titles = ("languages, corrected for 10", "Python, corrected for 5", "books, corrected for 3")
+    for title in (*titles, "sizes, corrected for 6", "encodings, seed 1, corrected for 6"):
+        assert title in printed
+    assert "pose16 − rope" in printed
+    assert "demo: gain under the other [nats] " in printed
+
+
+def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
+    printed = run("models/study", "--figures", str(tmp_path))
+    study = load_study(records / "models")
+    document = study["smollm2-document-n256"]
+    [there] = numbers.placebos(document, selector="leave-one-out-kl", far_context="same-group", k=4).query(
+        "level == 'cache' and name == 'recovery'"
+    )["value"]
+    [placebo] = numbers.placebos(document, selector="leave-one-out-kl", far_context="placebo", k=4).query(
+        "level == 'cache' and name == 'recovery'"
+    )["value"]
+    of_document = printed.split("smollm2-document-n256, elsewhere in the document")[1]
+    assert f"{100 * (there - placebo):.1f} [" in of_document
+    assert "four choices with their neighbors: 9.7 tokens on average" in printed
+    assert "smollm2-code-tau-0.1-n256, by half, sinks add" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["smollm2-releases-n256.png"]
+
+
+@pytest.mark.parametrize(
+    "script, records_of, shown, drawn",
+    [
+        ("recent", "models", "smollm2, books, N 1024: from 33 to 128 tokens back", "recent.png"),
+        ("halves", "models", "even_over_tau_too", ""),
+        ("planted", "models/planted", "recall of nothing but the sentence", "planted.png"),
+        ("policies", "models/policies", "loss less that of attention", "policies.png"),
+    ],
+)
+def test_scripts_beside_real_models(
+    run: Callable[..., str], tmp_path: Path, script: str, records_of: str, shown: str, drawn: str
+) -> None:
+    arguments = ("--figures", str(tmp_path)) if drawn else ()
+    assert shown in run(f"models/{script}", *arguments, of=records_of)
+    assert [path.name for path in tmp_path.iterdir()] == ([drawn] if drawn else [])
+
+
+def test_four_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    import_module("results.models.four_bits").compare([])
+    assert "of four chosen tokens 94% are the same" in capsys.readouterr().out
+
+
+def test_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the whole records, which are small."""
+    import_module("results.synthetic.study").main([])
+    printed = capsys.readouterr().out
+    assert line_of(printed, "records/sparse/8/", " 150 ").split()[-3:] == ["15.9", "[0.4,", "31.4]"]
+    assert "scratchpad_parity/leave-one-out-kl/seed=1" in printed
+
+
+def test_a_renamed_column_is_noticed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame of differences, with another name for one of its columns."""
+    module = import_module("results.books.study")
+    study = load_study(records / "books")
+
+    def renamed(*results: Result, **options: Any) -> pd.DataFrame:
+        return result_differences(*results, **options).rename(columns={"far_context": "context"})
+
+    monkeypatch.setattr(module, "result_differences", renamed)
+    with pytest.raises(KeyError, match="far_context"):
+        module.compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
