@@ -1,5 +1,5 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (8 minutes on 2 CPU cores, installation included)
-# make figure2-seeds   two more trainings, 5,600 targets of each, and the figure of all three in runs/seeds (an hour more)
+# make figure2-seeds   two more runs, 5,600 targets of each, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make models    one cell of the study of real models at a tenth of its size, on Python's library (9 minutes on 2 cores of a Zen 5)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
@@ -37,13 +37,13 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 figure2: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --out $(RUN)/data
 	$(PY) scripts/train.py configs/demo.yaml --resume
-	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence $(MEASURED) --targets 2400
+	$(PY) scripts/measure.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence $(MEASURED) --targets 2400
 	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
 
 figure2-seeds: figure2
 	$(PY) scripts/sweep.py configs/demo.yaml --grid seed=1,2 --out $(SEEDS) --jobs 2
 	for run in $(RUN) $(SEEDS)/seed=1 $(SEEDS)/seed=2; do \
-	  $(PY) scripts/influence.py $$run --corpus $(RUN)/data --out $$run/influence-5600 $(MEASURED) --targets 5600 || exit; \
+	  $(PY) scripts/measure.py $$run --corpus $(RUN)/data --out $$run/influence-5600 $(MEASURED) --targets 5600 || exit; \
 	done
 	$(PY) scripts/figure2.py $(RUN)/influence-5600 $(SEEDS)/seed=*/influence-5600 --out $(SEEDS)
 
@@ -54,9 +54,9 @@ verify: $(INSTALLED)
 models: $(INSTALLED)
 	mkdir -p runs/models
 	$(PY) results/models/texts.py library runs/models/library.jsonl
-	$(PY) -m olmo_sparsity.cli influence $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 160 \
+	$(PY) -m olmo_sparsity.cli measure $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 160 \
 	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl,attention,h2o,snapkv,nearest,random \
-	  --give-back text,cache:4 --out runs/models/library
+	  --keep-as text,cache:4 --out runs/models/library
 	$(PY) -m olmo_sparsity.cli figure2 runs/models/library
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.

@@ -27,16 +27,16 @@ Ks = int | Sequence[int] | None
 
 @dataclass(repr=False)
 class Result(Measurement):
-    """One measurement of one model on one set of targets, or of several trainings of it (`join`).
+    """One measurement of one model on one set of targets, or of several runs of it (`join`).
 
     ``print(result)`` says what was found. Every number is a method that gives a tidy frame: a row a number, with its
     95 % interval in the columns ``value``, ``low`` and ``high``, which is NaN where the data support none. Shares and
     recoveries are fractions, losses and gains nats per token. Columns that most frames have:
 
-        level, unit, sinks   how chosen tokens were given back, see `analysis.kept`
+        level, unit, sinks   how chosen tokens were kept, see `analysis.kept`
         selector             what chose them, or "best": the lowest L_k of all selectors
         far_context          "true", a placebo, or "net": recovery minus the placebo's where that is positive
-        k                    how many far tokens were given back
+        k                    how many far tokens were kept
 
     ``selector``, ``far_context`` and ``k`` of a method take one value or several, and leave out the rows of others.
     ``resamples`` and ``seed`` are of the bootstrap; all intervals of a result rest on the same resamples. What is
@@ -76,7 +76,7 @@ class Result(Measurement):
         resamples: int = 2000,
         seed: int = 0,
     ) -> pd.DataFrame:
-        """The share of L_short - L_long that the first k tokens of every selector give back (Eq. 20).
+        """The share of L_short - L_long that the first k tokens of every selector recover (Eq. 20).
 
         Columns: level, unit, sinks, selector, far_context ("true", "placebo" and "net"), k, value, low, high.
         """
@@ -257,7 +257,7 @@ class Result(Measurement):
     # --- all together, as text and as pictures ---
 
     def counts(self) -> dict[str, int]:
-        """How many targets, documents, groups and trainings were measured, and how many of them are over tau."""
+        """How many targets, documents, groups and runs were measured, and how many of them are over tau."""
         return numbers.counts(self)
 
     def findings(self) -> str:
@@ -306,7 +306,7 @@ class Result(Measurement):
             target_id: of `targets`; None: all targets over tau, one after the other.
             selector: by default the first of `selectors`.
             far_context: true or placebo; the text of other far contexts is not recorded.
-            level: how the tokens were given back, see `analysis.kept`; by default "text" where this was measured, else
+            level: how the tokens were kept, see `analysis.kept`; by default "text" where this was measured, else
                 the first that was.
             unit: likewise, by default "token"; of words, the token stands for its word.
             sinks: likewise, by default 0.

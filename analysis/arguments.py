@@ -23,7 +23,7 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
 def whole_numbers(name: str, value: Any, *, least: int = 1) -> list[int]:
     """One or more numbers as a list. Raises `UserError`, which names the argument, for anything else."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
-    return [whole_number(name, number, least=least) for number in (value if is_list else [value])]
+    return [whole_number(name, item, least=least) for item in (value if is_list else [value])]
 
 
 def finite_number(name: str, value: Any) -> float:
@@ -36,11 +36,11 @@ def finite_number(name: str, value: Any) -> float:
 def names(name: str, value: Any) -> list[str]:
     """One or more strings as a list. Raises `UserError`, which names the argument, for anything else."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
-    given = list(value) if is_list else [value]
-    for item in given:
+    strings = list(value) if is_list else [value]
+    for item in strings:
         if not isinstance(item, str):
             raise UserError(f"{name} takes names, not {item!r}")
-    return given
+    return strings
 
 
 def folder(name: str, value: Any) -> Path:

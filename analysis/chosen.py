@@ -31,8 +31,8 @@ def chosen_tokens(
     """The frame of `Result.chosen`. Raises `UserError` where there is no such choice or its text is not recorded."""
     if result.runs:
         raise UserError(
-            f"{len(result.runs)} trainings are joined, and chose tokens of their own; take one of them, such as "
-            "result.trainings[0].chosen()"
+            f"{len(result.runs)} runs are joined, and chose tokens of their own; take one of them, such as "
+            "result.runs[0].chosen()"
         )
     if result.texts is None:
         raise UserError("the result holds no texts; measure again to have them")
@@ -41,7 +41,7 @@ def chosen_tokens(
     selector = selector or result.selectors[0]
     for measured, name in ((result.selectors, selector), (result.far_contexts, far_context)):
         if name not in measured:
-            raise UserError(f"{name!r} was not measured; choose among {', '.join(measured)}")
+            raise UserError(f"{name!r} was not measured; choose from {', '.join(measured)}")
     way = _way_of(result, {"level": level, "unit": unit, "sinks": sinks})
     choices = result.choices.iloc[result.rows_of_choices.get((selector, far_context, *way), [])]
     if target_id is not None:
@@ -62,20 +62,20 @@ def chosen_tokens(
     )
 
 
-def _way_of(result: Measurement, wanted: dict[str, Any]) -> tuple[Any, ...]:
-    """Level, unit and sinks of the choices that have the ``wanted`` ones: text, token and 0, else the first measured.
+def _way_of(result: Measurement, requested: dict[str, Any]) -> tuple[Any, ...]:
+    """Level, unit and sinks of the choices that have the ``requested`` ones: text, token, 0, else the first measured.
 
-    Raises `UserError` where no tokens were given back so.
+    Raises `UserError` where no tokens were kept so.
     """
-    ways = result.choices[[*wanted]].drop_duplicates()
-    for column, value in wanted.items():
+    ways = result.choices[[*requested]].drop_duplicates()
+    for column, value in requested.items():
         if value is not None:
             ways = ways[ways[column] == value]
     if ways.empty:
-        how = ", ".join(f"{name} {value!r}" for name, value in wanted.items() if value is not None)
+        description = ", ".join(f"{name} {value!r}" for name, value in requested.items() if value is not None)
         raise UserError(
-            f"no tokens were given back as {how}; choose what was measured: "
-            f"{', '.join(result.settings.choices.give_back)} (LEVEL[:SINKS][/UNIT])"
+            f"no tokens were kept as {description}; choose what was measured: "
+            f"{', '.join(result.settings.choices.keep_as)} (LEVEL[:SINKS][/UNIT])"
         )
     is_usual = (ways == ["text", "token", 0]).all(axis=1)
     return tuple(ways.iloc[is_usual.argmax()])  # the first where none is
@@ -90,7 +90,7 @@ def _as_text(
     """
     if far_context not in PIECES:
         raise UserError(
-            f"the text of the far context {far_context!r} is not recorded; choose among {', '.join(PIECES)}"
+            f"the text of the far context {far_context!r} is not recorded; choose from {', '.join(PIECES)}"
         )
     of_blocks = texts.set_index("block")
     blocks = choices["target_id"] // targets_per_block

@@ -1,4 +1,4 @@
-"""The commands `olmo-sparsity influence`, `figure2`, `xray` and `verify`: arguments, one call, what was found.
+"""The commands `olmo-sparsity measure`, `figure2`, `xray` and `verify`: arguments, one call, what was found.
 
 Probes and synthetic tasks have theirs beside what they measure.
 """
@@ -39,18 +39,18 @@ SELECTION = """methods that choose the far tokens, comma-separated, from the lis
 leave-one-out-kl, leave-one-in, random, nearest)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order) (default: placebo)"""
-GIVE_BACK = """how chosen tokens are given back, comma-separated: text (the model reads them alone), cache (it reads the
-whole context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word gives back
-whole words (default: text; docs/method.md, 2.2a)"""
-PER_BLOCK = "B, targets that follow one another and share one far context; 1: each has its own (default: 16)"
+KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
+context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word keeps whole
+words (default: text; docs/method.md, 2.2a)"""
+PER_BLOCK = "B consecutive targets that share a far context; 1: a far context for each target (default: 16)"
 
-INFLUENCE = """How much far context helps a model, and what k influential far tokens give back (Eq. 20).
+MEASURE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
 
 examples:
-  olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
-  olmo-sparsity influence model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
-  olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
-  olmo-sparsity influence runs/books-2 --select-with runs/books --out runs/books/crossfit
+  olmo-sparsity measure HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
+  olmo-sparsity measure model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
+  olmo-sparsity measure runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
+  olmo-sparsity measure runs/books-2 --select-with runs/books --out runs/books/crossfit
 
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
@@ -61,12 +61,12 @@ selectors, by what they look at (docs/method.md, 2.2):
 """
 
 
-def influence_parser() -> Parser:
-    """Of `influence`; options are named as the arguments of `analysis.measure`."""
+def measure_parser() -> Parser:
+    """Of `measure`; options are named as the arguments of `analysis.measure`."""
     from analysis.selectors import FAMILIES
 
     families = (f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
-    parser = Parser(prog="olmo-sparsity influence", description=INFLUENCE + "\n".join(families))
+    parser = Parser(prog="olmo-sparsity measure", description=MEASURE + "\n".join(families))
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--out", type=out_folder, required=True, metavar="DIR", help="folder to write the result to"
@@ -77,66 +77,68 @@ def influence_parser() -> Parser:
     add("--n-long", type=whole_number, default=128, metavar="N", help=n_long)
     n_short = "M, tokens of the short context (default: 16)"
     add("--n-short", type=whole_number, default=16, metavar="M", help=n_short)
-    targets = "how many target tokens to sample from the texts (default: 1000)"
+    targets = "number of target tokens to sample from the texts (default: 1000)"
     add("--targets", type=whole_number, default=1000, metavar="COUNT", help=targets)
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
     tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
-    ks = "numbers of far tokens that are given back, comma-separated (default: 1,2,4,8)"
+    ks = "numbers of far tokens that are kept, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
     add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
     add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
-    add("--give-back", type=texts, default=("text",), metavar="WAYS", help=GIVE_BACK)
-    seed = "seed of all random draws, such as targets and placebos (default: 0)"
+    add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
+    seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
-    chooses = "model that chooses targets and tokens, which MODEL then measures (default: MODEL itself)"
+    chooses = "model that chooses the targets and tokens that MODEL evaluates (default: MODEL itself)"
     add("--select-with", metavar="A", help=chooses)
-    proposes = (
-        "smaller model of the same tokenizer, PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
-    )
+    proposes = "smaller model with the same tokenizer, as PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
     add("--propose-with", metavar="SMALL", help=proposes)
     faithful = "also measure comprehensiveness, LDS and shorter contexts (docs/method.md, 2.8)"
     add("--faithfulness", action="store_true", help=faithful)
-    scores = "also save the influence of every far token, not of the chosen ones alone"
+    scores = "also save the influence of every far token, not only of the chosen ones"
     add("--scores", action="store_true", help=scores)
-    shard = "measure share i of n; the same command without it puts all together (default: measure all)"
+    shard = "measure shard i of n; the same command without it joins them (default: measure all)"
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
 
 
-def influence() -> None:
-    """Measure, and say what was found."""
-    given = influence_parser().parse_args()
+def run_measure() -> None:
+    """Measure, and print the findings."""
+    arguments = measure_parser().parse_args()
     show_log("analysis")
     from analysis.measuring import measure
 
-    read = texts_of(given, given.model)
-    apart = ("model", *TEXT_OPTIONS)
-    options = {name: value for name, value in vars(given).items() if value is not None and name not in apart}
-    result = measure(given.model, read, **options)
-    if given.shard:
-        print(f"shard {given.shard} is measured; next, when all are: the same command without --shard")
+    texts = texts_of(arguments, arguments.model)
+    not_options = ("model", *TEXT_OPTIONS)
+    options = {
+        name: value
+        for name, value in vars(arguments).items()
+        if value is not None and name not in not_options
+    }
+    result = measure(arguments.model, texts, **options)
+    if arguments.shard:
+        print(f"shard {arguments.shard} is measured; next, when all are: the same command without --shard")
         return
     print(result)
-    print(f"next: olmo-sparsity figure2 {given.out}")
+    print(f"next: olmo-sparsity figure2 {arguments.out}")
 
 
-FIGURE2 = """Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
+FIGURE2 = """Print and draw what was measured: loss and recovery against k, kinds, distances and more.
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
-  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several trainings of one model, joined
+  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several runs of one model, joined
   olmo-sparsity figure2 runs/rope/influence runs/pose/influence --labels RoPE,PoSE --out runs/both
   olmo-sparsity figure2 runs/study --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/both
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
 Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
 and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
-Results without --labels are trainings of one model, measured on the same targets."""
+Results without --labels are runs of one model, measured on the same targets."""
 
 
-def figure2() -> None:
+def run_figure2() -> None:
     """Print all numbers of a result and draw its figures."""
     parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
     add = parser.add_argument
@@ -145,56 +147,58 @@ def figure2() -> None:
         nargs="+",
         type=path,
         metavar="RESULT",
-        help="folder that influence wrote, or that of a study",
+        help="folder that measure wrote, or that of a study",
     )
-    cells = "names of the results to take from a study, comma-separated; a study needs some (default: none)"
+    cells = "results of a study to plot, comma-separated; required for a study (default: none)"
     add("--cells", type=texts, metavar="NAMES", help=cells)
     labels = "a name for each result, comma-separated; those of one name are joined (default: all are joined)"
     add("--labels", type=texts, metavar="NAMES", help=labels)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: the first RESULT)")
-    by_position = "folder that the command length wrote, to draw loss by position too (default: none)"
+    by_position = "folder that length wrote, to plot loss by position as well (default: none)"
     add("--length", type=path, metavar="DIR", help=by_position)
     selectors = (
-        "selectors that figure2 shows, comma-separated (default: target-blind and signed ones, and controls)"
+        "selectors to plot in figure2, comma-separated (default: target-blind and signed ones, and controls)"
     )
     add("--selectors", type=texts, metavar="NAMES", help=selectors)
-    k = "number of far tokens where only one k is shown (default: 4, or the closest that was measured)"
+    k = "number of far tokens in panels of one k (default: 4, or the closest that was measured)"
     add("--k", type=whole_number, help=k)
     width = "width of figures in inches; 3.25 fits one of two columns (default: 6.75)"
     add("--width", type=float, default=6.75, metavar="INCHES", help=width)
     file_format = "file format of figures (default: png)"
     add("--format", default="png", choices=("png", "pdf", "svg"), help=file_format)
-    no_title = "draw figures without the line above them that says what was measured"
+    no_title = "omit the caption above the figures"
     add("--no-title", dest="heading", action="store_false", help=no_title)
     resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
     add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
-    add("--seed", type=whole_number_or_zero, default=0, help="seed of the bootstrap (default: 0)")
-    given = parser.parse_args()
-    from analysis.figures.dependencies import all_figures
+    add("--seed", type=whole_number_or_zero, default=0, help="random seed of the bootstrap (default: 0)")
+    arguments = parser.parse_args()
+    from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
     from analysis.stats.summary import every_number, summary
 
-    if given.resamples < 1000:
-        raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")
-    check_width(given.width)
-    results = _joined_by_label(given.results, given.cells, given.labels)
-    bootstrap = {"resamples": given.resamples, "seed": given.seed}
-    looks = {name: getattr(given, name) for name in ("selectors", "k", "width", "heading")}
-    if given.length:
+    if arguments.resamples < 1000:
+        raise UserError(
+            f"--resamples {arguments.resamples} are too few for 95 % intervals; give 1000 or more"
+        )
+    check_width(arguments.width)
+    results = _joined_by_label(arguments.results, arguments.cells, arguments.labels)
+    bootstrap = {"resamples": arguments.resamples, "seed": arguments.seed}
+    looks = {name: getattr(arguments, name) for name in ("selectors", "k", "width", "heading")}
+    if arguments.length:
         from analysis.probes.length import LossByPosition
 
-        length = LossByPosition.load(given.length)
+        length = LossByPosition.load(arguments.length)
         looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
-        print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
-    folder = given.out or given.results[0]
+        print("\n".join(filter(None, [label, summary(result, arguments.k, **bootstrap), ""])))
+    folder = arguments.out or arguments.results[0]
     written = [
         path
         for name, figure in all_figures(results, **looks, **bootstrap).items()
-        for path in save_figure(figure, folder, f"{name}.{given.format}")
+        for path in save_figure(figure, folder, f"{name}.{arguments.format}")
     ]
     with atomic_path(folder / "numbers.csv") as temporary:
-        every_number(results, given.k, **bootstrap).to_csv(temporary, index=False)
+        every_number(results, arguments.k, **bootstrap).to_csv(temporary, index=False)
     print(f"wrote {', '.join(map(str, [*written, folder / 'numbers.csv']))}")
 
 
@@ -205,25 +209,25 @@ def _joined_by_label(
     from analysis.api import Result, load_study
 
     results = [item for folder in folders for item in load_study(folder).items()]
-    there = [cell for cell, _ in results if cell]
-    wanted = named_cells(cells or (), there) if there else []
-    chosen = [result for cell, result in results if not cell or cell in wanted]
+    measured = [cell for cell, _ in results if cell]
+    named = named_cells(cells or (), measured) if measured else []
+    chosen = [result for cell, result in results if not cell or cell in named]
     names = labels or ("",) * len(chosen)
     if len(names) != len(chosen):
         raise UserError(f"{len(names)} labels are given for {len(chosen)} results; give one for each")
     by_label: dict[str, list[Result]] = {}
     for label, result in zip(names, chosen, strict=True):
         by_label.setdefault(label, []).append(result)
-    return {label: Result.join(trainings) for label, trainings in by_label.items()}
+    return {label: Result.join(runs) for label, runs in by_label.items()}
 
 
-def named_cells(parts: Sequence[str], there: Sequence[str]) -> list[str]:
+def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
     """The cells of a study that a list, split at its commas, names; names of cells may have commas, too.
 
     Of two names the longer one counts. Raises `UserError`, which lists the cells, where the list names none, or
     something else.
     """
-    by_parts = {texts(cell): cell for cell in there}
+    by_parts = {texts(cell): cell for cell in measured}
     names = []
     rest = tuple(parts)
     while rest:
@@ -234,32 +238,32 @@ def named_cells(parts: Sequence[str], there: Sequence[str]) -> list[str]:
         rest = rest[longest:]
     if rest or not names:
         unknown = f"there is no cell {rest[0]!r}; " if rest else ""
-        separator = "; " if any("," in cell for cell in there) else ", "
-        raise UserError(f"{unknown}name cells with --cells, of {separator.join(there)}")
+        separator = "; " if any("," in cell for cell in measured) else ", "
+        raise UserError(f"{unknown}name cells with --cells, of {separator.join(measured)}")
     return names
 
 
-def checked_influence(arguments: list[str]) -> Any:
-    """The arguments of `influence`. Raises `UserError` for options that it refuses before it opens a model."""
+def checked_measure(arguments: list[str]) -> Any:
+    """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
     from analysis.engine import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
-    given = influence_parser().parse_args(arguments)
+    parsed = measure_parser().parse_args(arguments)
     choices = ChoiceSettings(
-        tau_nats=given.tau_nats,
-        ks=tuple(given.ks),
-        selectors=tuple(given.selectors or DEFAULT_SELECTORS),
-        far_contexts=far_contexts(given.placebos),
-        give_back=tuple(given.give_back),
+        tau_nats=parsed.tau_nats,
+        ks=tuple(parsed.ks),
+        selectors=tuple(parsed.selectors or DEFAULT_SELECTORS),
+        far_contexts=far_contexts(parsed.placebos),
+        keep_as=tuple(parsed.keep_as),
     )
     contexts = ContextSettings(
-        n_long=given.n_long,
-        n_short=given.n_short,
-        seed=given.seed,
-        targets_per_block=given.targets_per_block,
+        n_long=parsed.n_long,
+        n_short=parsed.n_short,
+        seed=parsed.seed,
+        targets_per_block=parsed.targets_per_block,
     )
     check_options(contexts, choices)
-    return given
+    return parsed
 
 
 XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.
@@ -274,7 +278,7 @@ overlap by half. Writes xray.html, to open in any browser, xray.png (a heat map)
 numbers)."""
 
 
-def xray() -> None:
+def run_xray() -> None:
     """Measure the influence map of a text, and draw it."""
     parser = Parser(prog="olmo-sparsity xray", description=XRAY)
     add = parser.add_argument
@@ -284,7 +288,7 @@ def xray() -> None:
         type=path,
         required=True,
         metavar="FILE",
-        help="file to read, of any kind that influence reads",
+        help="file to read, of any kind that measure reads",
     )
     add_field_options(parser)
     which = "which text of a file that has more than one, counted from 0 (default: 0)"
@@ -301,39 +305,41 @@ def xray() -> None:
     tau = "threshold on the gain from far context in nats: tokens above it are marked (default: 1)"
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     add_model_options(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     show_log("analysis")
     from analysis.figures.style import save_figure
     from analysis.xray import influence_map
 
-    number = given.text_number
-    name, text = _one_text(TextFiles([given.text], **field_options(given)), number)
-    apart = ("model", "out", "text_number", *TEXT_OPTIONS)
-    options = {option: value for option, value in vars(given).items() if option not in apart}
-    measured = influence_map(given.model, text, name=name, **options)
-    folder = given.out or Path(f"{given.text}-{number}-xray" if number else f"{given.text}-xray")
+    text_index = arguments.text_number
+    name, text = _one_text(TextFiles([arguments.text], **field_options(arguments)), text_index)
+    not_options = ("model", "out", "text_number", *TEXT_OPTIONS)
+    options = {option: value for option, value in vars(arguments).items() if option not in not_options}
+    measured = influence_map(arguments.model, text, name=name, **options)
+    folder = arguments.out or Path(
+        f"{arguments.text}-{text_index}-xray" if text_index else f"{arguments.text}-xray"
+    )
     measured.save(folder)
     save_figure(measured.plot(), folder, "xray.png")
     measured.to_html(folder / "xray.html", command=command_line())
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 
 
-def _one_text(files: TextFiles, number: int) -> tuple[str, str]:
+def _one_text(files: TextFiles, text_index: int) -> tuple[str, str]:
     """Name and text of the one with this number; says so where there are more."""
     texts = files.read()
-    if number >= len(texts):
+    if text_index >= len(texts):
         raise UserError(
-            f"--text-number {number}: {files} has {len(texts):,}, counted from 0; give a lower one"
+            f"--text-number {text_index}: {files} has {len(texts):,}, counted from 0; give a lower one"
         )
-    _, text = texts[number]
+    _, text = texts[text_index]
     if not isinstance(text, str):
         raise UserError(
-            f"{files}: text {number} is messages, which only `influence` reads; write it out as text"
+            f"{files}: text {text_index} is messages, which only `measure` reads; write it out as text"
         )
     if len(texts) == 1:
         return str(files), text
-    print(f"{files} has {len(texts):,} texts; number {number} is read (another: --text-number)")
-    return f"{files}, text {number}", text
+    print(f"{files} has {len(texts):,} texts; number {text_index} is read (another: --text-number)")
+    return f"{files}, text {text_index}", text
 
 
 VERIFY = """Measure some targets of a result again, and compare losses and choices with what it says.
@@ -344,32 +350,34 @@ example:
 Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
 
 
-def verify() -> None:
+def run_verify() -> None:
     """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
     parser = Parser(prog="olmo-sparsity verify", description=VERIFY)
     add = parser.add_argument
-    add("result", type=path, metavar="RESULT", help="folder that influence wrote")
+    add("result", type=path, metavar="RESULT", help="folder that measure wrote")
     add("--model", help="path or id of the model to measure with (default: the one that RESULT names)")
     targets = "how many targets over tau to measure again, at least (default: 100)"
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
-    seed = "seed that chooses these targets (default: 0)"
+    seed = "random seed of the targets (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_text_options(parser, default="the texts that RESULT names")
     add_model_options(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     show_log("analysis")
     from analysis.api import load
-    from analysis.verify import verify as compare
+    from analysis.verify import verify
 
-    result = load(given.result)
-    model = given.model or result.settings.model.name
-    read = files_of(given) or given.corpus
+    result = load(arguments.result)
+    model = arguments.model or result.settings.model.name
+    read = files_of(arguments) or arguments.corpus
     if read is None:
         read = result.settings.texts.name
         if not Path(read).exists():
-            raise UserError(f"{given.result} was measured on {read}; name this text with --text or --corpus")
-    options = {name: getattr(given, name) for name in ("device", "tokens_per_batch")}
-    comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
+            raise UserError(
+                f"{arguments.result} was measured on {read}; name this text with --text or --corpus"
+            )
+    options = {name: getattr(arguments, name) for name in ("device", "tokens_per_batch")}
+    comparison = verify(result, model, read, targets=arguments.targets, seed=arguments.seed, **options)
     print(comparison)
     if not comparison.holds:
-        raise UserError(f"{given.result} does not hold for {model} on {read}; see above")
+        raise UserError(f"{arguments.result} does not hold for {model} on {read}; see above")

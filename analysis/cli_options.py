@@ -15,11 +15,10 @@ DTYPES = ("fp32", "bf16", "fp16", "auto")
 PREFIX = """tokens put before every context: auto (what the tokenizer puts before a text), none, bos, eos, or
 comma-separated ids (default: auto)"""
 DTYPE = "number format of weights and computation; auto: as the weights are stored (default: fp32)"
-DEVICE = "where the model runs: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
-ATTENTION = """how transformers computes attention: eager (plain matrix products) or sdpa (fused, of PyTorch)
-(default: what transformers chooses for the model)"""
-PASS = """maximum number of tokens in one forward pass; halved where memory runs out (default: 1,024 on a CPU, 65,536 on
-a GPU)"""
+DEVICE = "device to run the model on: cpu, cuda, cuda:1, … (default: a GPU where there is one, else the CPU)"
+ATTENTION = """attention kernel (transformers): eager (plain matrix products) or sdpa (fused, PyTorch) (default: what
+transformers chooses for the model)"""
+PASS = """tokens per forward pass; halved when memory runs out (default: 1,024 on a CPU, 65,536 on a GPU)"""
 TEXT = """files to read, or a folder with files of one kind: each .txt, .md or other file is one text and group; .jsonl,
 .ndjson, .json, .csv, .tsv and .parquet have a text in every row, in the field text (in JSON and Parquet also messages),
 of the group in the field group or url; all but .parquet also as .gz or .zst (default: --corpus)"""
@@ -62,26 +61,26 @@ def add_field_options(group: Any) -> None:
     group.add_argument("--encoding", metavar="NAME", help=ENCODING)
 
 
-def texts_of(given: argparse.Namespace, model: str) -> Any:
+def texts_of(arguments: argparse.Namespace, model: str) -> Any:
     """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
-    if read := files_of(given) or given.corpus:
+    if read := files_of(arguments) or arguments.corpus:
         return read
     from analysis.project import corpus_of  # not above: it needs what training needs
 
     return corpus_of(model)
 
 
-def files_of(given: argparse.Namespace) -> TextFiles | None:
+def files_of(arguments: argparse.Namespace) -> TextFiles | None:
     """The files of ``--text``, and how they are read; None without it. Raises `UserError` for options of it alone."""
-    options = field_options(given)
-    if given.text is not None:
-        return TextFiles(given.text, **options)
+    options = field_options(arguments)
+    if arguments.text is not None:
+        return TextFiles(arguments.text, **options)
     for name in options:
         raise UserError(f"--{name.replace('_', '-')} is of files: name them with --text, or leave it out")
     return None
 
 
-def field_options(given: argparse.Namespace) -> dict[str, str]:
+def field_options(arguments: argparse.Namespace) -> dict[str, str]:
     """How files of text are read, as arguments of `TextFiles`: what the command line says of it."""
     names = ("text_field", "group_field", "encoding")
-    return {name: value for name, value in vars(given).items() if name in names and value is not None}
+    return {name: value for name, value in vars(arguments).items() if name in names and value is not None}

@@ -90,8 +90,8 @@ def long_contexts(
     Where a text ends within a block, 0 stands for what is missing; nothing before it is influenced by that.
     """
     windows = np.zeros((len(first), n_long + targets_per_block), dtype=np.int64)
-    for row, (number, position) in enumerate(zip(text.tolist(), first.tolist(), strict=True)):
-        window = texts.tokens(number)[position - n_long : position + targets_per_block]
+    for row, (text_index, position) in enumerate(zip(text.tolist(), first.tolist(), strict=True)):
+        window = texts.tokens(text_index)[position - n_long : position + targets_per_block]
         windows[row, : len(window)] = window
     target_id = np.asarray(first_id)[:, None] + np.arange(targets_per_block)
     return Contexts(windows[:, :-1], windows[:, n_long:], target_id, n_short)
@@ -100,8 +100,8 @@ def long_contexts(
 def placebo_contexts(texts: Texts, contexts: Contexts, text: np.ndarray, start: np.ndarray) -> Contexts:
     """The same targets behind the F tokens that stand at ``start`` of ``text``, (n,) (docs/method.md, 2.3 [ours])."""
     far = []
-    for number, place in zip(text.tolist(), start.tolist(), strict=True):
-        tokens = texts.tokens(number)[place : place + contexts.n_far]
+    for text_index, position in zip(text.tolist(), start.tolist(), strict=True):
+        tokens = texts.tokens(text_index)[position : position + contexts.n_far]
         far.append(tokens.astype(np.int64))
     return contexts.with_far(np.stack(far))
 

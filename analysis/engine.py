@@ -1,4 +1,4 @@
-"""How much the far context helps a model on a batch of targets, and what k influential far tokens give back.
+"""How much the far context helps a model on a batch of targets, and how much of that k influential far tokens recover.
 
 The losses of targets are measured in batches of whole blocks, and tokens are chosen a block at a time;
 `analysis.runner` says which, and keeps what is finished. Each forward pass is the same whatever came before it, so that
@@ -26,7 +26,7 @@ from analysis.contexts import (
     shuffled_contexts,
 )
 from analysis.faithfulness import Faithfulness
-from analysis.kept import GivenBack, word_numbers
+from analysis.kept import KeptAs, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
@@ -83,13 +83,13 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.lengths = self.settings.contexts
-        self.wanted = self.settings.choices
+        self.choice_settings = self.settings.choices
         self.size = self.lengths.targets_per_block
-        self.give_back = [GivenBack.parse(text) for text in self.wanted.give_back]
+        self.keep_as = [KeptAs.parse(text) for text in self.choice_settings.keep_as]
         self.is_checked = False
         self.faithfulness: Faithfulness | None = None
-        if self.wanted.faithfulness:
-            self.faithfulness = Faithfulness(self.scorer, self.wanted.ks, self.lengths.seed)
+        if self.choice_settings.faithfulness:
+            self.faithfulness = Faithfulness(self.scorer, self.choice_settings.ks, self.lengths.seed)
 
     def on_read(self, read: Callable[[int], None]) -> None:
         """``read`` is told how many tokens a model has read, after every forward pass."""
@@ -97,12 +97,12 @@ class Engine:
             if scorer is not None:
                 scorer.on_read = read
 
-    def with_losses(self, places: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The places of one batch as the frame `targets` of a `Result`, which `rounds` divides.
+    def with_losses(self, sampled: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The sampled targets of one batch as the frame `targets` of a `Result`, which `rounds` divides.
 
         ``known``: the same targets, measured before with another tau.
         """
-        targets = self._measured(places) if known is None else self._with_tau(places, known)
+        targets = self._measured(sampled) if known is None else self._with_tau(sampled, known)
         if not self.is_checked:
             self.is_checked = True
             self.check_losses(targets["loss_long_nats"].to_numpy())
@@ -115,50 +115,54 @@ class Engine:
         8 are over tau, the first round has 0 to 7 and the second 8 and 9.
         """
         target_id = targets["target_id"].to_numpy()
-        number = target_id // self.size
+        round_index = target_id // self.size
         if self.size == 1:
             over = np.cumsum(targets["over_tau"].to_numpy())
-            number = np.maximum(over - 1, 0) // TARGETS_PER_ROUND
-        return [of_round for _, of_round in targets.groupby(number)]
+            round_index = np.maximum(over - 1, 0) // TARGETS_PER_ROUND
+        return [of_round for _, of_round in targets.groupby(round_index)]
 
     def choose(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The other frames of a `Result`, by name, of the targets of one round: what is chosen, and its losses."""
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
-        for far_context in self.wanted.far_contexts:
-            there = over
+        for far_context in self.choice_settings.far_contexts:
+            targets_there = over
             if far_context in ELSEWHERE:
-                there = over[over[f"{ELSEWHERE[far_context]}_start"] >= 0]
-            if len(there):
-                contexts, index = self._far_context(there, far_context)
+                targets_there = over[over[f"{ELSEWHERE[far_context]}_start"] >= 0]
+            if len(targets_there):
+                contexts, index = self._far_context(targets_there, far_context)
                 chosen = self._select(contexts, index)
                 further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
                 words = self._words(contexts)[index[:, 0]]
                 for name, choice in chosen.items():
-                    keys = {"target_id": there["target_id"], "selector": name, "far_context": far_context}
-                    for how in self.give_back:
-                        columns = self._given_back(how, choice, contexts, index, words)
-                        if how == GivenBack():
+                    keys = {
+                        "target_id": targets_there["target_id"],
+                        "selector": name,
+                        "far_context": far_context,
+                    }
+                    for kept_as in self.keep_as:
+                        columns = self._kept_columns(kept_as, choice, contexts, index, words)
+                        if kept_as == KeptAs():
                             columns |= _rounded_nats(further.get(name, {}))
-                        choices.append(_rows(keys | how.columns, columns))
+                        choices.append(_rows(keys | kept_as.columns, columns))
                     if choice.scores is not None:
                         scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
-        if self.wanted.scores:
+        if self.choice_settings.scores:
             frames["scores"] = stacked(scores)
         return frames
 
-    def _with_tau(self, places: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
+    def _with_tau(self, sampled: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
         """What `_measured` gives, with losses that were measured before."""
-        columns = {name: known[name].to_numpy() for name in known if name not in places}
+        columns = {name: known[name].to_numpy() for name in known if name not in sampled}
         gain = columns.get("selecting_gain_nats", known["loss_short_nats"] - known["loss_long_nats"])
-        columns["over_tau"] = np.asarray(gain) > self.wanted.tau_nats
-        return places.assign(**columns)
+        columns["over_tau"] = np.asarray(gain) > self.choice_settings.tau_nats
+        return sampled.assign(**columns)
 
-    def _measured(self, places: pd.DataFrame) -> pd.DataFrame:
+    def _measured(self, sampled: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
-        contexts, index = self._contexts(places)
+        contexts, index = self._contexts(sampled)
         long, short = map(rounded, long_and_short_losses(self.scorer, contexts, index))
         columns = {
             "token": contexts.targets[tuple(index.T)].astype(np.int32),
@@ -171,49 +175,51 @@ class Engine:
             long, short = map(rounded, long_and_short_losses(self.selecting, contexts, index))
             gain = rounded(short - long)
             columns["selecting_gain_nats"] = gain
-        columns |= {"over_tau": gain > self.wanted.tau_nats, "kind": self._kinds(places)}
+        columns |= {"over_tau": gain > self.choice_settings.tau_nats, "kind": self._kinds(sampled)}
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
             columns |= {name: rounded(losses) for name, losses in further.items()}
-        return places.assign(**columns)
+        return sampled.assign(**columns)
 
     def _far_context(self, targets: pd.DataFrame, far_context: str) -> tuple[Contexts, np.ndarray]:
         """What `_contexts` gives, with this far context."""
         contexts, index = self._contexts(targets)
         if far_context in ELSEWHERE:
             blocks = targets.iloc[np.unique(index[:, 0], return_index=True)[1]]
-            place = (blocks[f"{ELSEWHERE[far_context]}_{what}"].to_numpy() for what in ("text", "start"))
-            contexts = placebo_contexts(self.texts, contexts, *place)
+            elsewhere = (blocks[f"{ELSEWHERE[far_context]}_{what}"].to_numpy() for what in ("text", "start"))
+            contexts = placebo_contexts(self.texts, contexts, *elsewhere)
         elif far_context == SHUFFLED:
             contexts = shuffled_contexts(contexts, self.lengths.seed)
         return contexts, index
 
     def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
         """What every selector chooses, by its name."""
-        k_max = min(self.wanted.k_max + max(how.sinks for how in self.give_back), self.lengths.n_far)
-        given = SelectorInput(
+        k_max = min(
+            self.choice_settings.k_max + max(kept_as.sinks for kept_as in self.keep_as), self.lengths.n_far
+        )
+        inputs = SelectorInput(
             self.selecting,
             contexts,
             self.lengths.seed,
             k_max,
             targets=index,
-            names=self.wanted.selectors,
+            names=self.choice_settings.selectors,
             proposing=self.proposing,
         )
-        return {name: find_selector(name)(given) for name in given.names}
+        return {name: find_selector(name)(inputs) for name in inputs.names}
 
-    def _given_back(
-        self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
+    def _kept_columns(
+        self, kept_as: KeptAs, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Columns of `Result.choices` of one choice given back in one way."""
-        ks = self.wanted.ks
-        first = how.first(choice, words, ks[-1])
+        """Columns of `Result.choices` of one choice kept in one way."""
+        ks = self.choice_settings.ks
+        first = kept_as.first(choice, words, ks[-1])
         if choice.scores is None:
-            place = (choice.columns[:, None] == first[:, :, None]).argmax(axis=-1)
-            influence = np.take_along_axis(choice.influence, place, axis=1)
+            rank = (choice.columns[:, None] == first[:, :, None]).argmax(axis=-1)
+            influence = np.take_along_axis(choice.influence, rank, axis=1)
         else:
             influence = np.take_along_axis(choice.scores, first, axis=1)
-        losses = how.losses(self.scorer, contexts, index, choice, words, ks)
+        losses = kept_as.losses(self.scorer, contexts, index, choice, words, ks)
         columns = {
             "selected": first.astype(np.int32),
             "influence": influence.astype(np.float32),
@@ -226,25 +232,25 @@ class Engine:
     def _words(self, contexts: Contexts) -> np.ndarray:
         """Number of the word that every far token is a part of, (n, F)."""
         far = contexts.tokens[:, : contexts.n_far]
-        if all(how.unit != "word" for how in self.give_back):
+        if all(kept_as.unit != "word" for kept_as in self.keep_as):
             return np.zeros_like(far)
         return np.stack([word_numbers(self.decoder.pieces(tokens.tolist())) for tokens in far])
 
     def _contexts(self, targets: pd.DataFrame) -> tuple[Contexts, np.ndarray]:
         """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
         target_id = targets["target_id"].to_numpy()
-        place = target_id % self.size
-        first_id, first, block = np.unique(target_id - place, return_index=True, return_inverse=True)
+        offset = target_id % self.size
+        first_id, first, block = np.unique(target_id - offset, return_index=True, return_inverse=True)
         contexts = long_contexts(
             self.texts,
             targets["text"].to_numpy()[first],
-            targets["position"].to_numpy()[first] - place[first],
+            targets["position"].to_numpy()[first] - offset[first],
             first_id,
             n_long=self.lengths.n_long,
             n_short=self.lengths.n_short,
             targets_per_block=self.size,
         )
-        return contexts, np.stack([block, place], axis=1)
+        return contexts, np.stack([block, offset], axis=1)
 
     def _pieces(self, text: int, start: int, end: int) -> list[str]:
         """The text of some tokens of a text, in pieces."""
@@ -271,7 +277,7 @@ class Engine:
             first = target["position"] - target["target_id"] % self.size
             pieces = self._pieces(text, first - self.lengths.n_long, first + self.size + TOKENS_AFTER)
             row = {"block": block, "text": text, "first_position": first, "pieces": pieces}
-            if PLACEBOS[0] in self.wanted.far_contexts:
+            if PLACEBOS[0] in self.choice_settings.far_contexts:
                 start = target["placebo_start"]
                 row["placebo_pieces"] = self._pieces(
                     target["placebo_text"], start, start + self.lengths.n_far
@@ -293,7 +299,7 @@ def _rounded_nats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
     if unknown := [name for name in placebos if name not in PLACEBOS]:
-        raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+        raise UserError(f"{unknown[0]!r} is no placebo; choose from {', '.join(PLACEBOS)}")
     return "true", *(name for name in PLACEBOS if name in placebos)
 
 
@@ -303,10 +309,10 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
         raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    for what, names in {"selector": choices.selectors, "way to give tokens back": choices.give_back}.items():
+    for kind, names in {"selector": choices.selectors, "way to keep tokens": choices.keep_as}.items():
         if not names or len(set(names)) < len(names):
-            raise UserError(f"name at least one {what}, and each once, not {list(names)}")
+            raise UserError(f"name at least one {kind}, and each once, not {list(names)}")
     # sinks are counted apart: a choice ranks so many tokens more than k
-    k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in choices.give_back)
+    k_max = ks[-1] + max(KeptAs.parse(text).sinks for text in choices.keep_as)
     for name in choices.selectors:
         check_selector(name, k_max=k_max, n_far=n_far)

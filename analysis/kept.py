@@ -1,4 +1,4 @@
-"""How chosen far tokens are given back to the model (docs/method.md, 2.2a [ours]): at what level, in what unit.
+"""How chosen far tokens are kept for the model (docs/method.md, 2.2a [ours]): at what level, in what unit.
 
 As *text* the model reads the subsequence: chosen tokens are read without their neighbours (2.2). As *cache* it has read
 the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Either
@@ -20,20 +20,20 @@ from torch import Tensor
 
 from analysis.contexts import Contexts
 from analysis.model.adapter import KeyValues
-from analysis.model.losses import CACHE_TOKENS, Scorer, smaller_when_memory_runs_out
+from analysis.model.losses import CACHE_TOKENS, Scorer, retry_smaller_on_oom
 from analysis.model.on_device import chunks
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 
 LEVELS = ("text", "cache")
-UNITS = ("token", "word", "three")
-"""What one of the k is: a token; the word that it is a part of; the token and its two neighbors."""
+UNITS = ("token", "word", "neighbors")
+"""What one of the k is: a token; the word that it is a part of; the token with the one before and the one after it."""
 Subsets = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From rows of the targets and the far columns of each, (R, j), to their losses, (R,)."""
 
 
 @dataclass(frozen=True)
-class GivenBack:
+class KeptAs:
     """A level, a unit and a number of sinks, written ``LEVEL[:SINKS][/UNIT]``, such as ``cache:4`` or ``text/word``."""
 
     level: str = "text"
@@ -41,7 +41,7 @@ class GivenBack:
     sinks: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> GivenBack:
+    def parse(cls, text: str) -> KeptAs:
         """Raises `UserError` where the text is none of these."""
         match = re.fullmatch(r"(\w+)(?::(\d+))?(?:/(\w+))?", text)
         if match:
@@ -49,7 +49,7 @@ class GivenBack:
             if level in LEVELS and unit in (None, *UNITS):
                 return cls(level, unit or UNITS[0], int(sinks or 0))
         raise UserError(
-            f"{text!r} is no way to give tokens back; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
+            f"{text!r} is no way to keep tokens; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
             f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}"
         )
 
@@ -83,13 +83,13 @@ class GivenBack:
         return np.stack(tokens)
 
     def kept(self, first: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Which far tokens are given back with the tokens ``first``, (m, k), and the sinks, (m, F) bool."""
+        """Which far tokens are kept with the tokens ``first``, (m, k), and the sinks, (m, F) bool."""
         kept = np.zeros(words.shape, dtype=bool)
         np.put_along_axis(kept, first, True, axis=1)
         if self.unit == "word":
             for row, of_words, tokens in zip(kept, words, first, strict=True):
                 row[np.isin(of_words, of_words[tokens])] = True
-        elif self.unit == "three":
+        elif self.unit == "neighbors":
             alone = kept.copy()
             kept[:, 1:] |= alone[:, :-1]
             kept[:, :-1] |= alone[:, 1:]
@@ -109,9 +109,9 @@ class GivenBack:
 
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F).
         """
-        whole: KeyValues = []
+        far_cache: KeyValues = []
         if self.level == "cache":
-            whole = far_key_values(scorer, contexts)
+            far_cache = far_key_values(scorer, contexts)
         losses = []
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
             open_to_choice = choice.by_head.copy()  # (m, layers, heads, F)
@@ -121,12 +121,12 @@ class GivenBack:
             for k in ks:
                 kept = np.concatenate([sinks, ranked[..., :k]], axis=-1)
                 kept.sort(axis=-1)
-                losses.append(cache_losses(scorer, contexts, whole, kept, targets))
+                losses.append(cache_losses(scorer, contexts, far_cache, kept, targets))
             return np.stack(losses, axis=1)
 
         def subset_losses(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
             if self.level == "cache":
-                return cache_losses(scorer, contexts, whole, far, targets[rows])
+                return cache_losses(scorer, contexts, far_cache, far, targets[rows])
             return scorer.losses(contexts, far[:, None], targets[rows])[:, 0]
 
         first = self.first(choice, words, ks[-1])
@@ -140,10 +140,10 @@ def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
     """Losses (m,) of subsets (m, F) bool, those of the same number of tokens together."""
     values = np.empty(len(kept))
     count = kept.sum(axis=1)
-    for number in np.unique(count):
-        rows = np.flatnonzero(count == number)
+    for kept_count in np.unique(count):
+        rows = np.flatnonzero(count == kept_count)
         _, columns = np.nonzero(kept[rows])
-        values[rows] = losses(rows, columns.reshape(len(rows), number))
+        values[rows] = losses(rows, columns.reshape(len(rows), kept_count))
     return values
 
 
@@ -153,35 +153,35 @@ def word_numbers(pieces: Sequence[str]) -> np.ndarray:
     A piece without text of its own, such as a part of a character, belongs to the word before it.
     """
     starts = []
-    before = ""
+    previous = ""
     for piece in pieces:
-        goes_on = piece[:1].isalnum() and before[-1:].isalnum()
+        goes_on = piece[:1].isalnum() and previous[-1:].isalnum()
         starts.append(bool(piece) and not goes_on)
-        before = piece or before
+        previous = piece or previous
     return np.cumsum(starts)
 
 
 # --- what is left in the cache ---
 
 
-@smaller_when_memory_runs_out
+@retry_smaller_on_oom
 @torch.inference_mode()
 def far_key_values(scorer: Scorer, contexts: Contexts) -> KeyValues:
     """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
     return scorer.prefixes(contexts, contexts.n_far)
 
 
-@smaller_when_memory_runs_out
+@retry_smaller_on_oom
 @torch.inference_mode()
 def cache_losses(
-    scorer: Scorer, contexts: Contexts, whole: KeyValues, kept: np.ndarray, targets: np.ndarray
+    scorer: Scorer, contexts: Contexts, far_cache: KeyValues, kept: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
     """-log p of each target where j far tokens are left in the cache, (m,) nats.
 
     Args:
         scorer: computes them.
         contexts: n blocks.
-        whole: `far_key_values` of them.
+        far_cache: `far_key_values` of them.
         kept: columns of the far context: (m, j), ascending, the same in every layer and head; or (m, layers, G, j).
         targets: (m, 2) block and place in it of each target.
 
@@ -200,35 +200,35 @@ def cache_losses(
     rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + count)
     order = np.argsort(targets[:, 1], kind="stable")
     for rows in chunks(order, min(rows_by_tokens, rows_by_cache)):
-        block, place = targets[rows].T
-        behind = contexts.n_far + np.arange(contexts.n_short + place.max())
+        block, offset = targets[rows].T
+        behind = contexts.n_far + np.arange(contexts.n_short + offset.max())
         kept_ids = kept[rows]
         if by_head:
             # heads differ, and the ids of cached tokens are not read
             kept_ids = np.zeros((len(rows), count), dtype=np.int64)
         ids = np.concatenate([kept_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-        past = _kept_key_values(whole, scorer.tensor(block), scorer.tensor(kept[rows]))
+        past = _kept_key_values(far_cache, scorer.tensor(block), scorer.tensor(kept[rows]))
         tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
-        queries = int(np.ptp(place)) + 1
+        queries = int(np.ptp(offset)) + 1
         logits = scorer.model.logits_after(past, tokens, scorer.tensor(ids), queries)
-        of_target = logits[torch.arange(len(rows)), scorer.tensor(place - place.min())].float()
-        wanted = scorer.tensor(contexts.targets[block, place])
-        of_rows = F.cross_entropy(of_target, wanted, reduction="none")
+        of_target = logits[torch.arange(len(rows)), scorer.tensor(offset - offset.min())].float()
+        target_tokens = scorer.tensor(contexts.targets[block, offset])
+        of_rows = F.cross_entropy(of_target, target_tokens, reduction="none")
         losses[rows] = of_rows.double().cpu().numpy()
     return losses
 
 
-def _kept_key_values(whole: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
+def _kept_key_values(far_cache: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
     """The keys and values of the kept columns, (R, j) or (R, layers, G, j), of the far contexts of some blocks (R,)."""
-    first_keys, _ = whole[0]
+    first_keys, _ = far_cache[0]
     key_heads = first_keys.shape[1]
     if kept.ndim == 2:
         kept = kept[:, None, None]
-    kept = kept.expand(-1, len(whole), key_heads, -1)
+    kept = kept.expand(-1, len(far_cache), key_heads, -1)
     rows = block[:, None, None]
     heads = torch.arange(key_heads, device=block.device)[:, None]
     layers = []
-    for layer, (keys, values) in enumerate(whole):
+    for layer, (keys, values) in enumerate(far_cache):
         columns = kept[:, layer]
         layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
     return layers

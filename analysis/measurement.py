@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from analysis.older_records import renamed_choices
 from analysis.parquet import read_frame
 from analysis.saved import read_head, write_saved
 from analysis.settings import Settings
@@ -36,12 +37,12 @@ KIND, VERSION = "olmo-sparsity result", 1
 RESULT_NAME = "result.json"
 FRAMES = ("targets", "choices", "scores", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
-"""The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
+"""The columns of `Result.choices` that say what was chosen by what, and how it was kept."""
 
 
 @dataclass(repr=False)
 class Measurement:
-    """One measurement of one model on one set of targets, or of several trainings of it (`join`): the data alone.
+    """One measurement of one model on one set of targets, or of several runs of it (`join`): the data alone.
 
     `analysis.api.Result` is this with its numbers and pictures.
 
@@ -50,8 +51,8 @@ class Measurement:
         targets   target_id (block · B + place in the block), text (its number), [group], position, token,
                   loss_long_nats, loss_short_nats, [selecting_gain_nats: of the selecting model], over_tau, kind,
                   placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
-                  [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
-        choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.kept`),
+                  [run], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
+        choices   target_id, [run], selector, far_context, level, unit and sinks (see `analysis.kept`),
                   selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
                   [influence (k_max)], [selected_special (k_max): whether each is a special token; where the texts have
                   some], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
@@ -70,11 +71,6 @@ class Measurement:
     """Command, commit, versions, machine and time."""
     runs: tuple[Self, ...] = ()
     """The results that `join` joined; empty of one alone."""
-
-    @property
-    def trainings(self) -> tuple[Self, ...]:
-        """The results that were joined, or this one alone."""
-        return self.runs or (self,)
 
     @property
     def ks(self) -> list[int]:
@@ -103,8 +99,8 @@ class Measurement:
 
     @property
     def has_xray(self) -> bool:
-        """Whether there is a block to be read, with text and a target over tau, of the first training."""
-        first = self.trainings[0]
+        """Whether there is a block to be read, with text and a target over tau, of the first run."""
+        first = (self.runs or (self,))[0]
         return first.texts is not None and len(first.over) > 0
 
     @property
@@ -122,24 +118,24 @@ class Measurement:
         """Rows of `targets` that gain more than tau (under the selecting model), ascending, (m,)."""
         return np.flatnonzero(self.targets["over_tau"].to_numpy())
 
-    def loss_nats(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def loss_nats(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """L_k of the targets in `over`, (m, K); NaN where a target has no such far context.
 
-        ``given_back``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
+        ``kept_as``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
         """
-        return self.of_choices("loss_nats", selector, far_context, **given_back)
+        return self.of_choices("loss_nats", selector, far_context, **kept_as)
 
-    def selected(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def selected(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice.
 
         `chosen` gives the same as text.
         """
-        values = self.of_choices("selected", selector, far_context, **given_back)
+        values = self.of_choices("selected", selector, far_context, **kept_as)
         return np.nan_to_num(values, nan=-1).astype(np.int64)
 
-    def influence(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+    def influence(self, selector: str, far_context: str = "true", **kept_as: Any) -> np.ndarray:
         """Influence of each token of `selected`, in the selector's unit, (m, k_max)."""
-        return self.of_choices("influence", selector, far_context, **given_back)
+        return self.of_choices("influence", selector, far_context, **kept_as)
 
     def of_choices(
         self,
@@ -157,9 +153,9 @@ class Measurement:
         rows = self.rows_of_choices[key]
         values = self.choices[column].to_numpy()[rows]
         values = np.stack(values) if values.dtype == object else values
-        found = np.full((len(self.over), *values.shape[1:]), np.nan)
-        found[self.over_of_choice[rows]] = values
-        return found
+        aligned = np.full((len(self.over), *values.shape[1:]), np.nan)
+        aligned[self.over_of_choice[rows]] = values
+        return aligned
 
     @cached_property
     def rows_of_choices(self) -> dict[tuple[Any, ...], np.ndarray]:
@@ -169,13 +165,13 @@ class Measurement:
     @cached_property
     def over_of_choice(self) -> np.ndarray:
         """Of every row of `choices`, the place of its target in `over`, (rows,)."""
-        keys = [name for name in ("training", "target_id") if name in self.choices]
+        keys = [name for name in ("run", "target_id") if name in self.choices]
         over = self.targets.iloc[self.over][keys].assign(place=np.arange(len(self.over)))
         return self.choices[keys].merge(over, how="left")["place"].to_numpy(dtype=np.int64)
 
     @classmethod
     def join(cls, results: Sequence[Self]) -> Self:
-        """Several trainings of one model on the same targets as one, with a column ``training`` (docs/method.md, 2.4).
+        """Several runs of one model on the same targets as one, with a column ``run`` (docs/method.md, 2.4).
 
         Raises `UserError` where they have different settings or targets, the same weights, or are cross-fitted.
         """
@@ -187,17 +183,17 @@ class Measurement:
                 "cross-fitted results may share a model, and cannot be joined; give those of one model each"
             )
         if len({result.settings.model.sha256 for result in results}) < len(results):
-            raise UserError("two of the results are of the same weights; give each training once")
+            raise UserError("two of the results are of the same weights; give each run once")
         for result in results[1:]:
             if differing := first.settings.differences(result.settings, when="joined"):
                 raise UserError(
-                    f"trainings that are joined need the same settings: {differing}; measure one again"
+                    f"runs that are joined need the same settings: {differing}; measure one again"
                 )
             if not first.targets[["text", "position"]].equals(result.targets[["text", "position"]]):
-                raise UserError("the trainings were measured on different targets; measure one of them again")
+                raise UserError("the runs were measured on different targets; measure one of them again")
 
         def joined(name: str) -> pd.DataFrame:
-            frames = [getattr(result, name).assign(training=number) for number, result in enumerate(results)]
+            frames = [getattr(result, name).assign(run=number) for number, result in enumerate(results)]
             # one without choices has no columns of what may be measured of them
             filled = [frame for frame in frames if len(frame)] or frames[:1]
             return pd.concat(filled, ignore_index=True, join="inner")
@@ -234,12 +230,13 @@ class Measurement:
             folder / RESULT_NAME,
             KIND,
             VERSION,
-            "give a folder that `olmo-sparsity influence --out` or Result.save wrote",
+            "give a folder that `olmo-sparsity measure --out` or Result.save wrote",
         )
         paths = {name: folder / f"{name}.parquet" for name in FRAMES}
         frames = {
             name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
         }
+        frames["choices"] = renamed_choices(frames["choices"])
         by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
         if any(saved["settings"].get("losses_not_over_tau") for saved in head["cells"].values()):
             log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)

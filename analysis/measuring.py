@@ -39,7 +39,7 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     selectors: Sequence[str] = DEFAULT_SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = ("text",),
+    keep_as: Sequence[str] = ("text",),
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -57,7 +57,7 @@ def measure(
     batches: Sequence[int] | None = None,
     progress: bool = True,
 ) -> Result:
-    """How much far context helps a model on sampled targets, and how much of that k influential far tokens give back.
+    """How much far context helps a model on sampled targets, and how much of that k influential far tokens recover.
 
     A target's loss is measured given the N tokens before it and given the last M of them. Where the long context gains
     more than tau, every selector ranks the F = N - M far tokens, and the loss given the short context and the first k
@@ -79,7 +79,7 @@ def measure(
         ks: numbers of tokens, ascending.
         selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
         placebos: far contexts beside the true one, of `PLACEBOS`.
-        give_back: how chosen tokens are given back: text; or cache, where the whole context is read and only their keys
+        keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
             and values are left; maybe with sinks or as words, such as cache:4 or text/word (`analysis.kept`).
         prefix: what stands before every context: auto (what the tokenizer puts before a text), none, bos, eos, or ids.
         seed: of everything that is drawn.
@@ -117,7 +117,7 @@ def measure(
         ks=tuple(arguments.whole_numbers("ks", ks)),
         selectors=tuple(arguments.names("selectors", selectors)),
         far_contexts=far_contexts(arguments.names("placebos", placebos)),
-        give_back=tuple(arguments.names("give_back", give_back)),
+        keep_as=tuple(arguments.names("keep_as", keep_as)),
         scores=scores,
         faithfulness=faithfulness,
         subsets=SUBSETS if faithfulness else None,
@@ -139,7 +139,7 @@ def measure(
         loaded = stack.enter_context(open_model(model, **opening))
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
-        places = sample_targets(
+        sampled = sample_targets(
             source, targets, same_group=SAME_GROUP in choices.far_contexts, **asdict(contexts)
         )
         scorer = _scorer(loaded, contexts, tokens_per_batch)
@@ -169,8 +169,8 @@ def measure(
             proposing=scorers.get("proposed_by"),
             check_losses=loaded.check_losses,
         )
-        log.info("%s targets; %s tokens a pass", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        runner = Runner(engine, places, folder, progress)
+        log.info("%s targets; %s tokens a pass", f"{len(sampled):,}", f"{scorer.tokens_per_batch:,}")
+        runner = Runner(engine, sampled, folder, progress)
         return Result.of(runner.run(shard, batches))
 
 

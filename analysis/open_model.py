@@ -44,7 +44,7 @@ def open_model(
 
     Args:
         model: a path or hub id, maybe with ``@yarn:4`` or ``@untrained`` behind it; or (model, tokenizer), both loaded;
-            a `LoadedModel` is given back as it is.
+            a `LoadedModel` is returned as it is.
         tokenizer: instead of the model's: an object of transformers or tokenizers, or the path of a tokenizer.json.
         prefix: what stands before every context: ``auto`` (what the tokenizer puts before a text, nothing for a model
             of this project, which read no such token in training), ``none``, ``bos``, ``eos``, or ids such as ``1,2``.

@@ -129,7 +129,7 @@ def _rows_of_fields(texts: Mapping[Any, Any]) -> list[Any] | None:
         return _table(texts)
     if has_text and has_group and _is_column(texts[names[0]]):
         raise UserError(
-            f"the {type(texts).__name__} has {' and '.join(names)}, but not a list of one length for each column; mend "
+            f"the {type(texts).__name__} has {' and '.join(names)}, but not a list of one length for each column; fix "
             "it, or give groups of texts other names"
         )
     return None
@@ -250,13 +250,13 @@ def _path_of(text: str | os.PathLike[str]) -> Path | None:
             return path
     except PermissionError as error:
         raise UserError(
-            f"{str(text)!r} cannot be read ({error.strerror}); mend the path or its rights, or, where it is a text, "
+            f"{str(text)!r} cannot be read ({error.strerror}); fix the path or its rights, or, where it is a text, "
             "end it with a line break"
         ) from error
     except (OSError, ValueError):  # too long a name, a NUL byte
         pass
     if not isinstance(text, str) or kind_of(text):
         raise UserError(
-            f"there is no file {str(text)!r}; mend the path, or, where it is a text, end it with a line break"
+            f"there is no file {str(text)!r}; fix the path, or, where it is a text, end it with a line break"
         )
     return None

@@ -35,7 +35,7 @@ _FLOAT_LISTS = (
 )
 _TYPES = {
     **dict.fromkeys(_INT64, pa.int64()),
-    **dict.fromkeys(("token", "training", "sinks"), pa.int32()),
+    **dict.fromkeys(("token", "run", "sinks"), pa.int32()),
     **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
     **dict.fromkeys(_STRINGS, pa.string()),
     **dict.fromkeys(_FLOAT_LISTS, pa.list_(pa.float32())),
@@ -89,10 +89,10 @@ def write_rows(path: Path, rows: pd.DataFrame) -> None:
     write_table(path, pa.Table.from_pandas(rows, preserve_index=False))
 
 
-def write_table(path: str | Path, table: pa.Table, **how: Any) -> None:
+def write_table(path: str | Path, table: pa.Table, **options: Any) -> None:
     """Write a table of Arrow as Parquet, atomically, with zstd."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:  # Arrow would take a:b for an address
-        pq.write_table(table, file, compression="zstd", **how)
+        pq.write_table(table, file, compression="zstd", **options)
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -107,10 +107,10 @@ def read_parquet(path: str | Path) -> pd.DataFrame:
 
     Without Arrow's threads: on a busy machine they may abort a process that is done (exit code 134).
     """
-    how: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
+    options: Any = {"use_threads": False, "pre_buffer": False, "page_checksum_verification": True}
     try:
         with open(user_path(path), "rb") as file:  # Arrow would take a:b for an address
-            return pq.read_table(file, **how).to_pandas(use_threads=False)
+            return pq.read_table(file, **options).to_pandas(use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"

@@ -20,7 +20,7 @@ from analysis.model.adapter import (
     Adapter,
     Output,
     PassOptions,
-    ReadAttention,
+    ReduceAttention,
     TransformersAdapter,
     causal_bias,
 )
@@ -105,12 +105,12 @@ class OlmoAdapter(Adapter):
         """See `Adapter`."""
         return self.model.embed(input_ids)
 
-    def read(
-        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
+    def raw_forward(
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, options: PassOptions = PLAIN
     ) -> Output:
         """See `Adapter`; OLMo caches keys before it rotates them."""
         embedded = inputs.ndim == 3
-        bias = how.bias
+        bias = options.bias
         if bias is not None:
             if not getattr(self.model.blocks()[0].mixer, "supports_presence", True):
                 raise UserError(
@@ -120,31 +120,31 @@ class OlmoAdapter(Adapter):
             from olmo_sparsity.model.rope import alibi_causal_bias  # needs OLMo
 
             config = self.model.config
-            own = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
-            bias = bias[:, None] + own
+            causal = alibi_causal_bias(config, position_ids) if config.alibi else causal_bias(bias)
+            bias = bias[:, None] + causal
         output = self.model(
             None if embedded else inputs,
             input_embeddings=inputs if embedded else None,
             position_ids=position_ids,
             logits_to_keep=logits_to_keep,
-            attention_mask=how.attention_mask,
+            attention_mask=options.attention_mask,
             attention_bias=bias,
-            past_key_values=how.past or None,
-            use_cache=how.past == [],
-            **how.further,
+            past_key_values=options.past or None,
+            use_cache=options.past == [],
+            **options.further,
         )
         return Output(output.logits, output.attn_key_values or [])
 
-    def read_attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
+    def raw_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
-        """See `Adapter`: while a pass runs, every layer appends what ``read`` gives of its attention."""
+        """See `Adapter`: while a pass runs, every layer appends what ``reduce`` gives of its attention."""
         recorded: list[Tensor] = []
 
         def record(compute: Any, weights_of: Any, *arguments: Any, **options: Any) -> Tensor:
             """``compute``, of which ``weights_of`` gives the attention from its output and its arguments."""
             output = compute(*arguments, **options)
-            recorded.append(read(weights_of(output, *arguments, **options)[:, :, -queries:]))
+            recorded.append(reduce(weights_of(output, *arguments, **options)[:, :, -queries:]))
             return output
 
         with ExitStack() as restored:
@@ -156,7 +156,7 @@ class OlmoAdapter(Adapter):
                 )
                 setattr(holder, name, partial(record, getattr(holder, name), weights_of))
                 restored.callback(delattr, holder, name)  # the class's method is there again
-            self.read(input_ids, position_ids, queries)
+            self.raw_forward(input_ids, position_ids, queries)
         return recorded
 
 

@@ -47,7 +47,7 @@ class Runner:
     """Measures the targets of a measurement that are not measured yet, batch by batch, and keeps what is finished."""
 
     engine: Engine
-    places: pd.DataFrame
+    sampled: pd.DataFrame
     """Of all targets."""
     out: Path | None
     """The folder; None: all stays in memory."""
@@ -81,9 +81,9 @@ class Runner:
         with self._open_parts(out, share) as parts:
             kept = self._finished(parts)
             measured = {target for part in kept for target in part.targets["target_id"]}
-            places = self._targets_of(batches)
-            if done := int(places["target_id"].isin(measured).sum()):
-                log.info("%s goes on: %s of %s targets are measured", out, f"{done:,}", f"{len(places):,}")
+            sampled = self._targets_of(batches)
+            if done := int(sampled["target_id"].isin(measured).sum()):
+                log.info("%s goes on: %s of %s targets are measured", out, f"{done:,}", f"{len(sampled):,}")
 
             def keep(part: Measurement) -> None:
                 first = f"targets-{part.targets['target_id'].min():08d}"
@@ -114,19 +114,19 @@ class Runner:
             measured: ids of targets that are measured already.
             known: all targets, where they have losses of another tau.
         """
-        places = self._targets_of(batches)
-        done = int(places["target_id"].isin(measured).sum())
-        if done == len(places):
+        sampled = self._targets_of(batches)
+        done = int(sampled["target_id"].isin(measured).sum())
+        if done == len(sampled):
             return
-        bar = partial(show_progress, "targets measured", len(places), "targets", done=done, estimates=False)
+        bar = partial(show_progress, "targets measured", len(sampled), "targets", done=done, estimates=False)
         with bar(enabled=self.progress) as advance:
-            work = Work(len(places) - done, advance)
+            work = Work(len(sampled) - done, advance)
             self.engine.on_read(work.read)
             rounds = _Rounds(self.settings, keep, work)
             try:
                 for batch in batches:
                     of_batch = self._batch_numbers() == batch
-                    to_measure = self.places[of_batch]
+                    to_measure = self.sampled[of_batch]
                     if to_measure["target_id"].isin(measured).all():
                         continue
                     before = None if known is None else known[of_batch]
@@ -137,7 +137,7 @@ class Runner:
 
     def _measure_batch(
         self,
-        places: pd.DataFrame,
+        sampled: pd.DataFrame,
         known: pd.DataFrame | None,
         measured: Collection[int],
         rounds: _Rounds,
@@ -145,13 +145,13 @@ class Runner:
     ) -> None:
         """Measure one batch: the losses of all its targets, and then round by round what is not ``measured``."""
         size = self.settings.contexts.targets_per_block
-        blocks = _blocks(places, size)
+        blocks = _blocks(sampled, size)
         work.begin_batch(
-            int((~places["target_id"].isin(measured)).sum()),
+            int((~sampled["target_id"].isin(measured)).sum()),
             0.0 if known is not None else tokens_of_losses(self.settings, blocks),
-            likely_tokens_to_choose(self.settings, len(places), blocks),
+            likely_tokens_to_choose(self.settings, len(sampled), blocks),
         )
-        targets = self.engine.with_losses(places, known)
+        targets = self.engine.with_losses(sampled, known)
         todo = [
             of_round
             for of_round in self.engine.rounds(targets)
@@ -190,10 +190,10 @@ class Runner:
 
     def _batch_numbers(self) -> pd.Series:
         """Of every target, the number of its batch."""
-        return self.places["target_id"] // targets_per_batch(self.settings.contexts.targets_per_block)
+        return self.sampled["target_id"] // targets_per_batch(self.settings.contexts.targets_per_block)
 
     def _targets_of(self, batches: Sequence[int]) -> pd.DataFrame:
-        return self.places[self._batch_numbers().isin(batches)]
+        return self.sampled[self._batch_numbers().isin(batches)]
 
     def _result_there(self) -> Measurement | None:
         """The whole result in ``out``, None where there is none: of this measurement, or of one with another tau over
@@ -212,9 +212,9 @@ class Runner:
         return there
 
     def _known(self, there: Measurement) -> pd.DataFrame:
-        """The targets of a result, row by row those of ``places``. Raises `UserError` where they are others."""
+        """The targets of a result, row by row those of ``sampled``. Raises `UserError` where they are others."""
         of_place = ["target_id", "text", "position"]
-        if not np.array_equal(there.targets[of_place], self.places[of_place]):
+        if not np.array_equal(there.targets[of_place], self.sampled[of_place]):
             raise UserError(f"{self.out} has other targets than are sampled now; give another folder")
         log.info("no target is over tau in %s: its losses are used again", self.out)
         return there.targets
@@ -231,7 +231,7 @@ class Runner:
                         name, [column for column in ("target_id", *SELECTION) if column in frame]
                     )
                     frames[name] = frame.drop_duplicates(of_row, ignore_index=True)
-        complete = len(frames["targets"]) == len(self.places)
+        complete = len(frames["targets"]) == len(self.sampled)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
         return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)
 

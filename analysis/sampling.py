@@ -52,17 +52,17 @@ def sample_targets(
             f"no text offers B = {size} targets in a row with N = {n_long} tokens before: the longest has "
             f"{texts.lengths.max()} tokens; lower N or B, or give longer texts"
         )
-    text, number = _stratified(offered // size, -(-count // size), seed)
+    text, block_in_text = _stratified(offered // size, -(-count // size), seed)
     # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
     generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
     offsets = generator.integers(0, offered % size, endpoint=True)
-    first = n_long + size * number + offsets[text]
+    first = n_long + size * block_in_text + offsets[text]
     if np.count_nonzero(texts.lengths >= n_far) > 1:
-        apart = groups
+        placebo_groups = groups
         if texts.divided and groups is not None and len(set(groups)) == 1:
             log.warning("all documents are of one text: placebos are of other documents in it")
-            apart = None
-        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, apart)
+            placebo_groups = None
+        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, placebo_groups)
     else:
         placebo_text = text
         placebo_start = _placebos_of_itself(first, int(texts.lengths.max()), n_long, n_far, size, seed)
@@ -74,36 +74,36 @@ def sample_targets(
             texts, text, first, n_long=n_long, n_far=n_far, targets_per_block=size, seed=seed
         )
         columns |= {"same_group_text": drawn[:, 0], "same_group_start": drawn[:, 1]}
-    places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
-    places.insert(0, "target_id", np.arange(len(places)))
-    places["position"] += places["target_id"] % size
-    places = _without_no_targets(texts, places, size)
-    near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
+    sampled = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
+    sampled.insert(0, "target_id", np.arange(len(sampled)))
+    sampled["position"] += sampled["target_id"] % size
+    sampled = _without_no_targets(texts, sampled, size)
+    near_copy = texts.in_near_copy(sampled["text"].to_numpy(), sampled["position"].to_numpy())
     if near_copy is not None:
-        places = places.assign(near_copy=near_copy)
-    return places
+        sampled = sampled.assign(near_copy=near_copy)
+    return sampled
 
 
-def _without_no_targets(texts: Texts, places: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:
+def _without_no_targets(texts: Texts, drawn_targets: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:
     """The drawn targets that may be some (`Texts.may_be_target`), with ids of blocks that follow one another.
 
     Raises `UserError` where none is left.
     """
-    allowed = texts.may_be_target(places["text"].to_numpy(), places["position"].to_numpy())
+    allowed = texts.may_be_target(drawn_targets["text"].to_numpy(), drawn_targets["position"].to_numpy())
     if allowed.all():
-        return places
+        return drawn_targets
     left_out = f"{int((~allowed).sum()):,}"
     drawn = f"{len(allowed):,}"
     log.info("%s of %s drawn targets are special tokens or of a chat template: left out", left_out, drawn)
-    places = places[allowed]
-    if places.empty:
+    drawn_targets = drawn_targets[allowed]
+    if drawn_targets.empty:
         raise UserError(
             "every drawn target is a special token or one of a chat template; give more targets, or longer texts"
         )
-    block, _ = pd.factorize(places["target_id"] // targets_per_block)
-    place = places["target_id"] % targets_per_block
-    places = places.assign(target_id=block * targets_per_block + place)
-    return places.reset_index(drop=True)
+    block, _ = pd.factorize(drawn_targets["target_id"] // targets_per_block)
+    offset = drawn_targets["target_id"] % targets_per_block
+    drawn_targets = drawn_targets.assign(target_id=block * targets_per_block + offset)
+    return drawn_targets.reset_index(drop=True)
 
 
 def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -187,14 +187,14 @@ def _placebos_of_itself(
 
 def _start_outside(first: int, end: int, length: int, n_far: int, generator: np.random.Generator) -> int:
     """A uniform place of F tokens in a text outside its tokens ``first`` to ``end`` - 1; -1 where there is none."""
-    before = max(0, first - n_far + 1)
-    offered = before + max(0, length - n_far + 1 - end)
+    room_before = max(0, first - n_far + 1)
+    offered = room_before + max(0, length - n_far + 1 - end)
     if not offered:
         return -1
-    place = int(generator.integers(offered))
-    if place < before:
-        return place
-    return end + place - before
+    start = int(generator.integers(offered))
+    if start < room_before:
+        return start
+    return end + start - room_before
 
 
 def same_group_elsewhere(
@@ -223,18 +223,18 @@ def same_group_elsewhere(
     for name in set(group[text].tolist()):
         by_group[name] = long_enough[group[long_enough] == name]
     drawn = []
-    for block, (own, position) in enumerate(zip(text, first, strict=True)):
+    for block, (text_index, position) in enumerate(zip(text, first, strict=True)):
         generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
-        others = by_group[group[own]]
-        others = others[others != own]
+        others = by_group[group[text_index]]
+        others = others[others != text_index]
         if len(others):
             other = generator.choice(others)
             drawn.append((other, generator.integers(texts.lengths[other] - n_far + 1)))
         else:
             end = position + targets_per_block
-            start = _start_outside(position - n_long, end, texts.lengths[own], n_far, generator)
+            start = _start_outside(position - n_long, end, texts.lengths[text_index], n_far, generator)
             if start < 0:
                 drawn.append((-1, -1))
             else:
-                drawn.append((own, start))
+                drawn.append((text_index, start))
     return np.array(drawn)

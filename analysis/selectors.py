@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the names of selectors are known without torch
 
 @dataclass(frozen=True)
 class SelectorInput:
-    """What a selector is given: it returns the k most influential of the candidates, for every target."""
+    """What a selector reads: it returns the k most influential of the candidates, for every target."""
 
     scorer: Scorer
     contexts: Contexts
@@ -66,24 +66,24 @@ class SelectorInput:
         """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
         return self.scorer.losses(self.contexts, far, self.target_index)
 
-    def measure(self, name: str, far: np.ndarray) -> np.ndarray:
+    def evaluate(self, measure: str, far: np.ndarray) -> np.ndarray:
         """One of `analysis.model.losses.MEASURES` of such subsets, (m, C)."""
-        measures = self.scorer.measures(self.contexts, far, (name,), self.target_index)
+        measures = self.scorer.measures(self.contexts, far, (measure,), self.target_index)
         return measures[..., 0]
 
-    def shared_measure(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
-        """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
+    def evaluate_shared(self, base: str, measure: str, far: np.ndarray) -> np.ndarray:
+        """`evaluate` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
         of_base = base + self.screen
-        if (of_base, name) not in self.shared:
-            needed = {name}
-            for form, (_, measure) in FORMS.items():
+        if (of_base, measure) not in self.shared:
+            needed = {measure}
+            for form, (_, of_form) in FORMS.items():
                 if base + form + self.screen in self.names:
-                    needed.add(measure)
-            names = sorted(needed)
-            read = self.scorer.measures(self.contexts, far, names, self.target_index)
-            for number, measure in enumerate(names):
-                self.shared[of_base, measure] = read[..., number]
-        return self.shared[of_base, name]
+                    needed.add(of_form)
+            measures = sorted(needed)
+            values = self.scorer.measures(self.contexts, far, measures, self.target_index)
+            for column, name in enumerate(measures):
+                self.shared[of_base, name] = values[..., column]
+        return self.shared[of_base, measure]
 
     def at_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
@@ -110,7 +110,7 @@ _SPLIT, _SHORTEST = 4, 4
 
 Selector = Callable[[SelectorInput], Selection]
 Influence = Callable[[SelectorInput], np.ndarray]
-"""From a given to the influence of every candidate, (m, C)."""
+"""From these inputs to the influence of every candidate, (m, C)."""
 InfluenceBy = Callable[[SelectorInput, str], np.ndarray]
 """The same by a measure."""
 SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
@@ -139,7 +139,7 @@ def register_influence(name: str, family: str) -> Callable[[_Influence], _Influe
     """Make the selector available by name that takes the candidates of largest influence."""
 
     def add(influence: _Influence) -> _Influence:
-        register(name, family)(lambda given: most_influential(given, influence(given)))
+        register(name, family)(lambda inputs: most_influential(inputs, influence(inputs)))
         return influence
 
     return add
@@ -152,20 +152,20 @@ def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
         for form, (family, measure) in FORMS.items():
             change = np.abs if family == ABSOLUTE else np.asarray
             register_influence(base + form, family)(
-                lambda given, measure=measure, change=change: change(influence(given, measure))
+                lambda inputs, measure=measure, change=change: change(influence(inputs, measure))
             )
         return influence
 
     return add
 
 
-def most_influential(given: SelectorInput, influence: np.ndarray) -> Selection:
+def most_influential(inputs: SelectorInput, influence: np.ndarray) -> Selection:
     """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
-    candidates = given.candidates
-    order = np.argsort(-influence, axis=1, kind="stable")[:, : given.k]
+    candidates = inputs.candidates
+    order = np.argsort(-influence, axis=1, kind="stable")[:, : inputs.k]
     columns = np.take_along_axis(candidates, order, axis=1)
     finite = np.where(np.isfinite(influence), influence, np.nan)
-    scores = np.full((len(influence), given.contexts.n_far), np.nan)
+    scores = np.full((len(influence), inputs.contexts.n_far), np.nan)
     np.put_along_axis(scores, candidates, finite, axis=1)
     return Selection(columns, np.take_along_axis(influence, order, axis=1), scores)
 
@@ -240,98 +240,98 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
     Costs what the proposer costs and count / F of what the exact selector costs.
     """
 
-    def select(given: SelectorInput) -> Selection:
-        if (screen, "columns") not in given.shared:
-            proposal = replace(given, k=count)
-            if given.proposing is not None:
-                proposal = replace(proposal, scorer=given.proposing, names=(), shared={})
+    def select(inputs: SelectorInput) -> Selection:
+        if (screen, "columns") not in inputs.shared:
+            proposal = replace(inputs, k=count)
+            if inputs.proposing is not None:
+                proposal = replace(proposal, scorer=inputs.proposing, names=(), shared={})
             proposed = proposer(proposal)
-            given.shared[screen, "columns"] = np.sort(proposed.columns, axis=1)
-        of_proposed = replace(given, columns=given.shared[screen, "columns"], screen=screen)
+            inputs.shared[screen, "columns"] = np.sort(proposed.columns, axis=1)
+        of_proposed = replace(inputs, columns=inputs.shared[screen, "columns"], screen=screen)
         return exact(of_proposed)
 
     return select
 
 
 @register_forms("leave-one-out")
-def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
+def leave_one_out(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
     """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text was not at hand].
 
     Of another measure the same: a divergence from p_long is 0 given C_long.
     """
-    n_far = given.contexts.n_far
+    n_far = inputs.contexts.n_far
     left_out = np.arange(n_far)
-    if given.columns is not None:
-        left_out = given.columns
+    if inputs.columns is not None:
+        left_out = inputs.columns
     columns = np.arange(n_far - 1)
     far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
-    without = given.shared_measure("leave-one-out", measure, far)
-    return without - given.measure(measure, given.contexts.all_far)
+    without = inputs.evaluate_shared("leave-one-out", measure, far)
+    return without - inputs.evaluate(measure, inputs.contexts.all_far)
 
 
 @register_forms("leave-one-in")
-def leave_one_in(given: SelectorInput, measure: str = "loss") -> np.ndarray:
+def leave_one_in(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
     """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
-    added = np.arange(given.contexts.n_far)
-    if given.columns is not None:
-        added = given.columns
-    beside = given.shared_measure("leave-one-in", measure, added[..., None])
-    return given.measure(measure, NO_FAR) - beside
+    added = np.arange(inputs.contexts.n_far)
+    if inputs.columns is not None:
+        added = inputs.columns
+    beside = inputs.evaluate_shared("leave-one-in", measure, added[..., None])
+    return inputs.evaluate(measure, NO_FAR) - beside
 
 
 @register("greedy", SIGNED)
-def greedy(given: SelectorInput, measure: str = "loss") -> Selection:
+def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
 
     Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen. Of
     another measure the same.
     """
-    open_ = given.candidates
+    open_ = inputs.candidates
     count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    before = given.measure(measure, NO_FAR)
+    previous = inputs.evaluate(measure, NO_FAR)
     gains = []
-    for number in range(given.k):
-        if number == 0 and given.columns is None:  # shared by the targets of a block
-            after = given.measure(measure, np.arange(given.contexts.n_far)[:, None])
+    for round_index in range(inputs.k):
+        if round_index == 0 and inputs.columns is None:  # shared by the targets of a block
+            after = inputs.evaluate(measure, np.arange(inputs.contexts.n_far)[:, None])
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
             subsets = np.concatenate([beside, open_[:, :, None]], axis=2)
             subsets.sort(axis=2)
-            after = given.measure(measure, subsets)
+            after = inputs.evaluate(measure, subsets)
         best = after.argmin(axis=1)[:, None]
         added = np.take_along_axis(open_, best, axis=1)
         chosen = np.concatenate([chosen, added], axis=1)
         lowest = np.take_along_axis(after, best, axis=1)
-        gains.append(before - lowest)
-        before = lowest
+        gains.append(previous - lowest)
+        previous = lowest
         left = np.arange(open_.shape[1]) != best
         open_ = open_[left].reshape(count, -1)
     return Selection(chosen, np.concatenate(gains, axis=1))
 
 
 @register("greedy-kl", BLIND)
-def greedy_kl(given: SelectorInput) -> Selection:
+def greedy_kl(inputs: SelectorInput) -> Selection:
     """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
-    return greedy(given, "kl")
+    return greedy(inputs, "kl")
 
 
 @register("spans", SIGNED)
-def spans(given: SelectorInput) -> Selection:
+def spans(inputs: SelectorInput) -> Selection:
     """The tokens of the spans without which the loss is highest: leave-one-out of spans, from coarse to fine [ours].
 
     Spans of the candidates are left out one at a time. The best are cut into `_SPLIT` parts, which are left out in
     their turn, down to `_SHORTEST` tokens: the hierarchy of AttriBoT (arXiv 2411.15102), at about log F instead of F
     passes. Every level keeps spans of at least 2 k tokens, two at least. Influence of a token: that of its span, nats.
     """
-    candidates = given.candidates
-    n_far = given.contexts.n_far
+    candidates = inputs.candidates
+    n_far = inputs.contexts.n_far
     count, number = candidates.shape
-    shared = given.columns is None  # then the targets of a block share the passes of the first level
+    shared = inputs.columns is None  # then the targets of a block share the passes of the first level
     levels = math.floor(math.log(number / (2 * _SHORTEST), _SPLIT))
     width = _SHORTEST * _SPLIT ** max(0, levels)
     width = min(width, number)
-    long = given.losses(given.contexts.all_far)
+    long = inputs.losses(inputs.contexts.all_far)
     starts = np.broadcast_to(np.arange(0, number, width), (count, -(-number // width)))
     while True:
         starts = np.minimum(starts, number - width)
@@ -339,11 +339,11 @@ def spans(given: SelectorInput) -> Selection:
             [without] = _without_spans(candidates[:1], starts[:1], width, n_far)
         else:
             without = _without_spans(candidates, starts, width, n_far)
-        influence = given.losses(without) - long
+        influence = inputs.losses(without) - long
         order = np.argsort(-influence, axis=1, kind="stable")
         if width <= _SHORTEST:
             break
-        kept_spans = max(2, math.ceil(2 * given.k / width))
+        kept_spans = max(2, math.ceil(2 * inputs.k / width))
         kept = np.take_along_axis(starts, order[:, :kept_spans], axis=1)
         width //= _SPLIT
         starts = (kept[..., None] + width * np.arange(_SPLIT)).reshape(count, -1)
@@ -354,7 +354,7 @@ def spans(given: SelectorInput) -> Selection:
         before = np.take_along_axis(best, columns, axis=1)
         larger = np.maximum(before, gain[:, None])
         np.put_along_axis(best, columns, larger, axis=1)
-    return most_influential(given, best)
+    return most_influential(inputs, best)
 
 
 def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far: int) -> np.ndarray:
@@ -368,24 +368,24 @@ def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far
 
 
 @register_influence("gradient", SIGNED)
-def gradient(given: SelectorInput) -> np.ndarray:
+def gradient(inputs: SelectorInput) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
-    slopes = given.scorer.presence_gradient(given.contexts, given.target_index)
-    return given.at_candidates(slopes)
+    slopes = inputs.scorer.presence_gradient(inputs.contexts, inputs.target_index)
+    return inputs.at_candidates(slopes)
 
 
 @register_influence("saliency", ABSOLUTE)
-def saliency(given: SelectorInput) -> np.ndarray:
+def saliency(inputs: SelectorInput) -> np.ndarray:
     """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
-    norms = given.scorer.input_gradients(given.contexts, given.target_index)
-    return given.at_candidates(norms)
+    norms = inputs.scorer.input_gradients(inputs.contexts, inputs.target_index)
+    return inputs.at_candidates(norms)
 
 
 @register_influence("input-x-gradient", ABSOLUTE)
-def input_x_gradient(given: SelectorInput) -> np.ndarray:
+def input_x_gradient(inputs: SelectorInput) -> np.ndarray:
     """L2 norm of embedding times gradient, element by element, (m, C), as inseq aggregates; arXiv 1605.01713."""
-    norms = given.scorer.input_gradients(given.contexts, given.target_index, times_input=True)
-    return given.at_candidates(norms)
+    norms = inputs.scorer.input_gradients(inputs.contexts, inputs.target_index, times_input=True)
+    return inputs.at_candidates(norms)
 
 
 @register("integrated-gradients", ABSOLUTE)
@@ -400,31 +400,31 @@ class IntegratedGradients:
     steps: int = 50
     """Points of the path, as captum chooses them by default."""
 
-    def __call__(self, given: SelectorInput) -> Selection:
+    def __call__(self, inputs: SelectorInput) -> Selection:
         """S_k by that norm."""
         points, weights = np.polynomial.legendre.leggauss(self.steps)  # on [-1, 1]
         points = (1 + points) / 2
         weights = weights / 2
         path = list(zip(points.tolist(), weights.tolist(), strict=True))
-        norms = given.scorer.integrated_gradients(given.contexts, given.target_index, path=path)
-        return most_influential(given, given.at_candidates(norms))
+        norms = inputs.scorer.integrated_gradients(inputs.contexts, inputs.target_index, path=path)
+        return most_influential(inputs, inputs.at_candidates(norms))
 
 
 @register_influence("attention", BLIND)
-def attention(given: SelectorInput) -> np.ndarray:
+def attention(inputs: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
-    received = given.scorer.last_attention(given.contexts, given.target_index)
-    return given.at_candidates(received)
+    received = inputs.scorer.last_attention(inputs.contexts, inputs.target_index)
+    return inputs.at_candidates(received)
 
 
 @register("h2o", BLIND)
-def h2o(given: SelectorInput) -> Selection:
+def h2o(inputs: SelectorInput) -> Selection:
     """Attention that i has got from all tokens up to the target, in each head: H2O (Zhang et al., arXiv 2306.14048).
 
     Its heavy hitters; beside them it keeps the recent tokens, here the short context.
     """
-    received = given.scorer.accumulated_attention(given.contexts, given.target_index)
-    return _of_heads(given, received)
+    received = inputs.scorer.accumulated_attention(inputs.contexts, inputs.target_index)
+    return _of_heads(inputs, received)
 
 
 @register("snapkv", BLIND)
@@ -446,34 +446,34 @@ class SnapKV:
                 f"snapkv:pool={self.pool}: give an odd number, so that a token stands in the middle"
             )
 
-    def __call__(self, given: SelectorInput) -> Selection:
+    def __call__(self, inputs: SelectorInput) -> Selection:
         """S_k, by head."""
-        observed = given.scorer.accumulated_attention(given.contexts, given.target_index, self.window)
+        observed = inputs.scorer.accumulated_attention(inputs.contexts, inputs.target_index, self.window)
         margin = self.pool // 2  # nothing stands beyond the ends, as in the authors' pooling
         padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1)
         pooled = windows.mean(axis=-1)
-        return _of_heads(given, pooled)
+        return _of_heads(inputs, pooled)
 
 
-def _of_heads(given: SelectorInput, by_head: np.ndarray) -> Selection:
+def _of_heads(inputs: SelectorInput, by_head: np.ndarray) -> Selection:
     """The choice of each head by its influence, (m, layers, heads, F), and by their mean where all keep the same."""
-    chosen = most_influential(given, given.at_candidates(by_head.mean(axis=(1, 2))))
+    chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=(1, 2))))
     return replace(chosen, by_head=by_head)
 
 
 @register_influence("random", CONTROL)
-def random(given: SelectorInput) -> np.ndarray:
+def random(inputs: SelectorInput) -> np.ndarray:
     """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
-    block, place = given.target_index.T
+    block, offset = inputs.target_index.T
     draws = []
-    for target in given.contexts.target_id[block, place]:
-        generator = np.random.default_rng([Stream.RANDOM_SELECTOR, given.seed, target])
-        draws.append(generator.random(given.contexts.n_far))
-    return given.at_candidates(np.stack(draws))
+    for target in inputs.contexts.target_id[block, offset]:
+        generator = np.random.default_rng([Stream.RANDOM_SELECTOR, inputs.seed, target])
+        draws.append(generator.random(inputs.contexts.n_far))
+    return inputs.at_candidates(np.stack(draws))
 
 
 @register_influence("nearest", CONTROL)
-def nearest(given: SelectorInput) -> np.ndarray:
+def nearest(inputs: SelectorInput) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
-    return given.candidates.astype(float)
+    return inputs.candidates.astype(float)

@@ -4,7 +4,7 @@ A saved result has the same settings as one flat JSON object. Whether a setting 
 occasion on which two measurements are compared:
 
     resumed    the same call goes on in its folder: checksums stand for the names of what they are of
-    joined     several trainings of one model become one result
+    joined     several runs of one model become one result
     verified   a result is measured again: only what its numbers rest on counts
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self
 
+from analysis.older_records import renamed_settings
 from olmo_sparsity.util.errors import UserError
 
 Occasion = Literal["resumed", "joined", "verified"]
@@ -112,8 +113,8 @@ class ChoiceSettings:
     selectors: tuple[str, ...]
     far_contexts: tuple[str, ...]
     """``true``, then placebos."""
-    give_back: tuple[str, ...] = ("text",)
-    """How chosen tokens are given back, see `analysis.kept`."""
+    keep_as: tuple[str, ...] = ("text",)
+    """How chosen tokens are kept, see `analysis.kept`."""
     scores: bool = field(default=False, metadata=_may_differ("verified"))
     """Whether the influence of every far token is kept."""
     faithfulness: bool = field(default=False, metadata=_may_differ("verified"))
@@ -158,7 +159,7 @@ class Settings:
 
         Raises `UserError` for a setting that there is not, and where one is missing that has no default.
         """
-        left = dict(flat)
+        left = renamed_settings(flat)
         try:
             settings = _from_json(cls, left)
         except TypeError as error:

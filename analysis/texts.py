@@ -73,7 +73,7 @@ class Texts:
         if not texts:
             raise UserError(f"{name}: there is no text; give at least one")
         if reader.chat is None and not all(isinstance(text, str) for _, text in texts):
-            raise UserError(f"{name}: only `influence` reads messages; write them out as text")
+            raise UserError(f"{name}: only `measure` reads messages; write them out as text")
         self.name, self.special = name, reader.special
         self.in_message = {}
         self._tokens: list[np.ndarray] = []
@@ -98,12 +98,12 @@ class Texts:
         self.sha256 = hashlib.sha256(json.dumps(written, default=str).encode()).hexdigest()
         self.lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
         if any(group is not None for group in groups):
-            names = [group or f"text {number} by itself" for number, group in enumerate(groups)]
+            names = [group or f"text {text_index} by itself" for text_index, group in enumerate(groups)]
             self.groups = np.array(names, dtype=object)
 
-    def tokens(self, number: int) -> np.ndarray:
+    def tokens(self, text_index: int) -> np.ndarray:
         """Token ids of a text, (T,), without special tokens around it."""
-        return self._tokens[number]
+        return self._tokens[text_index]
 
     def is_special(self, tokens: np.ndarray) -> np.ndarray:
         """Whether each of some tokens is special, bool of the same shape."""
@@ -111,16 +111,18 @@ class Texts:
 
     def special_tokens(self) -> int:
         """How many special tokens stand in all texts."""
-        return sum(int(self.is_special(self.tokens(number)).sum()) for number in range(len(self.lengths)))
+        return sum(
+            int(self.is_special(self.tokens(text_index)).sum()) for text_index in range(len(self.lengths))
+        )
 
     def may_be_target(self, text: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Whether tokens may be targets: not special, nor of a chat template. All (n,); ``position`` in ``text``."""
         allowed = np.ones(len(text), dtype=bool)
-        for number in np.unique(text).tolist():
-            rows = text == number
-            allowed[rows] = ~self.is_special(self.tokens(number)[position[rows]])
-            if number in self.in_message:
-                allowed[rows] &= self.in_message[number][position[rows]]
+        for text_index in np.unique(text).tolist():
+            rows = text == text_index
+            allowed[rows] = ~self.is_special(self.tokens(text_index)[position[rows]])
+            if text_index in self.in_message:
+                allowed[rows] &= self.in_message[text_index][position[rows]]
         return allowed
 
     def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:

@@ -77,7 +77,7 @@ def verify(
         ks=settings.choices.ks,
         selectors=settings.choices.selectors,
         placebos=settings.choices.far_contexts[1:],
-        give_back=settings.choices.give_back,
+        keep_as=settings.choices.keep_as,
         prefix=",".join(map(str, settings.model.prefix)) or "none",
         dtype=settings.model.dtype.removesuffix("-weights"),
         split=settings.texts.split,
@@ -104,35 +104,38 @@ def _read_as_before(texts: Any, read_with: Mapping[str, str]) -> Any:
 
 def compare(result: Measurement, again: Measurement) -> Comparison:
     """How far ``again``, which has some of the targets of ``result``, is from it."""
-    before = result.targets.set_index("target_id").reindex(again.targets["target_id"])
-    after = again.targets.set_index("target_id")
-    if not (before[["text", "position", "token"]] == after[["text", "position", "token"]]).all(axis=None):
+    recorded = result.targets.set_index("target_id").reindex(again.targets["target_id"])
+    measured = again.targets.set_index("target_id")
+    target = ["text", "position", "token"]
+    if not (recorded[target] == measured[target]).all(axis=None):
         raise UserError(
             "the result holds other targets than are sampled from this text; give the text of the result, docstrings "
             "with the package versions of constraints.txt"
         )
     placebo = ["placebo_text", "placebo_start"]
-    if not (before[placebo] == after[placebo]).all(axis=None):
+    if not (recorded[placebo] == measured[placebo]).all(axis=None):
         raise UserError(
             "the result has other placebos than are sampled from this text: it was grouped otherwise; name its groups "
             "as then, such as with --group-field"
         )
     largest = {}
     for name in ("loss_long", "loss_short"):
-        difference = before[f"{name}_nats"] - after[f"{name}_nats"]
+        difference = recorded[f"{name}_nats"] - measured[f"{name}_nats"]
         largest[name] = float(difference.abs().max())
     # a choice of a target that was not over tau before is none of these pairs, and so counts as another
     pairs = again.choices.merge(result.choices, on=["target_id", *SELECTION], suffixes=("", "_before"))
-    apart = [0.0]
+    differences_nats = [0.0]
     same_choices = 0
     for row in pairs.itertuples():
         for column, k in enumerate(result.ks):
             if set(row.selected[:k]) == set(row.selected_before[:k]):
                 same_choices += 1
-                apart.append(abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column])))
-    largest["loss_k"] = max(apart)
+                differences_nats.append(
+                    abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column]))
+                )
+    largest["loss_k"] = max(differences_nats)
     choices = len(again.choices) * len(result.ks)
     same = 1.0
     if choices:
         same = same_choices / choices
-    return Comparison(len(after), largest, choices, same)
+    return Comparison(len(measured), largest, choices, same)

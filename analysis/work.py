@@ -142,20 +142,20 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
 
     Of selectors that are not named here nothing is expected: the first step says what they take.
     """
-    wanted = settings.choices
+    choice_settings = settings.choices
     lengths = settings.contexts
     n_far = lengths.n_far
     long = lengths.n_long + lengths.targets_per_block - 1
     short = lengths.n_short + lengths.targets_per_block - 1
-    choices = len(wanted.selectors) * len(wanted.ks)
-    read = targets * choices * len(wanted.give_back) * (short + wanted.k_max / 2)
-    whole = [name for name in wanted.selectors if "@" not in name]
-    if any(name.startswith("leave-one-out") for name in whole):
+    num_choices = len(choice_settings.selectors) * len(choice_settings.ks)
+    read = targets * num_choices * len(choice_settings.keep_as) * (short + choice_settings.k_max / 2)
+    unscreened = [name for name in choice_settings.selectors if "@" not in name]
+    if any(name.startswith("leave-one-out") for name in unscreened):
         read += blocks * n_far * long / 2  # what stands before the one left out is read once
-    if any(name.startswith("leave-one-in") for name in whole):
+    if any(name.startswith("leave-one-in") for name in unscreened):
         read += blocks * n_far * (short + 1)
-    greedy = sum(name.startswith("greedy") for name in whole)
-    read += targets * greedy * wanted.k_max * n_far * (short + wanted.k_max / 2)
-    if wanted.faithfulness:
-        read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * choices * long
-    return read * len(wanted.far_contexts)
+    greedy = sum(name.startswith("greedy") for name in unscreened)
+    read += targets * greedy * choice_settings.k_max * n_far * (short + choice_settings.k_max / 2)
+    if choice_settings.faithfulness:
+        read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * num_choices * long
+    return read * len(choice_settings.far_contexts)

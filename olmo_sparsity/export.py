@@ -113,7 +113,7 @@ def family_of(config: ModelConfig) -> str:
     if misfits:
         raise UserError(
             f"transformers has no class for this shape, the closest is {family}: {'; '.join(misfits)}; use the "
-            "checkpoint folder itself, which olmo-sparsity influence reads"
+            "checkpoint folder itself, which olmo-sparsity measure reads"
         )
     return family
 

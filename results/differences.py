@@ -4,10 +4,10 @@
 
 Two intervals that overlap do not show that two numbers are alike. Of each pair: the first minus the second, in the
 share of targets over tau, in that share with equal weight of every group, and in net recovery at k = 4, in points.
-Groups that both have are left out of both at once. First interval: 95 %, by group, for the trainings at hand. Second:
+Groups that both have are left out of both at once. First interval: 95 %, by group, for the runs at hand. Second:
 the same at 1 - 0.05 / pairs (Bonferroni).
 
-Last, persistence: of the targets over tau under one training, the gain under another, and the share that is over tau
+Last, persistence: of the targets over tau under one run, the gain under another, and the share that is over tau
 there, too; mean of all ordered pairs, 95 %, by group.
 """
 
@@ -55,21 +55,21 @@ def show(title: str, pairs: Iterable[tuple[Side, Side]], tests: int) -> None:
     print(f"\n{title}, corrected for {tests}\n{pd.DataFrame(rows).to_string(index=False)}")
 
 
-def show_persistence(title: str, trainings: Sequence[Result]) -> None:
-    """Print what is left of the gain under another training; gains only where a result has all losses."""
+def show_persistence(title: str, runs: Sequence[Result]) -> None:
+    """Print what is left of the gain under another run; gains only where a result has all losses."""
     names = {
         "share_still_over_tau": "still over tau [%]",
         "selecting_gain_nats": "gain there [nats]",
         "gain_nats": "gain under the other [nats]",
     }
-    for row in persistence_between(trainings).to_dict("records"):
+    for row in persistence_between(runs).to_dict("records"):
         is_share = row["name"] == "share_still_over_tau"
         shown = interval_text(row, percent=is_share, digits=2 if is_share else 1)
         print(f"{title}: {names[row['name']]} {shown}")
 
 
 def joined(study: dict[str, Result], cells: Iterable[str], selector: str, name: str) -> Side:
-    """Trainings of one model as a side."""
+    """Runs of one model as a side."""
     return name, Result.join([study[cell] for cell in cells]), selector
 
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show("encodings, seed 1", [(one, alone[0]) for one in alone[1:]], 6)
 
     for name, result, _ in texts:
-        show_persistence(name, result.trainings)
+        show_persistence(name, result.runs or (result,))
     study = load_study(records / "demo")
     show_persistence("demo", [study[f"seed-{seed}"] for seed in (6198, 1, 2)])
 

@@ -3,14 +3,14 @@
 examples:
   python scripts/benchmark.py train                                  the demo's shape, random tokens
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
-  python scripts/benchmark.py influence                              the weights and the text of this repository
+  python scripts/benchmark.py measure                                the weights and the text of this repository
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), of this project's loop, data loading and PoSE
 included, and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is not
 timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
-`influence` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
+`measure` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
 per second, share of the matrix product, and how far the influences are from the loop's.
 
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
@@ -54,14 +54,14 @@ def _parser() -> Parser:
     train.add_argument("--rounds", type=whole_number, default=12, help="how often each is timed")
     train.add_argument("--steps", type=whole_number, default=4, help="optimizer steps of each timing")
 
-    influence = add("influence", "influence of far tokens: a plain loop, and the engine in blocks of targets")
-    influence.add_argument("model", nargs="?", default="results/checkpoint", help="as influence takes it")
-    influence.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
-    influence.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
+    measure = add("measure", "influence of far tokens: a plain loop, and the engine in blocks of targets")
+    measure.add_argument("model", nargs="?", default="results/checkpoint", help="as measure takes it")
+    measure.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
+    measure.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
     sizes = {"n-long": (256, "N"), "n-short": (32, "M"), "targets-per-block": (32, "B")}
     sizes |= {"blocks": (4, "of targets"), "targets": (2, "of the plain loop"), "rounds": (3, "of timing")}
     for size, (default, what) in sizes.items():
-        influence.add_argument(f"--{size}", type=whole_number, default=default, help=what)
+        measure.add_argument(f"--{size}", type=whole_number, default=default, help=what)
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, and speed")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")

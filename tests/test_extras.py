@@ -155,6 +155,4 @@ def test_the_readme_runs_with_each_extra_alone(environment: tuple[str, Run], tmp
             "torchrun --nproc_per_node 8", "python -m torch.distributed.run --nproc_per_node 1"
         )
         run(f"{line} configs/demo.yaml {' '.join(TINY).replace('vocab_size=320', 'vocab_size=280')}")
-        run(
-            "olmo-sparsity influence run --corpus data --out run/influence --n-long 16 --n-short 4 --tau 0.01"
-        )
+        run("olmo-sparsity measure run --corpus data --out run/influence --n-long 16 --n-short 4 --tau 0.01")

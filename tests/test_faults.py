@@ -1,4 +1,4 @@
-"""Faults in prepare, train and influence, at moments that a seed draws, and one property:
+"""Faults in prepare, train and measure, at moments that a seed draws, and one property:
 
     The command ends with the right result, or with one line ("error: ...") and a non-zero exit in time, and what was
     whole before is whole after. Run again undisturbed it ends with the right result; on a truncated file it may refuse,
@@ -57,8 +57,8 @@ COMMANDS = {
     ),
     "train": Command("train", "{0}/config.yaml", "run", ("prepare",), "--resume"),
     "train-2": Command("train", "{0}/config.yaml", "run", ("prepare",), "--resume", processes=2),
-    "influence": Command(
-        "influence",
+    "measure": Command(
+        "measure",
         "{0}/run --corpus {0}/corpus --out {0}/records --n-long 24 --n-short 8 --targets 128 --tau 0.001 --k 1,2,4 "
         "--device cpu --targets-per-block 1 --selectors leave-one-out,attention,random --tokens-per-batch 4096",
         "records",

@@ -1,6 +1,7 @@
 """What `--help` says of every option of every command."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 
@@ -48,6 +49,15 @@ def test_every_option_says_what_it_does(options: list[argparse.Action]) -> None:
         assert len(said) >= 3, f"{option.dest}: {option.help}"
         # "of a pass" and "without what was measured" are no help to whoever does not know already
         assert said[0].lower() not in ("of", "to", "default:", "without"), f"{option.dest}: {option.help}"
+
+
+def test_a_name_with_hyphens_stays_in_one_line(call_main, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        call_main("measure", "--help")
+    assert re.search(
+        "default: leave-one-out,\\s+leave-one-out-kl, leave-one-in, random,", capsys.readouterr().out
+    )
 
 
 @every_command

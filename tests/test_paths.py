@@ -79,7 +79,7 @@ def test_what_is_saved_is_loaded(name, home):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_probe_and_the_rows_of_figure_1_are_saved(name, home):
     rows = pd.DataFrame({"number": [0], "value": [1.0]})
-    described = {"settings": {}, "models": [], "provenance": {}, "trainings": pd.DataFrame()}
+    described = {"settings": {}, "models": [], "provenance": {}, "runs": pd.DataFrame()}
     LossByPosition(rows=rows, numbers=pd.DataFrame(), **described).save(name)
     pd.testing.assert_frame_equal(read_back(LossByPosition.load, name).rows, rows)
     exact_match.save(f"{name}/rows.parquet", pd.DataFrame(columns=exact_match.COLUMNS))
@@ -110,7 +110,7 @@ def test_commands_expand_what_the_shell_does_not(home, call_main):
     (home / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     sizes = ["--n-long", 40, "--n-short", 5, "--targets", 20, "--targets-per-block", 1]
     measured = [*sizes, "--tau", 0.5, "--k", 1, "--selectors", "random", "--device", "cpu"]
-    call_main("influence", "~/model", "--text", "~/t.jsonl", "--out=~/out", *measured)
+    call_main("measure", "~/model", "--text", "~/t.jsonl", "--out=~/out", *measured)
     assert isinstance(load(home / "out"), Result)
     call_main("figure2", "~/out", "--resamples", 1000)
     assert (home / "out" / "figure2.png").is_file() and (home / "out" / "numbers.csv").is_file()
@@ -126,6 +126,6 @@ def test_an_empty_name_is_no_folder(home, call_main, capsys):
         small_measurement.small(("", small_measurement.model()[1]))
     for words in (["m", "--text", "", "--out", "o"], ["m", "--corpus", "", "--out", "o"], ["m", "--out", ""]):
         with pytest.raises(SystemExit):
-            call_main("influence", *words)
+            call_main("measure", *words)
         assert "a path is empty" in capsys.readouterr().err
     assert not list(Path().iterdir())

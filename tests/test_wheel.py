@@ -102,7 +102,7 @@ def test_an_installed_wheel_leads_from_text_to_a_figure(olmo_sparsity, tmp_path)
     (started,) = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert started["command"].startswith("olmo-sparsity train configs/demo.yaml --model.d_model=32")
     measure = ("--n-long", 16, "--n-short", 4, "--targets", 200, "--tau", 0.01, "--k", "1,2")
-    olmo_sparsity("influence", "run", "--corpus", "data", "--out", "records", *measure)
+    olmo_sparsity("measure", "run", "--corpus", "data", "--out", "records", *measure)
     olmo_sparsity("figure2", "records", "--resamples", 1000)
     assert (tmp_path / "records" / "figure2.png").is_file()
     job = olmo_sparsity(

@@ -3,7 +3,7 @@
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
 selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
-`selectors_figure`; the ways in which tokens were given back (2.2a) stand side by side in `levels_figure`. Where no
+`selectors_figure`; the ways in which tokens were kept (2.2a) stand side by side in `levels_figure`. Where no
 recovery is defined, as with no target over tau, the mean losses of all targets stand in place of (a) to (c).
 """
 
@@ -29,18 +29,18 @@ from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.recovery import (
     CONTROLS,
     DEFAULT_SELECTOR,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
     SIGNED_SELECTOR,
     TRUE,
-    at_level,
     choose_k,
     default_selector,
     largest_gain,
-    level_in_words,
     nats,
+    of_one_way,
     refuse_without_gain,
+    way_in_words,
     why_no_recovery,
 )
 from olmo_sparsity.util.errors import UserError
@@ -83,8 +83,8 @@ def figure2(
     """
     with_recovery = {name: result for name, result in results.items() if not why_no_recovery(result)}
     if with_recovery:
-        several = len(results) > 1
-        figure = _with_recovery(with_recovery, several, length, selectors, k, width, **bootstrap)
+        is_comparison = len(results) > 1
+        figure = _with_recovery(with_recovery, is_comparison, length, selectors, k, width, **bootstrap)
     else:
         figure = _without_recovery(results, length, width, **bootstrap)
     if heading:
@@ -139,25 +139,25 @@ def _plot_losses_of_all(
 
 def _with_recovery(
     results: Mapping[str, Measurement],
-    several: bool,
+    is_comparison: bool,
     length: pd.DataFrame | None,
     selectors: Sequence[str] | None,
     k: int | None,
     width: float,
     **bootstrap: int,
 ) -> Figure:
-    """Panels (a) to (c), and with ``length`` panel (d); ``several``: curves are results, else selectors of one.
+    """Panels (a) to (c), and with ``length`` panel (d); ``is_comparison``: curves are results, else selectors of one.
 
     The other arguments are those of `figure2`.
     """
-    at_main_level = {name: at_level(result) for name, result in results.items()}
-    curves, in_bins, looks = _curves(at_main_level, selectors, several)
+    of_main_way = {name: of_one_way(result) for name, result in results.items()}
+    curves, in_bins, looks = _curves(of_main_way, selectors, is_comparison)
     main = {label: looks[label] for label in curves}
 
     def rows(frame_of: Callable[..., pd.DataFrame], drawn: Curves, **options: Any) -> pd.DataFrame:
         """The frames of all results as one; its column ``curve`` says which of ``drawn`` a row is of."""
         frames = []
-        for name, result in at_main_level.items():
+        for name, result in of_main_way.items():
             labels = {selector: label for label, (of, selector) in drawn.items() if of == name}
             frame = frame_of(result, **options, **bootstrap)
             frames.append(frame.assign(curve=frame["selector"].map(labels)))
@@ -173,7 +173,7 @@ def _with_recovery(
         axes.set_xlabel(style.OF_K)
     style.draw(panels[0], rows(numbers.losses, curves), main, "curve", "k")
     colours = dict.fromkeys(results, "black")
-    if several:
+    if is_comparison:
         for label, (name, _) in reversed(curves.items()):  # that of the first curve of a result
             colours[name] = looks[label]["color"]
     _plot_short_and_long(panels[0], results, colours, **bootstrap)
@@ -181,7 +181,7 @@ def _with_recovery(
     _plot_net_recovery(panels[1], recovery, main)
     bins = rows(numbers.gain_bins, in_bins, k=k)
     of_bins = {label: looks[label] for label in in_bins}
-    _plot_gain_bins(panels[2], bins, of_bins, counted=not several)
+    _plot_gain_bins(panels[2], bins, of_bins, counted=not is_comparison)
     shown_ks = {choose_k(result.ks, k) for result in results.values()}
     at_k = ", ".join(map(str, sorted(shown_ks)))
     of_selectors = ", ".join(dict.fromkeys(selector for _, selector in in_bins.values()))
@@ -215,17 +215,17 @@ def levels_figure(
     width: float = style.PAGE,
     **bootstrap: int,
 ) -> Figure | None:
-    """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
+    """Recovery against k, a panel for each way in which tokens were kept; None where there is one way only."""
     recovery = numbers.recovery(result, **bootstrap)
     recovery = recovery[recovery["far_context"] != NET]
-    ways = dict(iter(recovery.groupby([*LEVEL], sort=False)))
+    ways = dict(iter(recovery.groupby([*KEPT_AS_COLUMNS], sort=False)))
     if len(ways) < 2:
         return None
     all_looks = style.selector_styles(recovery["selector"].unique())
     main = _main_selectors(list(all_looks), selectors)
     looks = {name: all_looks[name] for name in main}
-    titles = [f"as {level_in_words(*level)}" for level in ways]
-    labels = ("k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
+    titles = [f"as {way_in_words(*way)}" for way in ways]
+    labels = ("k [far tokens kept]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
     for axes, of_way in zip(panels, ways.values(), strict=True):
         style.draw(axes, of_way, looks, "selector", "k")
@@ -237,38 +237,38 @@ def levels_figure(
     return figure
 
 
-def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    """``wanted``, or of what was measured the default selector, its signed form, attention and the controls.
+def _main_selectors(measured: Sequence[str], requested: Sequence[str] | None) -> list[str]:
+    """``requested``, or of what was measured the default selector, its signed form, attention and the controls.
 
     Raises `UserError` for a selector that was not measured.
     """
-    if wanted:
-        unknown = [name for name in wanted if name not in measured]
+    if requested:
+        unknown = [name for name in requested if name not in measured]
         if unknown:
             raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
-        return list(wanted)
+        return list(requested)
     usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *POLICIES, *CONTROLS)
     return [name for name in dict.fromkeys(usual) if name in measured]
 
 
 def _curves(
-    results: Mapping[str, Measurement], wanted: Sequence[str] | None, several: bool
+    results: Mapping[str, Measurement], requested: Sequence[str] | None, is_comparison: bool
 ) -> tuple[Curves, Curves, dict[str, style.Look]]:
     """The curves of panels (a) and (b), those of (c), and the looks of all.
 
-    Of one Result its main selectors; of several the ``wanted`` ones of each, or the one that they share (else the
+    Of one Result its main selectors; of several the ``requested`` ones of each, or the one that they share (else the
     default one of each).
     """
     measured = {name: numbers.Measured(result).names for name, result in results.items()}
-    if not several:
+    if not is_comparison:
         [(result, names)] = measured.items()
-        curves = {name: (result, name) for name in _main_selectors(names, wanted)}
+        curves = {name: (result, name) for name in _main_selectors(names, requested)}
         in_bins = {name: (result, name) for name in style.shown_selectors(names)}
         return curves, in_bins, style.selector_styles(names)
     chosen = []
     for result, names in measured.items():
-        if wanted:
-            chosen += [(result, name) for name in _main_selectors(names, wanted)]
+        if requested:
+            chosen += [(result, name) for name in _main_selectors(names, requested)]
         else:
             chosen.append((result, _shared_selector(measured) or default_selector(names)))
     alike = len({name for _, name in chosen}) == 1
@@ -390,10 +390,10 @@ def _describe(result: Measurement) -> str:
     if prefix:
         said += f", prefix {' '.join(map(str, prefix))}"
     said += "; "
-    trainings = counts["trainings"]
-    if trainings > 1:
-        said += f"{trainings} trainings × "
-    said += f"{counts['targets'] // trainings:,} targets of {counted(counts['documents'], 'document')}, "
+    runs = counts["runs"]
+    if runs > 1:
+        said += f"{runs} runs × "
+    said += f"{counts['targets'] // runs:,} targets of {counted(counts['documents'], 'document')}, "
     tau = nats(settings.choices.tau_nats)
     said += rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {tau} "
     below = 100 * share["share_below_minus_tau"]

@@ -384,12 +384,12 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     return np.maximum([value - low, high - value], 0.0)
 
 
-def says_intervals(what: str, frame: pd.DataFrame) -> str:
-    """``what`` is 95 %, for headings; empty where no value of the frame has an interval."""
+def says_intervals(mark: str, frame: pd.DataFrame) -> str:
+    """``mark`` is 95 %, for headings; empty where no value of the frame has an interval."""
     has_intervals = frame[["low", "high"]].notna().any(axis=None)
     if not has_intervals:
         return ""
-    return f"{what}: 95 %"
+    return f"{mark}: 95 %"
 
 
 def recovery_lines(axes: Axes) -> None:

@@ -24,8 +24,8 @@ from olmo_sparsity.util.errors import UserError
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Keys and values of tokens, each (R, H, P, D), a pair per layer."""
-ReadAttention = Callable[[Tensor], Tensor]
-"""From the attention of a layer, (R, H, Q, L) float32, to what is wanted of it."""
+ReduceAttention = Callable[[Tensor], Tensor]
+"""From the attention of a layer, (R, H, Q, L) float32, to what is kept of it."""
 
 
 def mean_over_heads(attention: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ class Adapter(nn.Module, ABC):
     """What every model offers to the analysis. Position ids are explicit: a token is read at the id it is given.
 
     A model may read a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1a [ours]). What it is given stands
-    behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix is a candidate, left out
-    or a target. `read` and `read_attention` know nothing of it.
+    behind the prefix, at its ids plus p, and so does what it returns: nothing of the prefix is a candidate, left out
+    or a target. `raw_forward` and `raw_attention` know nothing of it.
     """
 
     model: Any
@@ -88,8 +88,8 @@ class Adapter(nn.Module, ABC):
         """Embeddings of tokens, (R, L, W), before those of positions are added."""
 
     @abstractmethod
-    def read(
-        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
+    def raw_forward(
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, options: PassOptions = PLAIN
     ) -> Output:
         """One forward pass.
 
@@ -97,12 +97,12 @@ class Adapter(nn.Module, ABC):
             inputs: tokens, (R, L), or what `embed` gives of them, (R, L, W).
             position_ids: (R, P + L).
             logits_to_keep: Q; 0: logits of all L positions.
-            how: what tokens attend to.
+            options: what tokens attend to.
         """
 
     @abstractmethod
-    def read_attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
+    def raw_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
         """See `attention`."""
 
@@ -130,12 +130,12 @@ class Adapter(nn.Module, ABC):
         if attention_mask is not None:
             attention_mask = F.pad(attention_mask, (len(self.prefix), 0), value=1)
         ids = self._ids(position_ids)
-        return self.read(self._tokens(input_ids), ids, logits_to_keep, PassOptions(attention_mask))
+        return self.raw_forward(self._tokens(input_ids), ids, logits_to_keep, PassOptions(attention_mask))
 
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
         """Keys and values of tokens (R, P) at their position ids (R, P); those of the prefix are kept."""
         p = len(self.prefix)
-        layers = self.read(
+        layers = self.raw_forward(
             self._tokens(input_ids), self._ids(position_ids), 1, PassOptions(past=[])
         ).key_values
         self._prefix_cache = [(keys[:1, :, :p], values[:1, :, :p]) for keys, values in layers]
@@ -150,7 +150,9 @@ class Adapter(nn.Module, ABC):
                 (_behind(first_keys, keys), _behind(first_values, values))
                 for (first_keys, first_values), (keys, values) in zip(self._prefix_cache, past, strict=True)
             ]
-        return self.read(input_ids, self._ids(position_ids), logits_to_keep, PassOptions(past=past)).logits
+        return self.raw_forward(
+            input_ids, self._ids(position_ids), logits_to_keep, PassOptions(past=past)
+        ).logits
 
     def biased_logits(
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
@@ -162,29 +164,29 @@ class Adapter(nn.Module, ABC):
         bias = F.pad(bias, (len(self.prefix), 0, len(self.prefix), 0))
         tokens = self._tokens(input_ids)
         ids = self._ids(position_ids)
-        return self.read(tokens, ids, logits_to_keep, PassOptions(bias=bias)).logits
+        return self.raw_forward(tokens, ids, logits_to_keep, PassOptions(bias=bias)).logits
 
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
         if self.prefix:
             first = self.embed(torch.tensor(self.prefix, device=embeddings.device))
             embeddings = torch.cat([first.expand(len(embeddings), -1, -1), embeddings], dim=1)
-        return self.read(embeddings, self._ids(position_ids), logits_to_keep).logits
+        return self.raw_forward(embeddings, self._ids(position_ids), logits_to_keep).logits
 
     def attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention = mean_over_heads
     ) -> list[Tensor]:
-        """What ``read`` gives of the attention of the last Q = ``queries`` positions to every token, of each layer.
+        """What ``reduce`` gives of the attention of the last Q = ``queries`` positions to every token, of each layer.
 
-        (R, Q, p + L) by default: the prefix is the first of the tokens that ``read`` sees.
+        (R, Q, p + L) by default: the prefix is the first of the tokens that ``reduce`` sees.
         """
-        return self.read_attention(self._tokens(input_ids), self._ids(position_ids), queries, read)
+        return self.raw_attention(self._tokens(input_ids), self._ids(position_ids), queries, reduce)
 
     def last_attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention = mean_over_heads
     ) -> Tensor:
         """`attention`, mean over layers, (R, Q, p + L) by default."""
-        return torch.stack(self.attention(input_ids, position_ids, queries, read)).mean(dim=0)
+        return torch.stack(self.attention(input_ids, position_ids, queries, reduce)).mean(dim=0)
 
     def _tokens(self, input_ids: Tensor) -> Tensor:
         """The prefix and the tokens behind it, (R, p + L)."""
@@ -219,7 +221,7 @@ def causal_bias(bias: Tensor) -> Tensor:
 class TransformersAdapter(Adapter):
     """A causal language model of transformers that rotates by, or looks up, the position ids it is given.
 
-    Its attention must be "eager" or "sdpa": flash attention drops a mask of ones, and with it the guard of `read`.
+    Its attention must be "eager" or "sdpa": flash attention drops a mask of ones, and with it `raw_forward`'s guard.
     """
 
     def __init__(self, model: Any):
@@ -242,22 +244,22 @@ class TransformersAdapter(Adapter):
         """See `Adapter`."""
         return self.model.get_input_embeddings()(input_ids)
 
-    def read(
-        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, how: PassOptions = PLAIN
+    def raw_forward(
+        self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, options: PassOptions = PLAIN
     ) -> Output:
         """See `Adapter`; transformers caches keys after it rotated them."""
         from transformers import DynamicCache
 
-        attention_mask = how.attention_mask
-        options = dict(how.further)
+        attention_mask = options.attention_mask
+        arguments = dict(options.further)
         # a copy: XGLM views its tokens, so that they may not be expanded, and CTRL scales embeddings in place
-        options["input_ids" if inputs.ndim == 2 else "inputs_embeds"] = inputs.clone()
+        arguments["input_ids" if inputs.ndim == 2 else "inputs_embeds"] = inputs.clone()
         position_ids = position_ids[:, -inputs.shape[1] :]
-        cache = DynamicCache(how.past or None)
-        if how.past is not None:
-            options[self._cache_argument] = cache
-        if how.bias is not None:
-            attention_mask = (how.bias[:, None] + causal_bias(how.bias)).to(self.model.dtype)
+        cache = DynamicCache(options.past or None)
+        if options.past is not None:
+            arguments[self._cache_argument] = cache
+        if options.bias is not None:
+            attention_mask = (options.bias[:, None] + causal_bias(options.bias)).to(self.model.dtype)
         elif attention_mask is None:
             # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
             # attention there without a word.
@@ -266,21 +268,21 @@ class TransformersAdapter(Adapter):
         output = self.model(
             position_ids=position_ids.contiguous(),
             attention_mask=attention_mask,
-            use_cache=how.past is not None,
+            use_cache=options.past is not None,
             logits_to_keep=logits_to_keep,
-            **options,
+            **arguments,
         )
-        if how.bias is not None and how.bias.requires_grad and not output.logits.requires_grad:
+        if options.bias is not None and options.bias.requires_grad and not output.logits.requires_grad:
             raise UserError(
                 f"the attention of {self.model.config.model_type} takes no bias, so that the selector gradient does "
                 "not apply to it; leave it out"
             )
-        layers: Any = cache.layers if how.past == [] else []
+        layers: Any = cache.layers if options.past == [] else []
         key_values = [(layer.keys, layer.values) for layer in layers]
         return Output(output.logits, key_values)
 
-    def read_attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
+    def raw_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
         """See `Adapter`. Only the plain ("eager") attention of transformers gives its weights."""
 
@@ -291,7 +293,7 @@ class TransformersAdapter(Adapter):
             weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
             if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2:] != (length, length):
                 return None
-            recorded.append(read(weights[:, :, -queries:].float()))
+            recorded.append(reduce(weights[:, :, -queries:].float()))
             return output[0], None, *output[2:]
 
         length = input_ids.shape[1]
@@ -299,7 +301,7 @@ class TransformersAdapter(Adapter):
         self.model.set_attn_implementation("eager")
         hooks = [part.register_forward_hook(record, prepend=True) for part in self.model.modules()]
         try:
-            self.read(input_ids, position_ids, 1, PassOptions(further={"output_attentions": True}))
+            self.raw_forward(input_ids, position_ids, 1, PassOptions(further={"output_attentions": True}))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -83,7 +83,7 @@ def open_transformers(path: Path, name: str, dtype: str, attention: str | None) 
     except Exception as error:  # of many libraries
         raise UserError(
             f"transformers cannot load {name} as a causal language model from safetensors or GGUF, without code of its "
-            f"own ({first_line(error)}); mend or convert it, or load it yourself and give (model, tokenizer)"
+            f"own ({first_line(error)}); fix or convert it, or load it yourself and give (model, tokenizer)"
         ) from error
     if absent := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
         raise UserError(  # transformers draws them at random

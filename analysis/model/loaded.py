@@ -168,35 +168,35 @@ class LoadedModel:
         `UserError` for what is no conversation, and without a template that leaves contents as they are, but for space.
         """
         tokenizer = self._its_tokenizer().tokenizer
-        whole = self._its_tokenizer().with_template
+        template_tokenizer = self._its_tokenizer().with_template
         if isinstance(self._its_tokenizer(), OtherTokenizer):
             raise UserError(
                 f"{self.name}: the tokenizer ({type(tokenizer).__name__}) does not say where in a text its tokens are; "
                 "conversations need a fast tokenizer of transformers; write them out as text"
             )
-        if getattr(whole, "chat_template", None) is None:
+        if getattr(template_tokenizer, "chat_template", None) is None:
             raise UserError(f"{self.name} has no chat template; add chat_template.jinja to it, or give text")
         prefix = tokenizer.decode(list(self.prefix), skip_special_tokens=False)
-        given = str(messages)[:120]
+        beginning = str(messages)[:120]
         try:
-            template = _ON_ONE_DAY + whole.get_chat_template()
-            write = partial(whole.apply_chat_template, chat_template=template, tokenize=False)
+            template = _ON_ONE_DAY + template_tokenizer.get_chat_template()
+            write = partial(template_tokenizer.apply_chat_template, chat_template=template, tokenize=False)
             contents = [rf"(\s*{re.escape(message['content'].strip())}\s*)" for message in messages]
             marked = [{**message, "content": f"\ue000{n}\ue000"} for n, message in enumerate(messages)]
-            text, pattern = (write(each).removeprefix(prefix) for each in (messages, marked))
+            text, pattern = (write(chat).removeprefix(prefix) for chat in (messages, marked))
         except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"no messages with role and content as text that fit the template ({first_line(error)})"
-            raise UserError(f"{given!r}: {why}; mend or drop them") from None
+            raise UserError(f"{beginning!r}: {why}; fix or drop them") from None
         pattern = re.sub("\ue000(\\d+)\ue000", lambda mark: contents[int(mark[1])], re.escape(pattern))
-        if (found := re.fullmatch(pattern, text)) is None or found.re.groups != len(messages):
+        if (match := re.fullmatch(pattern, text)) is None or match.re.groups != len(messages):
             raise UserError(
-                f"{given!r}: the chat template changes or drops a content, such as what a model thought; give the "
+                f"{beginning!r}: the chat template changes or drops a content, such as what a model thought; give the "
                 "messages as the template leaves them (without <think> … </think>), or drop the conversation"
             )
         tokens = tokenizer.encode(text, add_special_tokens=False)
         starts, ends = np.array(tokens.offsets).T
         starts = np.minimum(starts, [0, *ends[:-1]])  # some tokenizers leave out the space before a word
-        spans = map(found.span, range(1, found.re.groups + 1))
+        spans = map(match.span, range(1, match.re.groups + 1))
         inside = np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0)
         return text, (inside & ~np.isin(tokens.ids, list(self._its_tokenizer().special))).tolist()
 

@@ -30,13 +30,14 @@ log = logging.getLogger(__name__)
 
 LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Most logits of one forward pass of `TokenLosses`, at 4 bytes each; a single row may have more."""
-_WORTH_SHARING = 8
-"""A prefix shorter than an eighth of the subset costs more in copies than it saves."""
+_MIN_SHARED_FRACTION = 1 / 8
+"""A prefix shorter than this part of the subset costs more in copies than it saves."""
 CACHE_TOKENS = 4
 """Tokens of keys and values that a batch may copy, for each token that it computes."""
-_MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
-"""How many times as many tokens a row may read because another row of its batch has a shorter prefix; or how many more,
-where that is larger."""
+_MAX_PADDING_RATIO = 1.1
+_MAX_PADDING_TOKENS = 16
+"""A row reads more where another row of its batch has a shorter prefix: at most so many times what it needs, or so many
+tokens more, whichever is larger."""
 _BACKWARD_TOKENS = 4
 """Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
 
@@ -46,7 +47,7 @@ LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
 """Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
 Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
 """Losses of the targets, (R,), and the gradient of log p by the inputs, (R, L, …)."""
-Reading = Callable[[Tensor, Tensor, slice], Tensor]
+Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
 Its second argument is each row's block, (R,), its third the places in it.
@@ -55,7 +56,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 """From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
 
 
-def smaller_when_memory_runs_out(
+def retry_smaller_on_oom(
     method: Callable[Concatenate[Scorer, P], T],
 ) -> Callable[Concatenate[Scorer, P], T]:
     """Do it again with half the tokens in a batch when memory runs out."""
@@ -138,7 +139,7 @@ class Scorer(OnDevice):
         measures = self.measures(contexts, far, ("loss",), targets)
         return measures[..., 0]
 
-    @smaller_when_memory_runs_out
+    @retry_smaller_on_oom
     @torch.inference_mode()
     def measures(
         self, contexts: Contexts, far: np.ndarray, names: Sequence[str], targets: np.ndarray | None = None
@@ -152,8 +153,8 @@ class Scorer(OnDevice):
         if targets is None:
             targets = contexts.all_targets
         if not DIVERGENCES.keys() & set(names):
-            reading = self._reading(contexts, names, None)
-            return self._of_targets(contexts, far, targets, reading)
+            reduce = self._reduction(contexts, names, None)
+            return self._of_targets(contexts, far, targets, reduce)
 
         def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
             return logits.float().log_softmax(dim=-1)
@@ -166,41 +167,41 @@ class Scorer(OnDevice):
             some_far = far
             if far.ndim == 3:
                 some_far = far[rows]
-            some = contexts.take(blocks)
-            long, _ = self._passes(some, contexts.all_far, some_targets)
-            log_long = self._read(long, log_probabilities)
-            reading = self._reading(some, names, log_long)
-            values[rows] = self._of_targets(some, some_far, some_targets, reading)
+            of_blocks = contexts.take(blocks)
+            long, _ = self._passes(of_blocks, contexts.all_far, some_targets)
+            log_long = self._run(long, log_probabilities)
+            reduce = self._reduction(of_blocks, names, log_long)
+            values[rows] = self._of_targets(of_blocks, some_far, some_targets, reduce)
         return values
 
-    def _reading(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reading:
+    def _reduction(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reduce:
         """Measures of the targets; ``log_long`` is (n, B, V), log p given the long contexts, where one needs it."""
         tokens = self.tensor(contexts.targets)
 
-        def measure(name: str, logits: Tensor, block: Tensor, places: slice) -> Tensor:
+        def value_of(name: str, logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
             if name in DIVERGENCES:
                 assert log_long is not None
-                return DIVERGENCES[name](log_long[block, places], logits)
-            wanted = tokens[block, places]
+                return DIVERGENCES[name](log_long[block, offsets], logits)
+            target_tokens = tokens[block, offsets]
             if name == "correct":
                 likeliest = logits.argmax(dim=-1)
-                return (likeliest == wanted).float()
+                return (likeliest == target_tokens).float()
             flat_logits = logits.float().flatten(0, 1)
-            flat = F.cross_entropy(flat_logits, wanted.flatten(), reduction="none")
-            return flat.view(wanted.shape)
+            flat = F.cross_entropy(flat_logits, target_tokens.flatten(), reduction="none")
+            return flat.view(target_tokens.shape)
 
-        def read(logits: Tensor, block: Tensor, places: slice) -> Tensor:
-            measures = [measure(name, logits, block, places) for name in names]
-            return torch.stack(measures, dim=-1)
+        def reduce(logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
+            values = [value_of(name, logits, block, offsets) for name in names]
+            return torch.stack(values, dim=-1)
 
-        return read
+        return reduce
 
     def _of_targets(
-        self, contexts: Contexts, far: np.ndarray, targets: np.ndarray, reading: Reading
+        self, contexts: Contexts, far: np.ndarray, targets: np.ndarray, reduce: Reduce
     ) -> np.ndarray:
         """What is read off the logits of every target given each subset, (m, C, …) float64."""
         passes, group = self._passes(contexts, far, targets)
-        values = self._read(passes, reading).double().cpu().numpy()
+        values = self._run(passes, reduce).double().cpu().numpy()
         by_group = values.reshape(-1, far.shape[-2], *values.shape[1:])
         return by_group[group, :, targets[:, 1]]
 
@@ -209,7 +210,7 @@ class Scorer(OnDevice):
 
         A group is a target, or all targets of a block where the subsets are the same for all.
         """
-        block, place = targets.T
+        block, offset = targets.T
         if far.ndim == 2:
             blocks, group = np.unique(block, return_inverse=True)
         else:
@@ -217,20 +218,20 @@ class Scorer(OnDevice):
             group = np.arange(len(block))
         first = np.full(len(blocks), contexts.targets_per_block)
         last = np.zeros(len(blocks), dtype=np.int64)
-        np.minimum.at(first, group, place)
-        np.maximum.at(last, group, place)
-        number, kept = far.shape[-2:]
-        far = np.broadcast_to(far, (len(blocks), number, kept))
-        far = far.reshape(len(blocks) * number, kept)
-        rows = np.repeat(np.arange(len(blocks)), number)
-        shared = self._shared_prefixes(far, number)
+        np.minimum.at(first, group, offset)
+        np.maximum.at(last, group, offset)
+        num_subsets, num_kept = far.shape[-2:]
+        far = np.broadcast_to(far, (len(blocks), num_subsets, num_kept))
+        far = far.reshape(len(blocks) * num_subsets, num_kept)
+        rows = np.repeat(np.arange(len(blocks)), num_subsets)
+        shared = self._shared_prefixes(far, num_subsets)
         passes = _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared)
         return passes, group
 
-    def _read(self, passes: _Passes, reading: Reading) -> Tensor:
+    def _run(self, passes: _Passes, reduce: Reduce) -> Tensor:
         """What is read off the logits of the targets, (S, B, …); the rest is undefined.
 
-        The logits of a pass are read some rows at a time, since reading makes copies in fp32.
+        The logits of a pass are read some rows at a time, since reducing them makes copies in fp32.
         """
         values: Tensor | None = None
         longest = int(passes.shared.max(initial=0))
@@ -244,7 +245,7 @@ class Scorer(OnDevice):
             rows_per_slice = LOGITS_PER_SLICE // logits[0].numel()
             for some in chunks(np.arange(len(rows)), rows_per_slice):
                 block = self.tensor(passes.block[rows[some]])
-                part = reading(logits[some[0] : some[-1] + 1], block, slice(first, end))
+                part = reduce(logits[some[0] : some[-1] + 1], block, slice(first, end))
                 if values is None:
                     shape = len(passes.far), passes.contexts.targets_per_block, *part.shape[2:]
                     values = part.new_empty(shape)
@@ -261,7 +262,7 @@ class Scorer(OnDevice):
             return np.zeros(len(far), dtype=np.int64)
         in_prefix = np.logical_and.accumulate(far == np.arange(kept), axis=1)
         shared = in_prefix.sum(axis=1)
-        shared[shared * _WORTH_SHARING < kept] = 0
+        shared[shared < _MIN_SHARED_FRACTION * kept] = 0
         return shared
 
     def _batches(self, passes: _Passes) -> Iterator[np.ndarray]:
@@ -277,7 +278,7 @@ class Scorer(OnDevice):
                 if prefix:
                     in_cache = CACHE_TOKENS * self.tokens_per_batch // length
                     # every row reads what the one with the shortest prefix must
-                    most = max(_MORE_TOKENS * computed, computed + _MORE_ANYWAY)
+                    most = max(_MAX_PADDING_RATIO * computed, computed + _MAX_PADDING_TOKENS)
                     alike = int(np.searchsorted(-passes.shared[rows], most - length, side="right"))
                     size = min(size, in_cache, alike)
                 size = max(1, size)
@@ -376,7 +377,7 @@ class Scorer(OnDevice):
 
         return self._attributions(contexts, targets, attribution)
 
-    @smaller_when_memory_runs_out
+    @retry_smaller_on_oom
     def _attributions(
         self, contexts: Contexts, targets: np.ndarray, attribution: Callable[[Tensor, Differentiate], Tensor]
     ) -> np.ndarray:
@@ -384,28 +385,28 @@ class Scorer(OnDevice):
         values = np.empty((len(targets), contexts.n_far))
         latest_first = np.argsort(-targets[:, 1], kind="stable")
         for rows in self.long_parts(contexts, latest_first):
-            block, place = targets[rows].T
-            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + place.max()])
-            wanted = self.tensor(contexts.targets[block, place])
-            of_tokens = attribution(tokens, partial(self._differentiate, place, wanted))
+            block, offset = targets[rows].T
+            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + offset.max()])
+            target_tokens = self.tensor(contexts.targets[block, offset])
+            of_tokens = attribution(tokens, partial(self._differentiate, offset, target_tokens))
             of_far = of_tokens[:, : contexts.n_far]
             values[rows] = of_far.detach().double().cpu().numpy()
         return values
 
     def _differentiate(
-        self, place: np.ndarray, wanted: Tensor, inputs: Tensor, logits_of: LogitsOf
+        self, offset: np.ndarray, target_tokens: Tensor, inputs: Tensor, logits_of: LogitsOf
     ) -> tuple[Tensor, Tensor]:
-        """See `Differentiate`; the targets ``wanted``, (R,), are at these places of their blocks, (R,)."""
+        """See `Differentiate`; the targets ``target_tokens``, (R,), are at these offsets in their blocks, (R,)."""
         inputs = inputs.detach().requires_grad_()
         ids = self.first_ids(*inputs.shape[:2])
-        queries = int(np.ptp(place)) + 1
+        queries = int(np.ptp(offset)) + 1
         logits = logits_of(inputs, ids, queries)
-        of_target = logits[torch.arange(len(place)), self.tensor(place - place.min())]
-        losses = F.cross_entropy(of_target.float(), wanted, reduction="none")
+        of_target = logits[torch.arange(len(offset)), self.tensor(offset - offset.min())]
+        losses = F.cross_entropy(of_target.float(), target_tokens, reduction="none")
         (slope,) = torch.autograd.grad(-losses.sum(), inputs)
         return losses.detach(), slope
 
-    @smaller_when_memory_runs_out
+    @retry_smaller_on_oom
     @torch.inference_mode()
     def last_attention(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
@@ -423,7 +424,7 @@ class Scorer(OnDevice):
             parts.append(to_far.double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
-    @smaller_when_memory_runs_out
+    @retry_smaller_on_oom
     @torch.inference_mode()
     def accumulated_attention(
         self, contexts: Contexts, targets: np.ndarray, window: int | None = None
@@ -441,7 +442,7 @@ class Scorer(OnDevice):
         key_heads = keys.shape[1]
         ends = torch.arange(length - size, length, device=self.device)
 
-        def read(attention: Tensor) -> Tensor:
+        def reduce(attention: Tensor) -> Tensor:
             """(R, G, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
             to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
             summed = to_far[:, :, ends]
@@ -454,7 +455,7 @@ class Scorer(OnDevice):
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
-            layers = self.model.attention(self.tensor(tokens), ids, length, read)
+            layers = self.model.attention(self.tensor(tokens), ids, length, reduce)
             parts.append(torch.stack(layers, dim=1).cpu().numpy())  # (R, layers, G, B, F)
         return np.concatenate(parts)[targets[:, 0], :, :, targets[:, 1]]
 

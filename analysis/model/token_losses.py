@@ -52,14 +52,14 @@ class TokenLosses(OnDevice):
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
         """Losses (R, T) of the last tokens of rows under their logits (R, T, V), some positions at a time."""
         rows, scored, vocabulary = logits.shape
-        wanted = self.tensor(tokens[:, -scored:])
+        targets = self.tensor(tokens[:, -scored:])
         step = max(1, LOGITS_PER_SLICE // (rows * vocabulary))
         parts = []
         for first in range(0, scored, step):
-            some = wanted[:, first : first + step]
+            some_targets = targets[:, first : first + step]
             flat_logits = logits[:, first : first + step].float().flatten(0, 1)
-            flat = F.cross_entropy(flat_logits, some.flatten(), reduction="none")
-            parts.append(flat.view(some.shape).double())
+            flat = F.cross_entropy(flat_logits, some_targets.flatten(), reduction="none")
+            parts.append(flat.view(some_targets.shape).double())
         losses = torch.cat(parts, dim=1).cpu().numpy()
         if not np.isfinite(losses).all():
             raise UserError(

@@ -78,7 +78,7 @@ class TextTokenizer:
     """Of the tokenizer.json, or of the one that the object would save."""
 
     def __init__(self, tokenizer: Any):
-        self._given = tokenizer
+        self._source = tokenizer
         self._config: dict[str, Any] = {}
         sha256 = None
         if isinstance(tokenizer, str | Path):
@@ -117,9 +117,9 @@ class TextTokenizer:
         """The same one with its chat template: what was given, or of transformers where that is a path."""
         from transformers import PreTrainedTokenizerFast as Fast
 
-        own = self._given
-        is_path = isinstance(self._given, str | Path)
-        return Fast.from_pretrained(Path(own).parent, local_files_only=True) if is_path else own
+        if isinstance(self._source, str | Path):
+            return Fast.from_pretrained(Path(self._source).parent, local_files_only=True)
+        return self._source
 
     @cached_property
     def decoder(self) -> TextDecoder:
@@ -135,7 +135,7 @@ class TextTokenizer:
         named += further if isinstance(further, list) else []
         ids = [self._id_of(_content(token)) for token in named]
         ids += [token_id for token_id, token in added if token.special]
-        ids += getattr(self._given, "all_special_ids", None) or ()
+        ids += getattr(self._source, "all_special_ids", None) or ()
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property
@@ -156,7 +156,7 @@ class TextTokenizer:
 
     def named(self, name: str) -> set[int]:
         """Ids of what it calls its token ``name``, such as bos: none, one or more."""
-        token = self._config.get(f"{name}_token") or getattr(self._given, f"{name}_token", None)
+        token = self._config.get(f"{name}_token") or getattr(self._source, f"{name}_token", None)
         token_id = self._id_of(_content(token))
         return set() if token_id is None else {token_id}
 
@@ -164,9 +164,9 @@ class TextTokenizer:
         return {self._id_of(name) for name in (*END_OF_TEXT, *BEGIN_OF_TEXT)}
 
     def _has_template(self) -> bool:
-        if not isinstance(self._given, str | Path):
-            return bool(getattr(self._given, "chat_template", None))
-        is_beside = Path(self._given).with_name("chat_template.jinja").is_file()
+        if not isinstance(self._source, str | Path):
+            return bool(getattr(self._source, "chat_template", None))
+        is_beside = Path(self._source).with_name("chat_template.jinja").is_file()
         return is_beside or "chat_template" in self._config
 
     def _id_of(self, token: str | None) -> int | None:
@@ -225,7 +225,7 @@ class OtherTokenizer(TextTokenizer):
                 f"{what} is no tokenizer: it must have encode(text), which gives token ids, and decode(ids); give the "
                 "path of a tokenizer.json, or an object with both"
             )
-        self._given = tokenizer
+        self._source = tokenizer
         self.tokenizer = tokenizer
         self._encode_whole = _with_options(encode, add_special_tokens=True, allowed_special="all")
         self._encode = _with_options(encode, add_special_tokens=False, allowed_special="all")
@@ -286,7 +286,7 @@ class OtherTokenizer(TextTokenizer):
     @cached_property
     def with_template(self) -> Any:
         """The tokenizer itself."""
-        return self._given
+        return self._source
 
     @cached_property
     def special(self) -> frozenset[int]:

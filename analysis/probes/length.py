@@ -10,8 +10,8 @@ examples:
 The position of a token is the number of tokens that the model reads before it, all of its own text: the first token of
 a window has position 0 and is not measured, for nothing predicts it. Windows have L tokens at position ids 0 … L-1 and
 lie inside one text; end-of-text is not predicted. All models read the same windows, hence their differences are paired.
-Models with the same label are trainings of one, whose loss is their mean; intervals are by group and text, the same for
-all, and for a model of several trainings by training too. [ours: also the bins, and drawing windows evenly from texts]
+Models with the same label are runs of one, whose loss is their mean; intervals are by group and text, the same for
+all, and for a model of several runs by run too. [ours: also the bins, and drawing windows evenly from texts]
 
 Every length is an edge of bins: give the training length and its multiples. Models must read text as the same tokens.
 MODEL@SCHEME:FACTOR reads MODEL with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
@@ -21,7 +21,7 @@ Writes length.json (mean loss in bins of positions and its paired difference to 
 length.parquet (sums per model, text and bin), length.png (loss by position) and lengths.png (loss at each length), and
 prints tables. The same command, interrupted, goes on with the model that it was at.
 
-Shapes: n windows, L tokens of each, D texts, B bins of positions, C models with all trainings. Losses are in nats.
+Shapes: n windows, L tokens of each, D texts, B bins of positions, C models with all runs. Losses are in nats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import pandas as pd
 
 from analysis.probes import probe
 from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
-from analysis.segments import Segments, sample_segments
+from analysis.probes.segments import Segments, sample_segments
 from analysis.stats.tables import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
@@ -83,8 +83,8 @@ class LossByPosition(ProbeResult):
                                   at that length [ours]; ``to_tokens`` is the length
         rise_nats                 how far that lies above the loss at the smallest length, paired
     """
-    trainings: pd.DataFrame
-    """The numbers at each length of every training by itself: as ``numbers``, and ``number`` of it in ``models``."""
+    runs: pd.DataFrame
+    """The numbers at each length of every run by itself: as ``numbers``, and ``number`` of it in ``models``."""
 
     def heading(self) -> str:
         """What was measured, for figures."""
@@ -138,7 +138,7 @@ class LengthProbe(Probe):
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
-            raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; mend --lengths")
+            raise UserError(f"lengths must be ascending and at least 2, not {self.lengths}; fix --lengths")
 
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""
@@ -167,13 +167,13 @@ class LengthProbe(Probe):
         alone = self.numbers_of(rows, list(label_by_number))
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
         number = alone["model"]
-        trainings = alone.assign(model=number.map(label_by_number), number=number.astype(int))
-        return {"numbers": self.numbers_of(rows, labels), "trainings": trainings}
+        runs = alone.assign(model=number.map(label_by_number), number=number.astype(int))
+        return {"numbers": self.numbers_of(rows, labels), "runs": runs}
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **how)
+        resampling: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, KEY, labels, unit="text", **resampling)
         numbers = []
         for model in dict.fromkeys(labels):
             of_bins = draws[model][OF_BIN]
@@ -206,12 +206,12 @@ def rows_by_text(
     name: str, sample: Segments, spans: Sequence[tuple[int, int]], values: np.ndarray, count: np.ndarray
 ) -> pd.DataFrame:
     """Rows of `LossByPosition` from ``values`` of windows, (n, spans), each a sum of so many, (n, spans)."""
-    places = pd.DataFrame({"name": name, **sample.places()})
+    of_segments = pd.DataFrame({"name": name, **sample.places()})
     of_spans = []
-    for number, (start, end) in enumerate(spans):
-        of_span = places.assign(from_tokens=start, to_tokens=end)
-        of_spans.append(of_span.assign(sum=values[:, number], count=count[:, number]))
-    by = [*places, "from_tokens", "to_tokens"]
+    for span_index, (start, end) in enumerate(spans):
+        of_span = of_segments.assign(from_tokens=start, to_tokens=end)
+        of_spans.append(of_span.assign(sum=values[:, span_index], count=count[:, span_index]))
+    by = [*of_segments, "from_tokens", "to_tokens"]
     return pd.concat(of_spans).groupby(by, as_index=False).sum()
 
 

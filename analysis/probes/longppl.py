@@ -34,7 +34,7 @@ import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.probes.probe import Bar, Probe, ProbeResult, run_probe
-from analysis.segments import Segments, sample_segments
+from analysis.probes.segments import Segments, sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap, Interval
 from analysis.stats.tables import show
 from olmo_sparsity.util.arguments import argument

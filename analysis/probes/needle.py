@@ -19,7 +19,7 @@ Models are those of the command length. Writes needle.json, needle.parquet (ever
 model and k) and needle_lengths.png (the mean over depths by length), and prints tables. The same command, interrupted,
 goes on with the model that it was at.
 
-Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all trainings. Losses are in nats
+Shapes: n samples, L tokens of context, q of the key, k of the value, C models with all runs. Losses are in nats
 per token.
 """
 
@@ -34,7 +34,7 @@ import pandas as pd
 
 from analysis.probes import probe
 from analysis.probes.probe import Bar, Probe, ProbeResult, draws_of_means, intervals_frame
-from analysis.segments import Segments, sample_segments
+from analysis.probes.segments import Segments, sample_segments
 from analysis.stats.tables import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
@@ -80,10 +80,10 @@ class Samples(Segments):
             text = self.tokens[:, : cell.length - q]
             return np.concatenate([text, self.key, value], axis=1)
         text = self.tokens[:, : cell.length - 2 * q - cell.value_tokens]
-        place = round(cell.depth * text.shape[1])
-        before = text[:, :place]
-        behind = text[:, place:]
-        return np.concatenate([before, self.key, value, behind, self.key, value], axis=1)
+        split_at = round(cell.depth * text.shape[1])
+        before_key = text[:, :split_at]
+        after_key = text[:, split_at:]
+        return np.concatenate([before_key, self.key, value, after_key, self.key, value], axis=1)
 
 
 def measure_cell(token_losses: TokenLosses, samples: Samples, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +111,7 @@ class Needles(ProbeResult):
 
     cells: pd.DataFrame
     """model (its label), name, value_tokens (k), length (L), depth, distance_tokens (from the needle's value to the
-    prediction, k included), value, low, high; a mean over samples and trainings:
+    prediction, k included), value, low, high; a mean over samples and runs:
 
         loss_nats, exact                of the value: mean loss per token, share of needles all of whose tokens are
                                         likeliest; ``exact`` without a depth is its mean over depths
@@ -250,8 +250,8 @@ class NeedleProbe(Probe):
         others = [name for name in rows if name not in ("loss_nats", "exact")]
         rows = rows.melt(others, var_name="name", value_name="sum").assign(count=1)
         of = ["name", "value_tokens", "length", "depth"]
-        how: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
-        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **how)
+        resampling: dict[str, Any] = {"resamples": self.resamples, "seed": self.seed}
+        bootstrap, draws = draws_of_means(rows, of, labels, unit="sample", **resampling)
         trials = dict.fromkeys(["exact", "absent_exact"], rows["sample"].nunique())
         cells = []
         for model in dict.fromkeys(labels):

@@ -1,9 +1,9 @@
 """What all probes share: models side by side on the same texts, the numbers of them, the files, and the command.
 
 A probe is a subclass of `Probe`, whose fields are its settings and the options of its command, and what it gives one of
-`ProbeResult`. Models with the same label are trainings of one, from other seeds.
+`ProbeResult`. Models with the same label are runs of one, from other seeds.
 
-Shapes: C models with all trainings, R resamples.
+Shapes: C models with all runs, R resamples.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
+from analysis.older_records import renamed_frames
 from analysis.parquet import read_parquet, write_rows
 from analysis.saved import Parts, open_parts, read_head, write_saved
 from analysis.settings import flat_json
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from analysis.model.loaded import LoadedModel
     from analysis.model.token_losses import TokenLosses
-    from analysis.segments import Segments
+    from analysis.probes.segments import Segments
     from analysis.texts import Texts
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Probe(ABC):
     """The setting of the result that says how many stretches there were."""
 
     seed: int = field(
-        default=0, metadata=argument("seed of all random draws", type=arguments.whole_number_or_zero)
+        default=0, metadata=argument("random seed of all draws", type=arguments.whole_number_or_zero)
     )
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap."""
@@ -265,7 +266,7 @@ def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
 def draws_of_means(
     rows: pd.DataFrame, of: list[str], labels: Sequence[str], *, unit: str, resamples: int, seed: int
 ) -> tuple[ClusterBootstrap, pd.DataFrame]:
-    """Means of models over trainings, on the same resamples, so that their differences are paired.
+    """Means of models over runs, on the same resamples, so that their differences are paired.
 
     ``rows``: number (of the model), ``unit`` (text or sample: a model has one row of it for each mean), the columns
     ``of``, which say what a mean is of, sum, count, text, and group where there are groups. ``labels``: of the C
@@ -275,17 +276,17 @@ def draws_of_means(
     sums = rows.pivot(index=unit, columns=["number", *of], values="sum")
     of_first = rows[rows["number"] == 0]  # every model reads the same stretches
     counts = of_first.pivot(index=unit, columns=of, values="count").sort_index(axis=1)
-    places = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
-    bootstrap = ClusterBootstrap.of(places, labels=labels, resamples=resamples, seed=seed)
+    unit_rows = rows.drop_duplicates(unit).set_index(unit, drop=False).loc[sums.index]
+    bootstrap = ClusterBootstrap.of(unit_rows, labels=labels, resamples=resamples, seed=seed)
     draws = {}
-    for place, model in enumerate(dict.fromkeys(labels)):
+    for model_index, model in enumerate(dict.fromkeys(labels)):
         numbers = [number for number, label in enumerate(labels) if label == model]
         for key, count in counts.items():
             ratios = []
             for number in numbers:
                 of_model = sums[number, *key].to_numpy()
                 ratios.append(bootstrap.ratio(of_model, count.to_numpy()))
-            draws[model, *key] = bootstrap.over_seeds(place, ratios)
+            draws[model, *key] = bootstrap.over_seeds(model_index, ratios)
     return bootstrap, pd.DataFrame(draws).rename_axis(columns=["model", *of])
 
 
@@ -304,8 +305,8 @@ def intervals_frame(
         for key, column in draws.items():
             drawn = column.to_numpy()
             interval = bootstrap.share(drawn, trials[name]) if name in trials else bootstrap.interval(drawn)
-            place = dict(zip(draws.columns.names, key, strict=True))
-            rows.append({"model": model, "name": name, **place, **vars(interval)})
+            keys = dict(zip(draws.columns.names, key, strict=True))
+            rows.append({"model": model, "name": name, **keys, **vars(interval)})
     return pd.DataFrame(rows)
 
 
@@ -324,7 +325,7 @@ class ProbeResult:
     settings: dict[str, Any]
     """What was measured, and how much text there was."""
     models: list[dict[str, Any]]
-    """Of each, and each training of it: label, what identifies it, and what lengths it was trained on, if known."""
+    """Of each, and each run of it: label, what identifies it, and what lengths it was trained on, if known."""
     rows: pd.DataFrame
     """What the numbers were made from."""
     provenance: dict[str, Any]
@@ -352,6 +353,7 @@ class ProbeResult:
         if path.is_dir():
             path = path / f"{cls.NAME}.json"
         about = read_head(path, cls.KIND, 1, "measure again, or give the folder of a result")
+        about = renamed_frames(about)
         if missing := [name for name in cls._content_names() if name not in about]:
             raise UserError(
                 f"{path} is of an older format, without {', '.join(missing)}; measure again, or read it as JSON"
@@ -392,8 +394,8 @@ class ProbeResult:
     def intervals_by(self) -> str:
         """What the intervals are by, in words; or that there are too few documents for any."""
         labels = [model["label"] for model in self.models]
-        trainings = max(labels.count(label) for label in labels)
-        return by_clusters({**self.settings, "trainings": trainings})
+        runs = max(labels.count(label) for label in labels)
+        return by_clusters({**self.settings, "runs": runs})
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained
@@ -409,7 +411,7 @@ class ProbeResult:
         of_labels = []
         for label in labels:
             if label not in trained.index:
-                raise UserError(f"there is no model {label!r}; choose of {', '.join(trained.index)}")
+                raise UserError(f"there is no model {label!r}; choose from {', '.join(trained.index)}")
             of_labels.append(frame[frame["model"] == label])
         return pd.concat(of_labels)
 
@@ -438,7 +440,7 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
         help=f"folder to write {name}.json to",
     )
     labels = (
-        "a name for each model, comma-separated; trainings of one model have the same (default: the models' names); "
+        "a name for each model, comma-separated; runs of one model have the same (default: the models' names); "
         "without a MODEL, the names to draw, in this order"
     )
     parser.add_argument("--labels", type=arguments.texts, metavar="NAMES", help=labels)
@@ -447,20 +449,20 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     add_arguments(parser.add_argument_group("what is measured"), probe)
     add_text_options(parser)
     add_model_options(parser)
-    given = parser.parse_args()
+    parsed = parser.parse_args()
     show_log("analysis")
     files = []
-    drawn = given.labels
-    if given.models:
-        apart = {"models", *TEXT_OPTIONS, "figures", *(each.name for each in fields(probe))}
-        options = {option: value for option, value in vars(given).items() if option not in apart}
-        source = texts_of(given, given.models[0])
-        result = settings_from(probe, given).measure(given.models, source, **options)
-        files = [given.out / f"{name}.json", given.out / f"{name}.parquet"]
+    drawn = parsed.labels
+    if parsed.models:
+        not_options = {"models", *TEXT_OPTIONS, "figures", *(field.name for field in fields(probe))}
+        options = {option: value for option, value in vars(parsed).items() if option not in not_options}
+        source = texts_of(parsed, parsed.models[0])
+        result = settings_from(probe, parsed).measure(parsed.models, source, **options)
+        files = [parsed.out / f"{name}.json", parsed.out / f"{name}.parquet"]
         drawn = None
     else:
-        result = probe.RESULT.load(given.out)
-    files += result.draw(given.figures or given.out, drawn)
+        result = probe.RESULT.load(parsed.out)
+    files += result.draw(parsed.figures or parsed.out, drawn)
     print(result)
     if files:
         print(f"\nwrote {', '.join(map(str, files))}")

@@ -5,10 +5,10 @@ A number is made of sums over targets: a mean is Σ loss / Σ 1, recovery is Σ 
 It is held as *draws*, (1 + R,): first its value in the sample, then in each resample. Arithmetic on draws gives draws,
 so a difference of two numbers is paired.
 
-Up to a hundred units, and three trainings or more, have Student's t of a jackknife in place of the bootstrap's
-percentiles, which would be too narrow; two trainings are pooled [ours].
+Up to a hundred units, and three runs or more, have Student's t of a jackknife in place of the bootstrap's
+percentiles, which would be too narrow; two runs are pooled [ours].
 
-Shapes: n targets, D documents (clusters), G groups of them, S trainings, R resamples.
+Shapes: n targets, D documents (clusters), G groups of them, S runs, R resamples.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CONFIDENCE = 0.95
 _CHUNK_ELEMENTS = 1 << 22  # of (resamples, documents) that are drawn, or multiplied, at once: 32 MiB of int64
 MOST_UNITS_OF_T = 100
 """Up to so many groups or, where there are none, documents, Student's t takes the place of percentiles [ours]."""
-LEAST_TRAININGS = 3
-"""Fewer trainings have no variance of their own in an interval: that of two would be from one degree of freedom, and
+LEAST_RUNS = 3
+"""Fewer runs have no variance of their own in an interval: that of two would be from one degree of freedom, and
 held the truth in 81 to 95 % of its narrowest tenth in simulations [ours]. They are pooled."""
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
 """Below so many groups, or documents, figures and tables call intervals rough."""
@@ -54,17 +54,17 @@ class Interval:
 class ClusterBootstrap:
     """The resamples that all intervals of a measurement rest on (docs/method.md, 2.4 [ours]).
 
-    With more than `MOST_UNITS_OF_T` groups, and fewer than `LEAST_TRAININGS` trainings, a resample is G groups, drawn
+    With more than `MOST_UNITS_OF_T` groups, and fewer than `LEAST_RUNS` runs, a resample is G groups, drawn
     with replacement, and from each as many of its documents as it has. Where every document is a group by itself this
     is the same as without groups.
 
-    Otherwise: the sample without each group in turn, then, of three or more, without each training, then without each
+    Otherwise: the sample without each group in turn, then, of three or more, without each run, then without each
     seed of each model.
 
     Args:
         documents: (n,), the document of each target.
         groups: (n,), the group of each target's document; None where the corpus has none.
-        trainings: (n,), number of the training that each target was measured under, 0 … S - 1; None: one.
+        runs: (n,), number of the run that each target was measured under, 0 … S - 1; None: one.
         labels: of the checkpoints whose draws `over_seeds` averages; those of one label are seeds of one model.
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
         seed: of the resampling; the same seed, documents and groups give the same resamples.
@@ -73,21 +73,21 @@ class ClusterBootstrap:
 
     @classmethod
     def of(cls, rows: pd.DataFrame, **options: Any) -> Self:
-        """That of rows by their columns text and, where they are there, group and training."""
+        """That of rows by their columns text and, where they are there, group and run."""
         groups = None
         if "group" in rows:
             groups = rows["group"].to_numpy()
-        trainings = None
-        if "training" in rows:
-            trainings = rows["training"].to_numpy()
-        return cls(rows["text"].to_numpy(), groups=groups, trainings=trainings, **options)
+        runs = None
+        if "run" in rows:
+            runs = rows["run"].to_numpy()
+        return cls(rows["text"].to_numpy(), groups=groups, runs=runs, **options)
 
     def __init__(
         self,
         documents: np.ndarray,
         *,
         groups: np.ndarray | None = None,
-        trainings: np.ndarray | None = None,
+        runs: np.ndarray | None = None,
         labels: Sequence[str] = (),
         resamples: int = DEFAULT_RESAMPLES,
         seed: int = 0,
@@ -99,18 +99,18 @@ class ClusterBootstrap:
         self.units = int(unit.max()) + 1
         """How many groups there are; without groups, documents."""
         seeds = [labels.count(label) for label in dict.fromkeys(labels)]
-        repeated = [number for number in seeds if number >= LEAST_TRAININGS]
-        if trainings is not None:
-            trainings = _numbered(trainings)
-            if trainings.max() + 1 < LEAST_TRAININGS:
-                trainings = None
-        self.is_jackknife = trainings is not None or bool(repeated) or self.units <= MOST_UNITS_OF_T
+        repeated = [number for number in seeds if number >= LEAST_RUNS]
+        if runs is not None:
+            runs = _numbered(runs)
+            if runs.max() + 1 < LEAST_RUNS:
+                runs = None
+        self.is_jackknife = runs is not None or bool(repeated) or self.units <= MOST_UNITS_OF_T
         self._parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
         """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
         if self.is_jackknife:
             clusters = [unit]
-            if trainings is not None:
-                clusters.append(trainings)
+            if runs is not None:
+                clusters.append(runs)
             for cluster in clusters:
                 units = int(cluster.max()) + 1
                 # as if there were as many where one is left out: a count stays comparable
@@ -132,7 +132,7 @@ class ClusterBootstrap:
         """Of the seeds of each model in each draw, (1 + R, seeds)."""
         first = self._ends[-1] - sum(repeated)
         for weights, seed_count in zip(self._weights, seeds, strict=True):
-            if seed_count >= LEAST_TRAININGS:
+            if seed_count >= LEAST_RUNS:
                 weights[first : first + seed_count] = (1 - np.eye(seed_count)) / (seed_count - 1)
                 first += seed_count
 
@@ -231,17 +231,17 @@ def percentile_interval(value: float, resampled: np.ndarray, confidence: float =
     return Interval(value, float(low), float(high))
 
 
-def _half_width(levels: Sequence[np.ndarray], confidence: float) -> float:
-    """Half of the t interval from how the value changes without each unit, for each level of units; NaN spreads.
+def _half_width(changes_of_kinds: Sequence[np.ndarray], confidence: float) -> float:
+    """Half of the t interval from how the value changes without each unit, for each kind of unit; NaN spreads.
 
-    A level of U units: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
+    Of U units of a kind: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
     effective number of units, at most U - 1 and at least 2, or a third of U - 1 where that is less [ours]: where one
-    unit dominates there would be 1, whose t is three times as wide. Variances of levels add up, and their t quantiles
+    unit dominates there would be 1, whose t is three times as wide. Variances of kinds add up, and their t quantiles
     are averaged in proportion (Cochran and Cox 1950).
     """
     variances = []
     quantiles = []
-    for changes in levels:
+    for changes in changes_of_kinds:
         squares = changes**2
         total = squares.sum()
         effective = 1.0
@@ -251,10 +251,10 @@ def _half_width(levels: Sequence[np.ndarray], confidence: float) -> float:
         least = max(1.0, min(2.0, most / 3))
         variances.append(most / len(changes) * total)
         quantiles.append(student_t(min(max(effective, least), most), confidence))
-    whole = sum(variances)
-    if whole == 0:
+    variance = sum(variances)
+    if variance == 0:
         return 0.0
-    return float(np.dot(variances, quantiles) / np.sqrt(whole))
+    return float(np.dot(variances, quantiles) / np.sqrt(variance))
 
 
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
@@ -278,8 +278,8 @@ def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str
 
 def enough_for_intervals(counts: Mapping[str, Any], suffix: str = "") -> bool:
     """Whether there are `LEAST_UNITS` groups or, where none are known, documents."""
-    number, _ = _units(counts, suffix)
-    return number >= LEAST_UNITS
+    units, _ = _units(counts, suffix)
+    return units >= LEAST_UNITS
 
 
 def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
@@ -287,24 +287,24 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
 
     It says whether these are few, or too few for an interval.
     """
-    number, what = _units(counts, suffix)
-    if number < LEAST_UNITS:
-        return f"{counted(number, what)}: too few for an interval"
-    has_groups = what == "group"
-    trainings = counts.get("trainings", 1)
+    count, unit = _units(counts, suffix)
+    if count < LEAST_UNITS:
+        return f"{counted(count, unit)}: too few for an interval"
+    has_groups = unit == "group"
+    runs = counts.get("runs", 1)
     by = "by document"
-    if has_groups and trainings >= LEAST_TRAININGS:
-        by = "by training, group and document"
+    if has_groups and runs >= LEAST_RUNS:
+        by = "by run, group and document"
     elif has_groups:
         by = "by group, then document"
-    elif trainings >= LEAST_TRAININGS:
-        by = "by training and document"
-    if trainings == 2:
-        by += "; two trainings pooled"
-    for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
-        number = counts.get(f"{what}s{suffix}", enough)
-        if number < enough:
-            return f"{by} (only {counted(number, what)}: rough)"
+    elif runs >= LEAST_RUNS:
+        by = "by run and document"
+    if runs == 2:
+        by += "; two runs pooled"
+    for unit, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
+        count = counts.get(f"{unit}s{suffix}", enough)
+        if count < enough:
+            return f"{by} (only {counted(count, unit)}: rough)"
     return by
 
 
@@ -331,17 +331,17 @@ def _units(counts: Mapping[str, Any], suffix: str) -> tuple[int, str]:
     return counts[f"documents{suffix}"], "document"
 
 
-def counted(number: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Such as "1 document", "1,200 documents"."""
-    if number == 1:
-        return f"1 {what}"
-    return f"{number:,} {what}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def _numbered(names: np.ndarray) -> np.ndarray:
     """The number of each name among them in ascending order, (n,)."""
-    _, number = np.unique(names, return_inverse=True)
-    return number
+    _, index = np.unique(names, return_inverse=True)
+    return index
 
 
 def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Numbers that compare: selectors, far contexts, ways of giving back, thresholds, and two results with each other.
+"""Numbers that compare: selectors, far contexts, ways of keeping, thresholds, and two results with each other.
 
 They are functions of results that give tidy frames with 95 % intervals, as those of `analysis.stats.numbers`, and rest
 on the same resamples. The scripts of studies in `results/` print them. Differences are paired: both numbers are
@@ -9,11 +9,11 @@ computed in every resample, and subtracted there.
     held_by_few                the share of the gain of all targets that those hold whose gain k tokens give back
     elsewhere                  what the same document gives elsewhere, net of another document's
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
-    level_differences          given back in one way, less in another: words and tokens, with sinks and without
+    level_differences          kept in one way, less in another: words and tokens, with sinks and without
     by_tau                     any frame at several thresholds
     with_equal_groups          shares and gains in which no group weighs more than another
     result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
-    persistence_between        what is left under another training of the gain that targets were chosen for
+    persistence_between        what is left under another run of the gain that targets were chosen for
     result_differences         one result less another, of the same targets or of others
 
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k, R resamples.
@@ -33,15 +33,15 @@ from analysis.measurement import Measurement
 from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap
 from analysis.stats.numbers import ENOUGH_NATS, NUMBERS, SHARE_NEEDED, Frame, distances, overlap
 from analysis.stats.recovery import (
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
     TRUE,
     Measured,
     Row,
-    at_level,
     choose_k,
     default_selector,
+    of_one_way,
     over_tau_column,
     selecting_gain_nats,
 )
@@ -69,7 +69,7 @@ def overlaps(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd
             keys = {"first": first, "second": second, "k": k, "chance": k / measured.result.n_far}
             yield keys | measured.ratio(np.rint(shared), k)
 
-    return _of_levels(result, rows_of, ("first", "second", "k", "chance"), resamples, seed)
+    return _of_all_ways(result, rows_of, ("first", "second", "k", "chance"), resamples, seed)
 
 
 def within(
@@ -91,7 +91,7 @@ def within(
                     keys = {"name": name, "selector": selector, "far_context": context, "k": k}
                     yield keys | measured.ratio(at_k)
 
-    return _of_levels(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
+    return _of_all_ways(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
 
 
 def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
                 draws = measured.bootstrap.ratio(of_few, measured.result.gain_nats)
                 yield {"selector": selector, "far_context": context, "k": k, **measured.interval(draws)}
 
-    return _of_levels(result, rows_of, ("selector", "far_context", "k"), resamples, seed)
+    return _of_all_ways(result, rows_of, ("selector", "far_context", "k"), resamples, seed)
 
 
 def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -140,7 +140,7 @@ def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> p
                 difference = measured.at_k(draws[TRUE] - there, k)
                 yield {"name": "true_less_there", "selector": selector, "k": k, **difference}
 
-    return _of_levels(result, rows_of, ("name", "selector", "k"), resamples, seed)
+    return _of_all_ways(result, rows_of, ("name", "selector", "k"), resamples, seed)
 
 
 def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFrame:
@@ -171,12 +171,12 @@ def level_differences(
     Columns: selector, far_context ("true", "placebo" and "net"), k, value, low, high. Raises `UserError` for a level
     that was not measured.
     """
-    there = result.choices[list(LEVEL)].drop_duplicates().to_dict("records")
+    there = result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
     for level in (first, second):
         if dict(level) not in there:
             raise UserError(f"{dict(level)} was not measured; choose among {', '.join(map(str, there))}")
     bootstrap = {"resamples": resamples, "seed": seed}
-    of_first, of_second = (Measured(at_level(result, level), **bootstrap) for level in (first, second))
+    of_first, of_second = (Measured(of_one_way(result, level), **bootstrap) for level in (first, second))
     rows: list[Row] = []
     for selector in of_first.selectors:
         if selector in of_second.selectors:
@@ -222,7 +222,7 @@ def at_tau(result: Measurement, tau_nats: float) -> Measurement:
 
 
 def with_equal_groups(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
-    """Means over targets in which every group has the same weight, in every training.
+    """Means over targets in which every group has the same weight, in every run.
 
     Columns: name (share_over_tau, gain_nats), value, low, high. Raises `UserError` where texts have no groups.
     """
@@ -239,15 +239,15 @@ def with_equal_groups(result: Measurement, *, resamples: int = 2000, seed: int =
 
 
 def group_weights(targets: pd.DataFrame) -> np.ndarray:
-    """1 / the number of targets of the same group (and training), (n,)."""
-    keys = [name for name in ("training", "group") if name in targets]
+    """1 / the number of targets of the same group (and run), (n,)."""
+    keys = [name for name in ("run", "group") if name in targets]
     return 1 / targets.groupby(keys)["text"].transform("size").to_numpy(np.float64)
 
 
 def result_overlaps(
     first: Measurement, second: Measurement, *, resamples: int = 2000, seed: int = 0
 ) -> pd.DataFrame:
-    """The share of the first k tokens that one model chooses that another chooses, too, at the level of `at_level`.
+    """The share of the first k tokens that one model chooses that another chooses, too, kept as by `of_one_way`.
 
     Of the targets over tau under both, n_targets. Columns: selector, far_context ("true" and "placebo"), n_targets, k,
     chance (k / F), value, low, high. Raises `UserError` where the two were measured on different targets.
@@ -281,23 +281,21 @@ def refuse_other_targets(first: Measurement, second: Measurement) -> None:
         raise UserError("the results were measured on different targets; measure one of them again")
 
 
-def persistence_between(
-    trainings: Sequence[Measurement], *, resamples: int = 2000, seed: int = 0
-) -> pd.DataFrame:
-    """What another training leaves of the gain of targets over tau under one; means over all ordered pairs.
+def persistence_between(runs: Sequence[Measurement], *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """What another run leaves of the gain of targets over tau under one; means over all ordered pairs.
 
-    Columns: name, value, low, high, by group for the trainings at hand. Names: share_still_over_tau; where no losses
+    Columns: name, value, low, high, by group for the runs at hand. Names: share_still_over_tau; where no losses
     are means, selecting_gain_nats and gain_nats (mean gain under the one that selects and under the other). Raises
-    `UserError` where the trainings were measured on different targets.
+    `UserError` where the runs were measured on different targets.
     """
-    for training in trainings[1:]:
-        refuse_other_targets(trainings[0], training)
-    bootstrap = ClusterBootstrap.of(trainings[0].targets, resamples=resamples, seed=seed)
-    pairs = list(permutations(trainings, 2))
+    for run in runs[1:]:
+        refuse_other_targets(runs[0], run)
+    bootstrap = ClusterBootstrap.of(runs[0].targets, resamples=resamples, seed=seed)
+    pairs = list(permutations(runs, 2))
     sums = {
         "share_still_over_tau": sum(over_tau_column(one) * over_tau_column(other) for one, other in pairs)
     }
-    if all(training.settings.losses_not_over_tau is None for training in trainings):
+    if all(run.settings.losses_not_over_tau is None for run in runs):
         sums["selecting_gain_nats"] = sum(over_tau_column(one) * one.gain_nats for one, _ in pairs)
         sums["gain_nats"] = sum(over_tau_column(one) * other.gain_nats for one, other in pairs)
     over = np.sum([over_tau_column(one) for one, _ in pairs], axis=0)
@@ -318,7 +316,7 @@ def result_differences(
     resamples: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Numbers of the first result less those of the second, of the trainings at hand.
+    """Numbers of the first result less those of the second, of the runs at hand.
 
     Groups (without groups: texts) that both were measured on are left out, or drawn, of both at once: on the same
     targets the difference is paired, on other texts the two are independent.
@@ -402,7 +400,7 @@ def _bootstrap_of_both(
     return ClusterBootstrap(np.concatenate(texts), groups=groups, **options)
 
 
-def _of_levels(
+def _of_all_ways(
     result: Measurement,
     rows_of: Callable[[Measured], Iterable[Row]],
     names: tuple[str, ...],
@@ -410,13 +408,13 @@ def _of_levels(
     seed: int,
 ) -> pd.DataFrame:
     """The rows of every level of a result, as one frame."""
-    of_levels = Measured.of_levels(result, resamples=resamples, seed=seed)
-    rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
-    return pd.DataFrame(rows, columns=[*LEVEL, *names, *INTERVAL])
+    of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
+    rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
+    return pd.DataFrame(rows, columns=[*KEPT_AS_COLUMNS, *names, *INTERVAL])
 
 
 def _choices_of(choices: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
     """The rows of the choices of these targets, in their order."""
-    keys = [name for name in ("training", "target_id") if name in choices and name in targets]
+    keys = [name for name in ("run", "target_id") if name in choices and name in targets]
     kept = pd.MultiIndex.from_frame(choices[keys]).isin(pd.MultiIndex.from_frame(targets[keys]))
     return choices[kept]

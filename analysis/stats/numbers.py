@@ -1,8 +1,8 @@
 """Every number of a Result, as tidy frames with 95 % intervals: one row a number, in the columns value, low and high.
 
 Shares and recoveries are fractions, losses nats per token. ``low`` and ``high`` are NaN where the data support no
-interval. Of a Result joined of several trainings the numbers are those of all together, and the intervals also say how
-much trainings differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
+interval. Of a Result joined of several runs the numbers are those of all together, and the intervals also say how
+much runs differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
 Result rest on the same resamples. Recoveries are of the targets over tau.
 
     recovery(k)     Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
@@ -11,7 +11,7 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
 only is of ``k``, by default 4 or the closest that was measured. The columns level, unit and sinks say how chosen tokens
-were given back: a result has rows of every way (`analysis.stats.recovery.at_level` picks one). All but `shares`,
+were kept: a result has rows of every way (`analysis.stats.recovery.of_one_way` picks one). All but `shares`,
 `persistence` and `contexts` raise `UserError` where recovery is undefined: no target over tau, or gains that sum to
 nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
@@ -34,7 +34,7 @@ from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.recovery import (
     BEST,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
     TRUE,
@@ -94,12 +94,12 @@ printed summary and ``numbers.csv`` are made of it."""
 
 
 def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows], Frame]:
-    """Register a function that yields the rows of one level as one that gives the frame of a result, with all levels.
+    """Register a function that yields the rows of one way of keeping as one that gives a result's frame, of all ways.
 
-    Columns are those of the level, ``names`` and those of the interval; the docstring says so. ``options``: further
+    Columns are those of the way, ``names`` and those of the interval; the docstring says so. ``options``: further
     fields of `Numbers`.
     """
-    columns = (*LEVEL, *names, *INTERVAL)
+    columns = (*KEPT_AS_COLUMNS, *names, *INTERVAL)
 
     def decorate(rows_of: Rows) -> Frame:
         @wraps(rows_of)
@@ -117,12 +117,12 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
                 if isinstance(k, Sequence):
                     raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
                 at_k = choose_k(result.ks, k)
-            of_levels = Measured.of_levels(result, at_k, resamples=resamples, seed=seed)
-            rows = [measured.level | row for measured in of_levels for row in rows_of(measured)]
-            whole = pd.DataFrame(rows, columns=list(columns))
+            of_all_ways = Measured.of_all_ways(result, at_k, resamples=resamples, seed=seed)
+            rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
+            all_rows = pd.DataFrame(rows, columns=list(columns))
             if one_k:
-                return rows_with(whole, selector=selector, far_context=far_context)
-            return rows_with(whole, selector=selector, far_context=far_context, k=k)
+                return rows_with(all_rows, selector=selector, far_context=far_context)
+            return rows_with(all_rows, selector=selector, far_context=far_context, k=k)
 
         frame.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join(columns)}."
         NUMBERS[rows_of.__name__] = Numbers(frame, columns, one_k=one_k, **options)
@@ -143,32 +143,32 @@ def frame_of_targets(*names: str) -> Callable[[Frame], Frame]:
     return decorate
 
 
-def rows_with(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The rows of a frame that have no other value than those ``wanted`` of a column; None wants all.
+def rows_with(frame: pd.DataFrame, **picked: Any) -> pd.DataFrame:
+    """The rows of a frame that have no other value than those ``picked`` of a column; None wants all.
 
     Raises `UserError`, which lists the values that there are, for a value that there is not.
     """
-    for column, values in wanted.items():
+    for column, values in picked.items():
         if values is None:
             continue
         if isinstance(values, str | Integral):
             values = [values]
         values = list(values)
-        there = []
+        measured = []
         if column in frame:
-            there = frame[column].dropna().unique().tolist()
-        unknown = [value for value in values if value not in there]
+            measured = frame[column].dropna().unique().tolist()
+        unknown = [value for value in values if value not in measured]
         if unknown and len(frame):
-            choices = ", ".join(map(str, there)) or "nothing: these numbers have none"
-            raise UserError(f"{column} = {unknown[0]!r} was not measured; choose among {choices}")
-        if there:
+            choices = ", ".join(map(str, measured)) or "nothing: these numbers have none"
+            raise UserError(f"{column} = {unknown[0]!r} was not measured; choose from {choices}")
+        if measured:
             frame = frame[frame[column].isna() | frame[column].isin(values)]
     return frame.reset_index(drop=True)
 
 
 def counts(result: Measurement) -> dict[str, int]:
-    """How much was measured: targets (of all trainings together), targets_over_tau, targets_measured (finished),
-    documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; trainings.
+    """How much was measured: targets (of all runs together), targets_over_tau, targets_measured (finished),
+    documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; runs.
 
     What captions say, and `analysis.stats.bootstrap.by_clusters` reads.
     """
@@ -177,7 +177,7 @@ def counts(result: Measurement) -> dict[str, int]:
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
     sizes |= _count_clusters_of(targets)
     sizes |= _count_clusters_of(targets.iloc[finished], "_over_tau")
-    sizes["trainings"] = len(result.trainings)
+    sizes["runs"] = max(1, len(result.runs))
     return sizes
 
 
@@ -284,7 +284,7 @@ def _of_targets(
     return pd.DataFrame(rows, columns=["name", *INTERVAL])
 
 
-# --- of what k far tokens give back ---
+# --- of what k far tokens recover ---
 
 
 @frame_of(*OF_CHOICE)

@@ -1,6 +1,6 @@
-"""What every number is computed from: the losses of the targets over tau, at one level, and their bootstrap.
+"""What every number is computed from: the losses of the targets over tau, kept in one way, and their bootstrap.
 
-A *level* is the way in which chosen tokens were given back: the columns level, unit and sinks of the choices together.
+A *way* is how chosen tokens were kept: the columns level, unit and sinks of the choices together (`analysis.kept`).
 A set of targets over tau is given by its ``members``, (m,), 1 inside and else 0: a bin of the gain, a kind. Recovery is
 
     Σ (L_short - L_k) / Σ (L_short - L_long)     over the members (paper Eq. 20, docs/method.md 2.2)
@@ -34,43 +34,43 @@ TRUE, PLACEBO, NET = "true", "placebo", "net"
 DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
-"""The level that is shown where nothing else is said, and a result has it."""
-LEVEL = tuple(AS_TEXT)
+"""The way that is shown where nothing else is said, and a result has it."""
+KEPT_AS_COLUMNS = tuple(AS_TEXT)
 Row = dict[str, Any]
 """Of a frame of numbers, by column."""
 
 
-def levels(result: Measurement) -> list[dict[str, Any]]:
+def ways_kept(result: Measurement) -> list[dict[str, Any]]:
     """Level, unit and sinks of the choices, each once, in the order in which they were measured."""
-    return result.choices[list(LEVEL)].drop_duplicates().to_dict("records")
+    return result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
 
 
-def level_in_words(level: str, unit: str, sinks: int) -> str:
+def way_in_words(level: str, unit: str, sinks: int) -> str:
     """Such as "cache, 4 sinks"."""
     words = [level]
     if unit != "token":
-        units = {"word": "words", "three": "tokens with their neighbors"}
+        units = {"word": "words", "neighbors": "tokens with their neighbors"}
         words.append(units.get(unit, unit))
     if sinks:
         words.append(f"{sinks} sinks")
     return ", ".join(words)
 
 
-def at_level(result: Measurement, level: Mapping[str, Any] | None = None) -> Measurement:
-    """The result with the choices of one level alone, and of their columns those that were measured at it.
+def of_one_way(result: Measurement, way: Mapping[str, Any] | None = None) -> Measurement:
+    """The result with the choices kept in one way alone, and of their columns those that were measured of it.
 
-    ``level``: by default `AS_TEXT` where the result has it, else its first; then raises `UserError` where recovery is
+    ``way``: by default `AS_TEXT` where the result has it, else its first; then raises `UserError` where recovery is
     undefined.
     """
-    if level is None:
+    if way is None:
         refuse_without_gain(result)
-        there = levels(result)
-        level = there[0]
-        if AS_TEXT in there:
-            level = AS_TEXT
-    is_level = result.choices[list(level)] == list(level.values())
-    chosen = is_level.all(axis=1)
-    runs = tuple(at_level(run, level) for run in result.runs)
+        ways = ways_kept(result)
+        way = ways[0]
+        if AS_TEXT in ways:
+            way = AS_TEXT
+    is_way = result.choices[list(way)] == list(way.values())
+    chosen = is_way.all(axis=1)
+    runs = tuple(of_one_way(run, way) for run in result.runs)
     choices = result.choices[chosen]
     if len(choices):
         choices = choices.dropna(axis="columns", how="all")
@@ -78,28 +78,28 @@ def at_level(result: Measurement, level: Mapping[str, Any] | None = None) -> Mea
 
 
 class Measured:
-    """The targets over tau whose choices are finished, and what is computed from their losses at one level.
+    """The targets over tau whose choices are finished, and what is computed from their losses, kept in one way.
 
-    The level is that of `at_level`. ``losses`` has L_k, (m, K) nats, by selector and far
-    context; NaN where a target has no such far context. `BEST` is there where two or more selectors are no controls:
-    the lowest L_k, taken for each target, k and far context by itself. It says that k tokens exist which recover so
-    much, not how to find them without the answer; the placebo's best is what the same search finds in text that has
-    nothing to do with the target. It is the evaluating model that takes the lowest, so `BEST` is never cross-fitted.
+    The way is that of `of_one_way`. ``losses`` has L_k, (m, K) nats, by selector and far context; NaN where a target
+    has no such far context. `BEST` is there where two or more selectors are no controls: the lowest L_k, taken for each
+    target, k and far context by itself. It says that k tokens exist which recover so much, not how to find them without
+    the answer; the placebo's best is what the same search finds in text that has nothing to do with the target. It is
+    the evaluating model that takes the lowest, so `BEST` is never cross-fitted.
 
     ``k`` is that of what is shown at one k, see `choose_k`; ``bootstrap``: its resamples and seed. Raises `UserError`
     where recovery is undefined.
     """
 
     @classmethod
-    def of_levels(cls, result: Measurement, k: int | None = None, **bootstrap: int) -> list[Measured]:
-        """One for every level."""
+    def of_all_ways(cls, result: Measurement, k: int | None = None, **bootstrap: int) -> list[Measured]:
+        """One for every way."""
         refuse_without_gain(result)
-        return [cls(at_level(result, level), k, **bootstrap) for level in levels(result)]
+        return [cls(of_one_way(result, way), k, **bootstrap) for way in ways_kept(result)]
 
     def __init__(self, result: Measurement, k: int | None = None, **bootstrap: int):
-        self.result = at_level(result)
+        self.result = of_one_way(result)
         self.options = bootstrap
-        [self.level] = levels(self.result)
+        [self.way] = ways_kept(self.result)
         self.ks = result.ks
         self.k = choose_k(result.ks, k)
         chosen_by = self.result.choices["selector"].unique()
@@ -140,7 +140,7 @@ class Measured:
 
     def of_choices(self, column: str, selector: str, far_context: str) -> np.ndarray:
         """A column of the choices for these targets, (m,) or (m, length)."""
-        of_over = self.result.of_choices(column, selector, far_context, **self.level)
+        of_over = self.result.of_choices(column, selector, far_context, **self.way)
         return of_over[self.finished]
 
     def column(self, values: np.ndarray | float) -> np.ndarray:
@@ -230,13 +230,13 @@ def default_selector(names: Iterable[str]) -> str:
     return names[0]
 
 
-def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
-    """The k of what is shown at one k only: ``wanted``, else `DEFAULT_K`, else the closest (the smallest of two)."""
-    if wanted is None:
+def choose_k(ks: Sequence[int], requested: int | None = None) -> int:
+    """The k of what is shown at one k only: ``requested``, else `DEFAULT_K`, else the closest (the smallest of two)."""
+    if requested is None:
         return min(ks, key=lambda k: (abs(k - DEFAULT_K), k))
-    if wanted not in ks:
-        raise UserError(f"k = {wanted} was not measured; choose one of {', '.join(map(str, ks))}")
-    return wanted
+    if requested not in ks:
+        raise UserError(f"k = {requested} was not measured; choose one of {', '.join(map(str, ks))}")
+    return requested
 
 
 def refuse_without_gain(result: Measurement) -> None:

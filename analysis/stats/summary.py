@@ -13,15 +13,15 @@ from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.numbers import NUMBERS
 from analysis.stats.recovery import (
     AS_TEXT,
-    LEVEL,
+    KEPT_AS_COLUMNS,
     NET,
     TRUE,
     choose_k,
     default_selector,
-    level_in_words,
-    levels,
     nats,
     none_over_tau,
+    way_in_words,
+    ways_kept,
     why_no_recovery,
 )
 from analysis.stats.tables import interval_text, show
@@ -32,21 +32,21 @@ def findings(result: Measurement) -> str:
     settings = result.settings
     size = numbers.counts(result)
     lengths = settings.contexts
-    trainings = size["trainings"]
-    said = [
+    runs = size["runs"]
+    lines = [
         f"{settings.model.name} on {settings.texts.name}: "
         f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
-        f"{f', {trainings} trainings together' if trainings > 1 else ''}"
+        f"{f', {runs} runs together' if runs > 1 else ''}"
     ]
     if len(result.targets) == 0:
-        return said[0]
+        return lines[0]
     by = interval_caption("[95 % interval]", size)
     of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in of_targets}
     if len(result.over) == 0:
         loss = {row["name"]: interval_text(row) for row in of_targets}
-        said += [
+        lines += [
             f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
             *_of_documents(result),
             f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
@@ -56,37 +56,39 @@ def findings(result: Measurement) -> str:
             'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
             "(out) again",
         ]
-        return "\n".join(said)
-    said.append(
+        return "\n".join(lines)
+    lines.append(
         f"{size['targets_over_tau']:,} gain more than {nats(settings.choices.tau_nats)} from the long context: "
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
     )
     if result.gain_nats.sum() > 0:
         [held] = (row["value"] for row in of_targets if row["name"] == "share_of_gain")
         as_others = ", as others lose" if held > 1 else ""
-        said.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
+        lines.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
     if result.crossfit:
-        said.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
+        lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     if size["targets_measured"] < size["targets_over_tau"]:
-        said.append(f"unfinished: {size['targets_measured']:,} measured so far")
+        lines.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
-        return "\n".join([*said, *_of_documents(result), reason])
+        return "\n".join([*lines, *_of_documents(result), reason])
     recovery = numbers.recovery(result)
     k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
-    for level, of_level in recovery.groupby([*LEVEL], sort=False):
-        selector = default_selector(of_level["selector"])
-        rows = of_level[of_level["selector"] == selector].to_dict("records")
+    for way, of_way in recovery.groupby([*KEPT_AS_COLUMNS], sort=False):
+        selector = default_selector(of_way["selector"])
+        rows = of_way[of_way["selector"] == selector].to_dict("records")
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
-        given_back = "" if level == (*AS_TEXT.values(),) else f", as {level_in_words(*level)}"
-        said.append(f"{selector}, k = {k}{given_back}: {', '.join(texts)}")
-    said += _of_documents(result) + _measured_in(result)
-    said.append(f"{by}; net: recovery minus the placebo, where positive")
+        kept_as = "" if way == (*AS_TEXT.values(),) else f", as {way_in_words(*way)}"
+        lines.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
+    lines += _of_documents(result) + _measured_in(result)
+    lines.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
     if result.has_xray:
-        in_both = [one.targets["text"].iloc[one.over] for one in (result, result.trainings[0])]
-        following += f"; .chosen() as text; .xray({np.intersect1d(*in_both).min()})"
-    return "\n".join([*said, following])
+        of_result = result.targets["text"].iloc[result.over]
+        first = (result.runs or (result,))[0]
+        of_first = first.targets["text"].iloc[first.over]
+        following += f"; .chosen() as text; .xray({np.intersect1d(of_result, of_first).min()})"
+    return "\n".join([*lines, following])
 
 
 def _measured_in(result: Measurement) -> list[str]:
@@ -99,13 +101,13 @@ def _measured_in(result: Measurement) -> list[str]:
 
 def _of_documents(result: Measurement) -> list[str]:
     """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
-    said = []
+    lines = []
     texts = result.settings.texts
     if documents := texts.documents:
-        said.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
+        lines.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
     if special := texts.special_tokens:
-        said.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
-    return said
+        lines.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
+    return lines
 
 
 def _chosen_special(result: Measurement) -> str:
@@ -122,7 +124,7 @@ def _chosen_special(result: Measurement) -> str:
 
 
 def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
-    """The findings, then a table for each frame of numbers, at every level; recoveries and shares in per cent.
+    """The findings, then a table for each frame of numbers, of every way of keeping; recoveries and shares in per cent.
 
     ``k``: of what is shown at one k. Where no recovery is defined the frames are those that need none.
     """
@@ -132,7 +134,7 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
         tables = [_table(frame, name, name, "far_context") for name, frame in frames.items() if len(frame)]
         return "\n\n".join([findings(result), *tables])
     default = default_selector(result.choices["selector"])
-    hidden = [*LEVEL] if levels(result) == [AS_TEXT] else []
+    hidden = [*KEPT_AS_COLUMNS] if ways_kept(result) == [AS_TEXT] else []
     tables = [findings(result)]
     for name in _defined(result):
         frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")
@@ -148,12 +150,12 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
             title = "kinds, with net recovery"
         if len(frame):
             tables.append(_table(frame, name, title, across))
-    for training in result.runs:
-        title = f"recovery, training seed {training.settings.model.training_seed} by itself"
-        if reason := why_no_recovery(training):
+    for run in result.runs:
+        title = f"recovery, training seed {run.settings.model.training_seed} by itself"
+        if reason := why_no_recovery(run):
             tables.append(f"{title}: {reason}")
             continue
-        frame = numbers.recovery(training, **bootstrap).drop(columns=hidden)
+        frame = numbers.recovery(run, **bootstrap).drop(columns=hidden)
         frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
         tables.append(_table(frame, "recovery", title, "far_context"))
     return "\n\n".join(tables)
@@ -192,5 +194,5 @@ def every_number(results: Mapping[str, Measurement], k: int | None = None, **boo
         for label, result in results.items()
         for name in _defined(result)
     ]
-    whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    return whole[["result", "frame", *whole.columns.drop(["result", "frame"])]]
+    all_frames = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    return all_frames[["result", "frame", *all_frames.columns.drop(["result", "frame"])]]

@@ -64,10 +64,10 @@ def show(
 def _without_repeats(key: Sequence[str], key_above: Sequence[str]) -> list[str]:
     """The key of a row, without what repeats the key above it, and all before that too."""
     shown = list(key)
-    for place, (text, text_above) in enumerate(zip(key, key_above, strict=False)):
+    for column, (text, text_above) in enumerate(zip(key, key_above, strict=False)):
         if text != text_above:
             break
-        shown[place] = ""
+        shown[column] = ""
     return shown
 
 
@@ -77,8 +77,8 @@ def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
     lines = []
     for row in table:
         cells = []
-        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
-            if place < left:
+        for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+            if column < left:
                 cells.append(text.ljust(width))
             else:
                 cells.append(text.rjust(width))

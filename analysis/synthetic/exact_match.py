@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.parquet import read_parquet, write_table
-from analysis.stats.bootstrap import LEAST_TRAININGS, Interval, student_t, wilson
+from analysis.stats.bootstrap import LEAST_RUNS, Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match, user_path
 
@@ -176,7 +176,7 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_seeds(rows: pd.DataFrame) -> None:
-    """Raise `UserError` where two trainings of a group have one seed, or one was measured twice at a length."""
+    """Raise `UserError` where two runs of a group have one seed, or one was measured twice at a length."""
     weights = rows.groupby("seed")["weights_sha256"].nunique()
     of_other_weights = weights.index[weights > 1]
     measured_again = rows["seed"][rows.duplicated(["seed", "k", "length"])]
@@ -239,7 +239,7 @@ def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
     """
     value = float(shares.mean())
     half = 0.0
-    if len(shares) >= LEAST_TRAININGS:
+    if len(shares) >= LEAST_RUNS:
         deviation = float(shares.std(ddof=1))
         half = student_t(len(shares) - 1) * deviation / len(shares) ** 0.5
     low = min(value - half, of_samples.low)

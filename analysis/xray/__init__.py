@@ -24,7 +24,7 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
     Raises `UserError` where no target is over tau, or the Result has no text of such a block.
     """
-    result = result.trainings[0]  # of several that are joined
+    result = (result.runs or (result,))[0]
     if len(result.over) == 0:
         raise UserError(why_no_recovery(result))
     if result.texts is None:

@@ -98,20 +98,20 @@ def _name_strongest(figure: Figure, axes: Axes, xray: Influences, count: int) ->
         _number(figure, axes, places)
 
 
-def _number(figure: Figure, axes: Axes, places: np.ndarray) -> None:
+def _number(figure: Figure, axes: Axes, positions: np.ndarray) -> None:
     """Write 1, 2, … beside markers at some places (n, 2) of the axes, with a line to those that stand apart."""
     figure.draw_without_rendering()  # only then the axes have their size
     to_points = 72 / figure.dpi
-    points = axes.transData.transform(places) * to_points
+    points = axes.transData.transform(positions) * to_points
     frame = axes.bbox.get_points() * to_points
     line = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": _MARKER / 2}
     halo = [patheffects.withStroke(linewidth=1.5, foreground="white")]
     offsets = label_offsets(points, frame)
-    for number, (place, offset) in enumerate(zip(places, offsets, strict=True), start=1):
+    for number, (position, offset) in enumerate(zip(positions, offsets, strict=True), start=1):
         is_apart = np.hypot(*offset) > _RADII[0] + 1
         axes.annotate(
             str(number),
-            place,
+            position,
             offset,
             textcoords="offset points",
             ha="center",

@@ -45,14 +45,14 @@ COMMANDS = {
     "export_hf": Command(
         "olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"
     ),
-    "influence": Command(
-        "analysis.cli:influence",
-        "what k influential far tokens give a model back (Eq. 20)",
-        check="analysis.cli:checked_influence",
+    "measure": Command(
+        "analysis.cli:run_measure",
+        "how much far context helps, and what k far tokens recover (Eq. 20)",
+        check="analysis.cli:checked_measure",
     ),
-    "figure2": Command("analysis.cli:figure2", "print and draw what influence measured"),
-    "xray": Command("analysis.cli:xray", "which earlier tokens every token of a text needs"),
-    "verify": Command("analysis.cli:verify", "measure targets of a result again"),
+    "figure2": Command("analysis.cli:run_figure2", "print and draw what was measured"),
+    "xray": Command("analysis.cli:run_xray", "which earlier tokens every token of a text needs"),
+    "verify": Command("analysis.cli:run_verify", "measure targets of a result again"),
     "length": Command("analysis.probes.length:main", "loss by position, at and beyond the training length"),
     "needle": Command("analysis.probes.needle:main", "needles in held-out text"),
     "longppl": Command("analysis.probes.longppl:main", "perplexity on key tokens (LongPPL)"),

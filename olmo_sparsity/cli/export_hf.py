@@ -7,7 +7,7 @@ then, anywhere:
   from transformers import AutoModelForCausalLM, AutoTokenizer
   model, tokenizer = AutoModelForCausalLM.from_pretrained("runs/demo/hf"), AutoTokenizer.from_pretrained("runs/demo/hf")
 
-or measure it as any other model: olmo-sparsity influence runs/demo/hf --corpus runs/demo/data --out ...
+or measure it as any other model: olmo-sparsity measure runs/demo/hf --corpus runs/demo/data --out ...
 
 The class is the one that computes exactly the same, Llama, Olmo, Olmo2, GPTNeoX, or SmolLM3 for layers of NoPE; another
 shape is refused by name. Logits of both are compared before anything is written. At position ids that jump, give

@@ -4,23 +4,23 @@ examples:
   olmo-sparsity submit train configs/base.yaml --seed=2 --nodes 2 --gpus-per-node 4 --time 24:00:00 --dry-run
   olmo-sparsity submit sweep configs/base.yaml --grid seed=1,2,3,4 --out runs/seeds --jobs 2 --gpus-per-node 1
   olmo-sparsity submit prepare_data c4 --out data/c4 --limit-tokens 10000000000 --array 64%16
-  olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --array 8 \\
+  olmo-sparsity submit measure runs/base --corpus data/c4 --out runs/base/influence --array 8 \\
       --gpus-per-node 1 --partition gpu --account lab --sbatch=--qos=high
 
 a chain, each with --after the last job that the one before it has printed:
   olmo-sparsity submit prepare_data c4 --out data/c4 --array 64%16
   olmo-sparsity submit train configs/base.yaml --corpus.path=data/c4 --gpus-per-node 4 --after 12
-  olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
+  olmo-sparsity submit measure runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
 
 All but the options below goes to the command. What training, sweeps and preparation would refuse is refused before a
 job waits in the queue: options, configuration, text, token files and what the run folder holds; not the hub, checksums,
-weights and the machine; of influence the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
+weights and the machine; of measure the options. slurm/train.sbatch and slurm/job.sbatch explain the jobs.
 
 train         saves, requeues and resumes by itself at the time limit and after a preemption; after a failure it does
               so at most --retries times in a row without a new checkpoint.
 sweep         an array with a task for each cell, --jobs of them at a time, each of which does the same, but ends after
               a failure.
-prepare_data, influence     with --array that many shards in parallel, then a merge, a second job that waits for them.
+prepare_data, measure       with --array that many shards in parallel, then a merge, a second job that waits for them.
 
 With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The corpus and
 the runs that they make need not be there yet.
@@ -232,21 +232,21 @@ def _prepare(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     return _in_shards(options, command, prepare_options.out)
 
 
-def _influence(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     """Raises `UserError` for options that each shard would refuse; what is read is for the job to see."""
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    influence_options = imported(COMMANDS["influence"].check)(list(arguments))
-    _is_missing(options, [influence_options.corpus])
-    model = influence_options.model
+    measure_options = imported(COMMANDS["measure"].check)(list(arguments))
+    _is_missing(options, [measure_options.corpus])
+    model = measure_options.model
     path, _ = split_scaling(model)
     fixed = model
     if Path(path).is_dir() and not options.may_come:
         # A run's last checkpoint now: all shards measure the same while it goes on.
         fixed = str(resolve_checkpoint(path)) + model[len(path) :]
     arguments = [fixed if word == model else word for word in arguments]
-    return _in_shards(options, command_line("influence", arguments), influence_options.out)
+    return _in_shards(options, command_line("measure", arguments), measure_options.out)
 
 
 def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -> Job:
@@ -258,7 +258,7 @@ def _in_shards(options: argparse.Namespace, command: Sequence[str], out: Path) -
     return Job(options.command, out, shard, [f"--array={array}"], command)
 
 
-JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "influence": _influence}
+JOBS = {"train": _train, "sweep": _sweep, "prepare_data": _prepare, "measure": _measure}
 
 
 def _array(text: str) -> tuple[int, str]:

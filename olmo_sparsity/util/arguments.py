@@ -41,6 +41,10 @@ class _Paragraphs(argparse.RawDescriptionHelpFormatter):
             paragraphs.append(paragraph if is_table else textwrap.fill(paragraph, width))
         return textwrap.indent("\n\n".join(paragraphs), indent)
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Names such as leave-one-out-kl stay in one line."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
 
 class Parser(argparse.ArgumentParser):
     """Shows the module's docstring, and takes no shortened options.

@@ -38,4 +38,4 @@ class Registry(dict[str, Item]):
         return add
 
     def __missing__(self, name: str) -> Item:
-        raise UserError(f"unknown {self.kind} {name!r}; choose among {', '.join(self)}{self.further}")
+        raise UserError(f"unknown {self.kind} {name!r}; choose from {', '.join(self)}{self.further}")

@@ -76,7 +76,7 @@ class Fields:
                 return json.loads(_well_formed(json.dumps(messages, ensure_ascii=False, default=str)))
             if not or_messages:
                 raise UserError(
-                    f"{location} has no text but messages, which only `influence` reads; write them out as text"
+                    f"{location} has no text but messages, which only `measure` reads; write them out as text"
                 )
         if self.text in row:
             kind = JSON_TYPES.get(type(text), "a number")

@@ -1,6 +1,6 @@
 """The numbers of this page that need several results: python results/books/study.py
 
-Prints net recovery of every cell alone and of both trainings together, and the paired differences of the trainings.
+Prints net recovery of every cell alone and of both runs together, and the paired differences of the runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show(cell, result)
     for cell in [cell for cell in study if cell.endswith("seed-1") and cell[:-1] + "2" in study]:
         both = [study[cell], study[cell[:-1] + "2"]]
-        show(f"{cell.removesuffix('-seed-1')}, both trainings", Result.join(both))
+        show(f"{cell.removesuffix('-seed-1')}, both runs", Result.join(both))
     compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
 
 

@@ -1,7 +1,7 @@
 """Numbers of this page beside those of `figure2`: python results/demo/study.py
 
-Prints the share of the first four tokens of two trainings that are the same, at which distances chosen tokens are more
-frequent than random ones, and the agreement of two trainings on random subsets, from compare-6198-1.json.
+Prints the share of the first four tokens of two runs that are the same, at which distances chosen tokens are more
+frequent than random ones, and the agreement of two runs on random subsets, from compare-6198-1.json.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     records = parser.parse_args(arguments).records
     study = load_study(records)
-    trainings = [study[f"seed-{seed}"] for seed in SEEDS]
+    runs = [study[f"seed-{seed}"] for seed in SEEDS]
 
-    overlaps = result_overlaps(*trainings[:2])
+    overlaps = result_overlaps(*runs[:2])
     title = "of the first tokens of seed 6198, the share that seed 1 chooses, too"
     print(show(overlaps[overlaps["k"] == 4], across="far_context", digits=0, title=title))
 
-    frame = distances_beside_uniform(Result.join(trainings), selector="leave-one-out-kl", k=4)
+    frame = distances_beside_uniform(Result.join(runs), selector="leave-one-out-kl", k=4)
     title = "times as frequent as under uniform choice"
     print("\n" + show(frame, across="far_context", percent=False, digits=0, title=title))
 

@@ -25,6 +25,7 @@ import pandas as pd
 
 from analysis import Result, load_study
 from analysis.faithfulness import row_spearman
+from analysis.older_records import renamed_frames
 from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
 from analysis.stats.tables import INTERVAL, interval_text
@@ -103,7 +104,7 @@ def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[st
             model.about = next(iter(checkpoints.values()))
             for number, one in checkpoints.items():
                 model.cells += cells_of(study, one)
-                rows = [row for row in length["trainings"] if row["number"] == number]
+                rows = [row for row in renamed_frames(length)["runs"] if row["number"] == number]
                 model.seeds.append(by_position(rows, times))
             if model.cells:
                 add_numbers(model, study)

@@ -43,7 +43,7 @@ influence() { # inside the window: which of 112 far tokens matter; beyond it: wh
             echo "$(checkpoint "$name" "$seed") $OUT/beyond/$name,seed=$seed --n-short 128 --n-long 512 \
                 $([ "$name" = fox ] && echo --tau 0.1) --selectors random --k 4"
         done
-    done | xargs -P "$JOBS" -L 1 bash -c 'olmo-sparsity influence "$0" \
+    done | xargs -P "$JOBS" -L 1 bash -c 'olmo-sparsity measure "$0" \
         --corpus $OUT/data --out "$1" --targets 8000 --targets-per-block 16 "${@:2}"'
 }
 
@@ -70,7 +70,7 @@ control() { # RoPE trained on windows of 512 with as many tokens: how much there
         -- --corpus.path=$OUT/data --model.max_sequence_length=512 --global_train_batch_size=8 \
         --device_train_microbatch_size=2
     for seed in ${SEEDS//,/ }; do
-        olmo-sparsity influence $OUT/rope-512/seed="$seed" --corpus $OUT/data --out $OUT/rope-512/beyond-"$seed" \
+        olmo-sparsity measure $OUT/rope-512/seed="$seed" --corpus $OUT/data --out $OUT/rope-512/beyond-"$seed" \
             --targets 8000 --targets-per-block 16 --n-short 128 --n-long 512 --selectors random --k 4
     done
 }

@@ -2,9 +2,9 @@
 
     python results/languages/study.py
 
-Both trainings of each together; 95 % intervals by training, work and document. What is per token is told per byte too,
+Both runs of each together; 95 % intervals by run, work and document. What is per token is told per byte too,
 by the UTF-8 bytes per token of the text that was measured. Last, the share over tau with equal weight of every group,
-of both trainings and of each, that of each package of Python, and how many times as frequent as under uniform choice
+of both runs and of each, that of each package of Python, and how many times as frequent as under uniform choice
 the chosen tokens are at each distance.
 """
 
@@ -93,19 +93,17 @@ def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> Non
     """Print the share over tau with equal weight of every work or package, and that of each package."""
     print("\nshare over tau with equal weight of every group [%]; seed 1, seed 2")
     for corpus in CORPORA:
-        trainings = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
-        print_equal_row(corpus, trainings, options)
+        runs = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
+        print_equal_row(corpus, runs, options)
         if corpus == "python":
-            some = [without_large(result) for result in trainings]
+            some = [without_large(result) for result in runs]
             print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
     targets = pd.concat([study[f"python/seed-{seed}"].targets for seed in (1, 2)])
     by_package = targets.groupby(packages_of(targets))["over_tau"].agg(["size", "sum", "mean"])
     by_package["of targets [%]"] = (100 * by_package["size"] / len(targets)).round(1)
     by_package["of those over tau [%]"] = (100 * by_package["sum"] / targets["over_tau"].sum()).round(1)
     by_package["share over tau [%]"] = (100 * by_package["mean"]).round(1)
-    print(
-        "\nPython's packages, both trainings\n" + by_package.drop(columns=["size", "sum", "mean"]).to_string()
-    )
+    print("\nPython's packages, both runs\n" + by_package.drop(columns=["size", "sum", "mean"]).to_string())
 
 
 def without_large(result: Result) -> Result:
@@ -119,17 +117,15 @@ def packages_of(targets: pd.DataFrame) -> pd.Series:
     return targets["group"].str.split("#").str[-1].rename("package")
 
 
-def print_equal_row(name: str, trainings: Sequence[Result], options: dict[str, int]) -> None:
-    """Print a share of trainings together, and of each."""
-    targets = pd.concat([one.targets.assign(training=number) for number, one in enumerate(trainings)])
-    together = replace(
-        trainings[0], targets=targets.reset_index(drop=True), choices=trainings[0].choices.iloc[:0]
-    )
+def print_equal_row(name: str, runs: Sequence[Result], options: dict[str, int]) -> None:
+    """Print a share of runs together, and of each."""
+    targets = pd.concat([one.targets.assign(run=number) for number, one in enumerate(runs)])
+    together = replace(runs[0], targets=targets.reset_index(drop=True), choices=runs[0].choices.iloc[:0])
     shown = []
     for frame_of in (with_equal_groups, numbers.shares):
         shares = [
             percent(row_with(frame_of(result, **options), name="share_over_tau"), 1)
-            for result in (together, *trainings)
+            for result in (together, *runs)
         ]
         shown.append(f"{shares[0]}; {', '.join(shares[1:])}")
     print(f"  {name}: {shown[0]} (of every target: {shown[1]})")

@@ -23,7 +23,7 @@ from analysis.open_model import open_model
 from analysis.parquet import stacked
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
-GIVE_BACK = ("text", "cache:4", "text/word")
+KEEP_AS = ("text", "cache:4", "text/word")
 MARGIN = 1.2  # the next batch may take longer than the longest one so far
 
 
@@ -36,7 +36,7 @@ def settings_of(given):
     else:
         shape = {"n_long": given.n_long, "n_short": 32, "targets": given.targets, "targets_per_block": 32}
         shape["ks"] = (1, 2, 4, 8, 16, 32, 64)
-    return {**shape, "selectors": (first, *others), "give_back": GIVE_BACK, "progress": False}
+    return {**shape, "selectors": (first, *others), "keep_as": KEEP_AS, "progress": False}
 
 
 def main():

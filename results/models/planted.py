@@ -101,7 +101,7 @@ def run(model: str, books: str, out: str) -> None:
             targets_per_block=count,
             ks=KS,
             selectors=SELECTORS,
-            give_back=("text", "cache:4"),
+            keep_as=("text", "cache:4"),
             out=Path(out) / f"parts-{count}",
         )
         print(result)
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = load_study(given.records)
     if given.figures:
         figure = levels_figure(study["parts-4"])
-        assert figure is not None, "given back in one way"
+        assert figure is not None, "kept in one way"
         save_figure(figure, given.figures, "planted.png")
     for cell, result in study.items():
         print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))

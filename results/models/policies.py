@@ -49,7 +49,7 @@ def run(model: str, texts: str, targets: str, out: str) -> None:
             ks=(4, 16, 64, 128),
             selectors=SELECTORS,
             placebos=(),
-            give_back=("cache:4",),
+            keep_as=("cache:4",),
             out=out,
         )
     )

@@ -27,7 +27,7 @@ from analysis.parquet import read_parquet, stacked
 from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.recovery import BEST, LEVEL, Measured, at_level
+from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured, of_one_way
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -93,18 +93,20 @@ def by_half(result: Result, losses: pd.DataFrame) -> Result:
 def near(result: Result, k: int = 4, tokens: int = 38) -> pd.DataFrame:
     """Tidy: the share of the first selector's k tokens that are among the far tokens nearest to the block."""
     rows = []
-    for measured in Measured.of_levels(result):
+    for measured in Measured.of_all_ways(result):
         for far in measured.far_contexts:
             columns = measured.of_choices("selected", measured.selectors[0], far)[:, :k]
             count = (columns >= result.n_far - tokens).sum(axis=1)
-            rows.append({"name": "near", **measured.level, "far_context": far, **measured.ratio(count, k)})
+            rows.append({"name": "near", **measured.way, "far_context": far, **measured.ratio(count, k)})
     return pd.DataFrame(rows)
 
 
 def net_differences(result: Result) -> pd.DataFrame:
     """`numbers.differences` of net recovery at every k, without the best of all selectors."""
     of_ks = pd.concat([numbers.differences(result, k=k, far_context="net") for k in result.ks])
-    in_order = of_ks.sort_values([*LEVEL, "k"], kind="stable", key=lambda column: pd.factorize(column)[0])
+    in_order = of_ks.sort_values(
+        [*KEPT_AS_COLUMNS, "k"], kind="stable", key=lambda column: pd.factorize(column)[0]
+    )
     return in_order[in_order["second"] != BEST]
 
 
@@ -231,7 +233,7 @@ def print_cell(cell: str, result: Result) -> None:
 
 def print_sinks(cell: str, result: Result) -> None:
     """Print which share of four chosen tokens is another where sinks are not kept by themselves."""
-    chosen_at = [Measured(at_level(result, level)) for level in (WITH_SINKS, WITHOUT_SINKS)]
+    chosen_at = [Measured(of_one_way(result, level)) for level in (WITH_SINKS, WITHOUT_SINKS)]
     for selector in chosen_at[0].selectors:
         columns = [one.of_choices("selected", selector, "true")[:, :4] for one in chosen_at]
         others = 4 - np.rint(4 * numbers.overlap(*columns))
@@ -242,7 +244,7 @@ def print_sinks(cell: str, result: Result) -> None:
 
 def print_neighbors(result: Result) -> None:
     """Print how many tokens the first four choices are with the token before and the one behind."""
-    measured = Measured(at_level(result, {"level": "text", "unit": "three", "sinks": 0}))
+    measured = Measured(of_one_way(result, {"level": "text", "unit": "neighbors", "sinks": 0}))
     selected = measured.of_choices("selected", "leave-one-out-kl", "true")[:, :4].astype(int)
     numbers_of_tokens = [
         len(
@@ -299,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_neighbors(result)
         if given.figures and cell in FIGURES:
             figure = levels_figure(result)
-            assert figure is not None, f"{cell} was given back in one way"
+            assert figure is not None, f"{cell} was kept in one way"
             save_figure(figure, given.figures, f"{cell}.png")
     print_loss_by_position(given.records)
 

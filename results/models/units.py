@@ -1,10 +1,10 @@
-"""More of a measurement that is there: its choices given back as words, threes, without sinks; and another placebo.
+"""More of a measurement that is there: its choices kept as words, as neighbors, without sinks; and another placebo.
 
     python results/models/units.py units MODEL TEXTS.jsonl RUN OUT     L_k of k words, and of k tokens with neighbors
     python results/models/units.py sinks MODEL TEXTS.jsonl RUN OUT     what RUN has, and L_k as cache without sinks
     python results/models/units.py same-group MODEL TEXTS.jsonl RUN OUT  every third part, elsewhere in its text
 
-RUN is the folder of a measurement by `olmo-sparsity influence`, with parts/*, and OUT gets the same parts: the
+RUN is the folder of a measurement by `olmo-sparsity measure`, with parts/*, and OUT gets the same parts: the
 same targets, whose losses are compared. A unit takes the place of its first token in the recorded ranking. `study.py
 collect` adds them to the study. The same command goes on after an interruption.
 """
@@ -33,7 +33,7 @@ from analysis.selectors import Selection
 from olmo_sparsity.util.provenance import provenance
 
 SELECTORS = ("leave-one-out-kl", "attention")
-UNITS, KS = {"units": ["text/word", "text/three", "cache:4/word"], "sinks": ["cache"]}, [1, 4]
+UNITS, KS = {"units": ["text/word", "text/neighbors", "cache:4/word"], "sinks": ["cache"]}, [1, 4]
 EXACT = SELECTORS[:1]
 
 
@@ -44,7 +44,7 @@ def recorded(rows: pd.DataFrame, count: int) -> Selection:
 
 
 def as_units(engine: Engine, part: Result) -> pd.DataFrame:
-    """Rows of choices: what was chosen as tokens, given back as other units, and L_k of these."""
+    """Rows of choices: what was chosen as tokens, kept as other units, and L_k of these."""
     over, rows = part.targets[part.targets["over_tau"]], []
     of_tokens = part.choices[(part.choices["level"] == "text") & (part.choices["unit"] == "token")]
     for _, targets in over.groupby(over["target_id"] // engine.size):
@@ -61,8 +61,8 @@ def as_units(engine: Engine, part: Result) -> pd.DataFrame:
                     of_tokens[which].set_index("target_id").loc[targets["target_id"]], part.k_max
                 )
                 keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
-                for how in engine.give_back:
-                    columns = engine._given_back(how, choice, read, index, words)
+                for how in engine.keep_as:
+                    columns = engine._kept_columns(how, choice, read, index, words)
                     listed = {column: list(values) for column, values in columns.items()}
                     rows.append(pd.DataFrame(keys | how.columns | listed))
     return stacked(rows)
@@ -79,8 +79,8 @@ def main(what: str, model: str, texts: str, run: str, out: str) -> None:
     drawing = asdict(before.contexts)
     places = sample_targets(source, before.targets_requested, same_group=True, **drawing)
     changes: dict[str, dict[str, Any]] = {
-        "units": {"selectors": list(SELECTORS), "give_back": UNITS["units"], "ks": KS},
-        "sinks": {"give_back": UNITS["sinks"]},
+        "units": {"selectors": list(SELECTORS), "keep_as": UNITS["units"], "ks": KS},
+        "sinks": {"keep_as": UNITS["sinks"]},
         "same-group": {"selectors": list(EXACT), "far_contexts": ["same-group"]},
     }
     settings = before.but(**changes[what])
@@ -95,8 +95,8 @@ def main(what: str, model: str, texts: str, run: str, out: str) -> None:
             part = replace(part, choices=as_units(engine, part), settings=settings)
         elif what == "sinks":
             both = stacked([part.choices, as_units(engine, part)])
-            give_back = [*before.choices.give_back, *UNITS[what]]
-            part = replace(part, choices=both, settings=before.but(give_back=give_back))
+            keep_as = [*before.choices.keep_as, *UNITS[what]]
+            part = replace(part, choices=both, settings=before.but(keep_as=keep_as))
         else:
             of_part = places[places["target_id"].isin(part.targets["target_id"])]
             targets = engine.with_losses(of_part)

@@ -1,8 +1,8 @@
 """Numbers of these pages beside those of `figure1`: python results/synthetic/study.py
 
 Prints after how many steps 99 % were right (`further/learn`; as many as were trained where never), how much more of
-the samples is right with few planted tokens than with more in the same training, the recall of planted tokens, and the
-agreement of rules that `couple.py` found. Differences are paired by training.
+the samples is right with few planted tokens than with more in the same run, the recall of planted tokens, and the
+agreement of rules that `couple.py` found. Differences are paired by run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.stats.bootstrap import LEAST_TRAININGS, student_t
+from analysis.stats.bootstrap import LEAST_RUNS, student_t
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -25,10 +25,10 @@ TEXT = {ids: f"text/records/{ids}/4/" for ids in ("contiguous", "pose", "coupled
 
 
 def k_differences(rows: pd.DataFrame, folder: str, length: int, ks: Sequence[int]) -> pd.DataFrame:
-    """Share of samples that are right with one k less that with the next, paired by training.
+    """Share of samples that are right with one k less that with the next, paired by run.
 
-    Student's t over three trainings or more, at least as wide as the normal interval of the samples; of two trainings
-    that of the samples alone, as everywhere. Columns: folder, length, trainings, first, second, value, low, high.
+    Student's t over three runs or more, at least as wide as the normal interval of the samples; of two runs
+    that of the samples alone, as everywhere. Columns: folder, length, runs, first, second, value, low, high.
     """
     of_folder = rows[rows["folder"].str.startswith(folder) & (rows["length"] == length)]
     exact, samples = (
@@ -39,20 +39,20 @@ def k_differences(rows: pd.DataFrame, folder: str, length: int, ks: Sequence[int
     differences = []
     for first, second in pairwise(ks):
         apart = (shares[first] - shares[second]).to_numpy()
-        trainings = len(apart)
-        variance = (variances[first] + variances[second]).sum() / trainings**2
+        runs = len(apart)
+        variance = (variances[first] + variances[second]).sum() / runs**2
         half = student_t(np.inf) * np.sqrt(variance)
-        if trainings >= LEAST_TRAININGS:
-            of_trainings = student_t(trainings - 1) * apart.std(ddof=1) / np.sqrt(trainings)
-            half = max(half, of_trainings)
-        keys = {"folder": folder, "length": length, "trainings": trainings, "first": first, "second": second}
+        if runs >= LEAST_RUNS:
+            of_runs = student_t(runs - 1) * apart.std(ddof=1) / np.sqrt(runs)
+            half = max(half, of_runs)
+        keys = {"folder": folder, "length": length, "runs": runs, "first": first, "second": second}
         value = apart.mean()
         differences.append(keys | {"value": value, "low": value - half, "high": value + half})
     return pd.DataFrame(differences)
 
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """The last step of every training of `further/learn`, seed by seed."""
+    """The last step of every run of `further/learn`, seed by seed."""
     learned = rows[rows["folder"].str.startswith("further/learn/")]
     part = learned["folder"].str.split("/").str[2]
     run = learned["folder"].str.split("/").str[3].str.replace(r",seed=\d+", "", regex=True)

@@ -67,14 +67,14 @@ def read_run(part: str, plain: str, bound_nats: float, steps: int | None, out: P
     row |= {key: [step[key] for step in rows] for key in ("loss_nats", "grad_norm")}
     config = config_of(resolve_checkpoint(out / "work" / part))
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
-    found = f"{row['tokens_per_second']:,.0f} tokens/s" + (f", MFU {row['mfu']:.1%}" if row["mfu"] else "")
+    finding = f"{row['tokens_per_second']:,.0f} tokens/s" + (f", MFU {row['mfu']:.1%}" if row["mfu"] else "")
     ours, theirs = row["loss_nats"][:steps], [step["loss_nats"] for step in others[:steps]]
     if steps is None or (theirs and part != plain):
         # Of a NaN this maximum is NaN, which no bound holds; Python's may pass over it.
         apart = float(np.abs(np.subtract(ours, theirs)).max()) if len(ours) == len(theirs) else np.inf
         row |= {"largest_loss_difference_nats": apart, "failed": row["failed"] or not apart <= bound_nats}
-        found = f"{found}, losses within {apart:.1e} nats of {plain}"
-    return {"found": found, **row}
+        finding = f"{finding}, losses within {apart:.1e} nats of {plain}"
+    return {"found": finding, **row}
 
 
 # --- the parts ---
@@ -130,7 +130,7 @@ PARTS: dict[str, Part] = {
         read=partial(read_run, plain="cpu", bound_nats=RESUMED_BOUND_NATS, steps=None),
     ),
     "influence": Part(f"""
-        $RUN influence $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
+        $RUN measure $WORK/cpu --corpus $CORPUS --out $WORK/influence-cpu --device cpu --tau 0 --k 1,2,4 \
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
         {OF_ANALYSIS} $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
     **{
@@ -138,7 +138,7 @@ PARTS: dict[str, Part] = {
         for kind, change, size, how in product(KINDS, CHANGES, ("60m", "150m", "1b"), COMPILE)
     },
     "targets": Part(f"""
-        {OF_ANALYSIS} {BENCHMARK} influence $WORK/train-150m-eager --text $CORPUS --blocks 8 \
+        {OF_ANALYSIS} {BENCHMARK} measure $WORK/train-150m-eager --text $CORPUS --blocks 8 \
             --tokenizer $CORPUS/tokenizer.json --json $TINY_SIZES"""),
 }
 ASKED_FOR = ("ddp", "zero2", "train-fp32", "train-checkpointed")  # parts that begin so run with --only alone
@@ -245,8 +245,8 @@ def measure_agreement() -> Json:
     frame = pd.DataFrame(rows, columns=["case", "precision", "loss_nats", *names, "holds"])
     beyond = frame["case"][~frame["holds"]].tolist()
     largest = f"{len(frame)} cases; {frame.groupby('precision')[names].max().to_dict()}"
-    found = "; beyond rounding: ".join([largest, *beyond])
-    return {"found": found, "failed": bool(beyond), "rows": frame.to_dict("list")}
+    finding = "; beyond rounding: ".join([largest, *beyond])
+    return {"found": finding, "failed": bool(beyond), "rows": frame.to_dict("list")}
 
 
 def gradients_on(device: torch.device, precision: str, config: Config, batch: Batch) -> list[torch.Tensor]:
@@ -255,5 +255,5 @@ def gradients_on(device: torch.device, precision: str, config: Config, batch: Ba
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
         loss = model(**batch.model_inputs, **batch.targets)["loss_nats"] / batch.loss_mask.sum()
     loss.backward()
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
-    return [each.detach().float().cpu() for each in (loss, *gradients)]
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [tensor.detach().float().cpu() for tensor in (loss, *gradients)]

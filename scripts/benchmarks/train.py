@@ -59,7 +59,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
         if not compiled.is_compiled:
-            raise UserError("the loop was not compiled, as the log says; mend that")
+            raise UserError("the loop was not compiled, as the log says; fix that")
     flops, peak = flops_per_token(of_run), peak_flops(of_run, loop.device)
     rows = rates(seconds, steps * of_run.tokens_per_step, (OLMO, TRAINER, TRAINER + COMPILED))
     product = operations / statistics.median(seconds[PRODUCT])
@@ -71,7 +71,7 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         "benchmark": "train",
         "config": config,
         "precision": "bf16" if is_bf16 else "fp32",
-        "parameters": sum(each.numel() for each in loop.raw_model.parameters()),
+        "parameters": sum(weight.numel() for weight in loop.raw_model.parameters()),
         "batch": [of_run.global_train_batch_size, of_run.model.max_sequence_length],
         "unit": "tokens/s",
         "matrix_product_tflops": product / 1e12,

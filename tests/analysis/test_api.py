@@ -54,9 +54,9 @@ def test_filters_leave_out_rows_of_other_values(result: Result) -> None:
 
 
 def test_what_was_not_measured_is_refused_with_the_choices(result: Result) -> None:
-    with pytest.raises(UserError, match="selector = 'greedi' was not measured; choose among .*greedy"):
+    with pytest.raises(UserError, match="selector = 'greedi' was not measured; choose from .*greedy"):
         result.recovery(selector="greedi", resamples=50)
-    with pytest.raises(UserError, match="k = 3 was not measured; choose among 1, 2, 4, 8"):
+    with pytest.raises(UserError, match="k = 3 was not measured; choose from 1, 2, 4, 8"):
         result.losses(k=3, resamples=50)
     with pytest.raises(UserError, match="k = 3 was not measured; choose one of 1, 2, 4, 8"):
         result.kinds(k=3, resamples=50)

@@ -50,7 +50,7 @@ def test_cells_are_listed_where_none_is_named() -> None:
 
 
 def test_figure2_reads_cells_whose_names_have_commas(tmp_path, monkeypatch, capsys) -> None:
-    cells = {f"config=pose,seed={seed}": made_result(training=seed) for seed in (1, 2, 3)}
+    cells = {f"config=pose,seed={seed}": made_result(run=seed) for seed in (1, 2, 3)}
     save_study(tmp_path, cells)
     names = ",".join(list(cells)[:2])
     arguments = [
@@ -65,7 +65,7 @@ def test_figure2_reads_cells_whose_names_have_commas(tmp_path, monkeypatch, caps
     ]
     monkeypatch.setattr("sys.argv", arguments)
     figure2()
-    assert "two trainings pooled" in capsys.readouterr().out
+    assert "two runs pooled" in capsys.readouterr().out
     assert (tmp_path / "out" / "numbers.csv").is_file()
     monkeypatch.setattr("sys.argv", ["figure2", str(tmp_path)])
     with pytest.raises(UserError, match="of config=pose,seed=1; config=pose,seed=2"):

@@ -38,8 +38,8 @@ def test_without_a_chosen_token_the_loss_rises_by_its_influence(size: int, far_c
     assert size == 1 or len(places) > 1
 
 
-def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
-    result = small(give_back=("text", "cache:4"), targets_per_block=4)
+def test_one_target_kept_with_sinks_is_the_one_of_selected() -> None:
+    result = small(keep_as=("text", "cache:4"), targets_per_block=4)
     target_id = int(result.targets["target_id"].iloc[result.over[3]])
     chosen = result.chosen(target_id, level="cache", sinks=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
@@ -49,8 +49,8 @@ def test_one_target_given_back_with_sinks_is_the_one_of_selected() -> None:
     )
 
 
-def test_where_nothing_was_given_back_as_text_the_first_way_is_shown() -> None:
-    result = small(give_back=("cache:4", "cache"), targets_per_block=4)
+def test_where_nothing_was_kept_as_text_the_first_way_is_shown() -> None:
+    result = small(keep_as=("cache:4", "cache"), targets_per_block=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
     assert result.chosen()["position_id"].tolist() == selected.reshape(-1).tolist()
     without = result.selected("leave-one-out", level="cache", sinks=0)
@@ -80,9 +80,9 @@ def with_placebos() -> Result:
         (
             {},
             {"far_context": "placebos"},
-            "'placebos' was not measured; choose among true, placebo, same-group",
+            "'placebos' was not measured; choose from true, placebo, same-group",
         ),
-        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose among leave-one-out, random"),
+        ({}, {"selector": "greedy"}, "'greedy' was not measured; choose from leave-one-out, random"),
         ({}, {"level": "cache"}, "choose what was measured: text "),
         ({}, {"target_id": 10**6}, "no token was chosen for target 1000000"),
         ({"texts": None}, {}, "holds no texts"),
@@ -100,7 +100,7 @@ def test_text_that_was_left_out_and_joined_trainings_are_refused() -> None:
     result = small()
     with pytest.raises(UserError, match="the text of block .* is not recorded"):
         replace(result, texts=result.texts.iloc[1:]).chosen()
-    with pytest.raises(UserError, match=r"result\.trainings\[0\]"):
+    with pytest.raises(UserError, match=r"result\.runs\[0\]"):
         Result.join([result, small(model(1))]).chosen()
     none = replace(result, targets=result.targets.assign(over_tau=False), choices=result.choices.iloc[:0])
     with pytest.raises(UserError, match="no target is over tau"):

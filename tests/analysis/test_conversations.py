@@ -73,7 +73,7 @@ def test_where_the_template_is_from_and_what_is_refused(fast, tmp_path):
     for wrong in ({"role": "user"}, {"role": "user", "content": None}, "a"):
         with refused("fit the template"):
             written(fast, [wrong])
-    with refused("only `influence` reads messages"):
+    with refused("only `measure` reads messages"):
         open_texts(CHATS, TextReader(fast.encode))
 
 

@@ -16,7 +16,7 @@ import pytest
 from analysis import engine, measuring, runner
 from analysis.api import load
 from analysis.engine import PLACEBOS
-from analysis.kept import GivenBack
+from analysis.kept import KeptAs
 from analysis.measuring import measure
 from analysis.model.losses import Scorer
 from analysis.work import Work
@@ -370,7 +370,7 @@ def test_the_time_is_said_in_words_once_some_of_it_has_passed(monkeypatch, caplo
     assert caplog.messages == ["about 7 min for 320 targets"] and duration(12 * 7 * 320 / 64) == "7 min"
 
 
-@pytest.mark.parametrize(("owner", "what"), [(engine, "long_and_short_losses"), (GivenBack, "losses")])
+@pytest.mark.parametrize(("owner", "what"), [(engine, "long_and_short_losses"), (KeptAs, "losses")])
 def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, what):
     original = getattr(owner, what)
 

@@ -1,4 +1,4 @@
-"""Chosen tokens given back as text and as cache, as tokens and as words, against passes of the whole context."""
+"""Chosen tokens kept as text and as cache, as tokens and as words, against passes of the whole context."""
 
 import json
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.api import load
-from analysis.kept import GivenBack, cache_losses, far_key_values, word_numbers
+from analysis.kept import KeptAs, cache_losses, far_key_values, word_numbers
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection, SelectorInput, find_selector
@@ -157,7 +157,7 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
     targets = contexts.all_targets
     choice = find_selector("h2o")(SelectorInput(scorer, contexts, 0, 6))
     words = np.zeros((len(targets), FAR), dtype=int)
-    losses = GivenBack("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
+    losses = KeptAs("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
     scores = scorer.accumulated_attention(contexts, targets)
     for column, k in enumerate((1, 3)):
         kept = np.empty((len(targets), 2, 2, 2 + k), dtype=int)
@@ -172,10 +172,10 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
 
 
 def test_ways_are_written_in_one_form():
-    assert GivenBack.parse("text") == GivenBack()
-    assert GivenBack.parse("cache:4/word") == GivenBack("cache", "word", 4)
-    with refused("is no way to give tokens back"):
-        GivenBack.parse("cache:x")
+    assert KeptAs.parse("text") == KeptAs()
+    assert KeptAs.parse("cache:4/word") == KeptAs("cache", "word", 4)
+    with refused("is no way to keep tokens"):
+        KeptAs.parse("cache:x")
 
 
 def test_words_are_runs_of_letters_and_digits():
@@ -183,28 +183,28 @@ def test_words_are_runs_of_letters_and_digits():
     assert word_numbers(pieces).tolist() == [1, 2, 2, 2, 3, 4, 4, 5, 6, 7, 7, 7]
 
 
-def test_of_each_word_the_first_token_counts_and_the_whole_is_given_back():
+def test_of_each_word_the_first_token_counts_and_the_whole_is_kept():
     words = np.array([[0, 0, 1, 2, 2, 2, 3]])
     choice = Selection(np.array([[4, 3, 0, 6]]), np.zeros((1, 4)), np.array([[3.0, 0, 0, 4, 5, np.nan, 1]]))
-    way = GivenBack("text", "word")
+    way = KeptAs("text", "word")
     first = way.first(choice, words, 3)
     assert first.tolist() == [[4, 0, 6]]
     assert np.flatnonzero(way.kept(first[:, :2], words)[0]).tolist() == [0, 1, 3, 4, 5]
-    beyond = GivenBack("cache", "word", 1)
+    beyond = KeptAs("cache", "word", 1)
     assert beyond.first(choice, words, 2).tolist() == [[4, 6]]
     assert np.flatnonzero(beyond.kept(np.array([[6]]), words)[0]).tolist() == [0, 6]
-    three = GivenBack("text", "three")
-    assert np.flatnonzero(three.kept(np.array([[0, 4]]), words)[0]).tolist() == [0, 1, 3, 4, 5]
+    neighbors = KeptAs("text", "neighbors")
+    assert np.flatnonzero(neighbors.kept(np.array([[0, 4]]), words)[0]).tolist() == [0, 1, 3, 4, 5]
     with refused("has no 5 words to choose"):
         way.first(choice, words, 5)
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
+def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
     """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
     settings = {"targets_per_block": size, "selectors": ("leave-one-out", "snapkv", "random")}
-    ways = ("text", "text:2", "text/three", "cache", "cache:2")
-    result = small(**settings, give_back=ways, out=tmp_path)
+    ways = ("text", "text:2", "text/neighbors", "cache", "cache:2")
+    result = small(**settings, keep_as=ways, out=tmp_path)
     assert small(**settings).loss_nats("random").tolist() == result.loss_nats("random").tolist()
     assert load(tmp_path).loss_nats("snapkv", level="cache", sinks=2).shape == (len(result.over), 3)
     inner, tokens = model()[0], small_tokens()
@@ -213,9 +213,9 @@ def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
         read = F + M + target.target_id % size
         text = tokens[target.text][target.position - read : target.position]
         ranked = result.selected("leave-one-out")[row]
-        three = sorted({column + step for column in ranked for step in (-1, 0, 1)} & set(range(F)))
-        loss = plain_loss(inner, text, [*three, *range(F, read)], target.token)
-        assert result.loss_nats("leave-one-out", unit="three")[row, -1] == pytest.approx(loss, abs=1e-4)
+        with_neighbors = sorted({column + step for column in ranked for step in (-1, 0, 1)} & set(range(F)))
+        loss = plain_loss(inner, text, [*with_neighbors, *range(F, read)], target.token)
+        assert result.loss_nats("leave-one-out", unit="neighbors")[row, -1] == pytest.approx(loss, abs=1e-4)
         beyond = result.selected("leave-one-out", sinks=2)[row]
         assert (beyond >= 2).all() and [token for token in ranked if token >= 2] == beyond[
             : (ranked >= 2).sum()
@@ -224,14 +224,14 @@ def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
         assert result.loss_nats("leave-one-out", sinks=2)[row, -1] == pytest.approx(loss, abs=1e-4)
 
 
-def test_what_was_given_back_in_several_ways_is_verified_and_older_results_gave_back_text(tmp_path):
+def test_what_was_kept_in_several_ways_is_verified_and_older_results_kept_text(tmp_path):
     settings = {"targets_per_block": 5, "selectors": ("leave-one-out", "h2o")}
-    result = small(**settings, give_back=("text", "cache:2"))
+    result = small(**settings, keep_as=("text", "cache:2"))
     comparison = verify(result, model(), TEXTS, targets=10, device="cpu")
     assert comparison.holds and comparison.same == 1.0
     assert comparison.choices % (2 * 2 * 2 * 3) == 0  # selectors, far contexts, ways and ks
     small(**settings).save(tmp_path)
     written = json.loads((tmp_path / "result.json").read_text())
-    del written["cells"][""]["settings"]["give_back"]
+    del written["cells"][""]["settings"]["keep_as"]
     (tmp_path / "result.json").write_text(json.dumps(written))
     assert verify(load(tmp_path), model(), TEXTS, targets=10, device="cpu").holds

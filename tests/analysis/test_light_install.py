@@ -54,7 +54,7 @@ def test_a_model_of_transformers_is_measured_and_drawn_without_extras(tmp_path):
     (model / "tokenizer.json").write_bytes((corpus / "tokenizer.json").read_bytes())
     out = tmp_path / "records"
     sizes = ("--n-long", 20, "--n-short", 5, "--targets", 20, "--k", "1,2")
-    made = command("influence", model, "--corpus", corpus, "--out", out, *sizes)
+    made = command("measure", model, "--corpus", corpus, "--out", out, *sizes)
     assert made.returncode == 0, made.stderr
     drawn = command("figure2", out, "--out", tmp_path / "figures")
     assert drawn.returncode == 0, drawn.stderr
@@ -74,9 +74,9 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "module", "extra"),
     [
-        ("influence {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
+        ("measure {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
         ("xray {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
-        ("influence {}/run --text {}/text.txt --out {}/out", "olmo", "train"),
+        ("measure {}/run --text {}/text.txt --out {}/out", "olmo", "train"),
         ("export_hf {}/run --out {}/out", "olmo", "train"),
         ("exact_match {}/run --out {}/out", "olmo", "train"),
         ("train configs/demo.yaml --save_folder={}/out", "olmo", "train"),

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.api import Result, load, load_study
@@ -49,11 +50,29 @@ def test_a_study_keeps_its_cells_apart_with_the_columns_that_each_has(tmp_path):
         load(tmp_path)
 
 
+def test_older_records_are_read_under_the_names_of_today(tmp_path):
+    """Before 0.2.0 ``keep_as`` was ``give_back``, and its unit ``neighbors`` was ``three``."""
+    result = made_result()
+    settings = result.settings.but(keep_as=["text", "cache:2/neighbors"])
+    kept_in_cache = result.choices.assign(level="cache", unit="neighbors", sinks=2)
+    choices = pd.concat([result.choices, kept_in_cache], ignore_index=True)
+    replace(result, settings=settings, choices=choices.replace({"unit": {"neighbors": "three"}})).save(
+        tmp_path
+    )
+    head = tmp_path / "result.json"
+    written = json.loads(head.read_text())
+    of_cell = written["cells"][""]["settings"]
+    del of_cell["keep_as"]
+    of_cell["give_back"] = ["text", "cache:2/three"]
+    head.write_text(json.dumps(written))
+    assert_same(load(tmp_path), replace(result, settings=settings, choices=choices))
+
+
 def test_what_is_replaced_is_shown():
     """Jupyter, the X-ray and the chosen tokens once went on with the result before."""
     result = made_result()
     half = replace(result, targets=result.targets[:100])
-    assert half.trainings[0] is half and result.trainings[0] is result
+    assert not half.runs and not result.runs
 
 
 def test_arrays_follow_the_targets_over_tau_whatever_the_order_of_the_rows():
@@ -79,21 +98,21 @@ def test_a_target_without_a_far_context_has_no_loss_there():
 
 
 def test_joined_trainings_stand_one_behind_the_other():
-    trainings = [made_result(training=number) for number in range(3)]
-    joined = Result.join(trainings)
-    assert len(joined.targets) == 3 * len(trainings[0].targets)
-    assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in trainings]))
-    losses = np.concatenate([each.loss_nats("greedy") for each in trainings])
+    runs = [made_result(run=number) for number in range(3)]
+    joined = Result.join(runs)
+    assert len(joined.targets) == 3 * len(runs[0].targets)
+    assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in runs]))
+    losses = np.concatenate([each.loss_nats("greedy") for each in runs])
     assert np.array_equal(joined.loss_nats("greedy"), losses)
-    assert joined.runs == tuple(trainings) and Result.join(trainings[:1]) is trainings[0]
+    assert joined.runs == tuple(runs) and Result.join(runs[:1]) is runs[0]
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
         (lambda: made_result(), "same weights"),
-        (lambda: made_result(training=1, dtype="bf16"), 'dtype "fp32" -> "bf16"'),
-        (lambda: made_result(training=1, crossfit=True), "cross-fitted"),
+        (lambda: made_result(run=1, dtype="bf16"), 'dtype "fp32" -> "bf16"'),
+        (lambda: made_result(run=1, crossfit=True), "cross-fitted"),
     ],
 )
 def test_what_would_not_be_one_average_is_not_joined(other, said):

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import engine, measuring
 from analysis.api import Result, load, load_study
-from analysis.figures.dependencies import all_figures
+from analysis.figures.breakdowns import all_figures
 from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.recovery import nats
@@ -108,7 +108,7 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     assert written["value"][0] == pytest.approx(load(folder).shares()["value"][0])
     monkeypatch.setattr(measuring, "measure", lambda *_, **options: load(folder))
     (tmp_path / "a.txt").write_text("some text")
-    code, printed = call_main("influence", "a model", "--text", tmp_path / "a.txt", "--out", tmp_path)
+    code, printed = call_main("measure", "a model", "--text", tmp_path / "a.txt", "--out", tmp_path)
     assert not code and printed.startswith(str(load(folder)))
 
 
@@ -177,9 +177,9 @@ def test_it_can_be_verified(folder):
 
 
 def test_one_of_several_has_nothing_over_tau(tmp_path):
-    """As a cell of a study, as a label of a figure, as one training of a model."""
-    nothing = made_result(training=1, tau_nats=99, texts=6)
-    some = made_result(training=2, texts=6)
+    """As a cell of a study, as a label of a figure, as one run of a model."""
+    nothing = made_result(run=1, tau_nats=99, texts=6)
+    some = made_result(run=2, texts=6)
     save_study(tmp_path, {"none": nothing, "some": some})
     study = load_study(tmp_path)
     assert "the largest gain is" in str(study["none"])
@@ -192,12 +192,12 @@ def test_one_of_several_has_nothing_over_tau(tmp_path):
     every = every_number(study, resamples=50)
     assert set(every[every["result"] == "none"]["frame"]) == {"shares"}
 
-    quiet = made_result(training=1, texts=6)
+    quiet = made_result(run=1, texts=6)
     gain = np.minimum(quiet.gain_nats, 0.9)
     targets = quiet.targets.assign(loss_short_nats=quiet.targets["loss_long_nats"] + gain, over_tau=False)
     quiet = replace(quiet, targets=targets, choices=quiet.choices[:0])
-    for trainings in ([some, quiet], [quiet, some]):
-        joined = Result.join(trainings)
+    for runs in ([some, quiet], [quiet, some]):
+        joined = Result.join(runs)
         recovery = numbers.recovery(joined)
         assert recovery["value"].tolist() == pytest.approx(numbers.recovery(some)["value"].tolist())
         assert "training seed 1 by itself: no target is over tau: none of 400" in summary(joined)

@@ -97,5 +97,5 @@ def test_one_text_of_a_file_is_x_rayed(tmp_path, call_main):
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "w1"}]}))
     with refused("has no field .body. .*messages"):
         pieces("--text", tmp_path / "chat.jsonl")
-    with refused("text 0 is messages, which only `influence` reads"):
+    with refused("text 0 is messages, which only `measure` reads"):
         pieces("--text", tmp_path / "chat.jsonl", "--text-field", "text")

@@ -237,7 +237,7 @@ def test_a_corpus_must_have_the_tokenizer_of_the_model(folder, tmp_path):
 # --- objects ---
 
 
-def test_a_model_object_is_measured_and_given_back_as_it_was(llama):
+def test_a_model_object_is_measured_and_returned_as_it_was(llama):
     model = random_model("llama").train()
     model.lm_head.weight.requires_grad_(False)
     with open_model((model, read_tokenizer(llama))) as loaded:

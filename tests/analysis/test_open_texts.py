@@ -179,7 +179,7 @@ def test_a_path_that_may_not_be_read_is_not_said_to_be_missing(monkeypatch):
 
     monkeypatch.setattr(Path, "exists", refuse)  # as of a user who may not enter the folder
     for texts in ("closed/a.txt", Path("closed/a"), ["closed/a.txt", "a text\n"]):
-        with refused(r"'closed/a(.txt)?' cannot be read \(Permission denied\); mend the path or its rights"):
+        with refused(r"'closed/a(.txt)?' cannot be read \(Permission denied\); fix the path or its rights"):
             open_texts(texts, READER)
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_scaled_is_refused(made, tmp_path):
         (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
         (
             f"{made[0]}@yern:2",
-            "unknown RoPE scaling .yern.; choose among linear, ntk, yarn, log-n, as in CKPT@yarn:4",
+            "unknown RoPE scaling .yern.; choose from linear, ntk, yarn, log-n, as in CKPT@yarn:4",
         ),
         (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
     ):

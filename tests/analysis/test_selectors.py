@@ -234,7 +234,7 @@ def test_forms_of_one_selector_together_choose_what_they_choose_alone(model):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leave_one_out", "choose among leave-one-out"),
+        ("leave_one_out", "choose from leave-one-out"),
         ("leave-one-out@gradient:3", "m = 3 must be at least k = 4 and at most the 10 far tokens"),
         ("leave-one-out@gradient:11", "m = 11 must be at least k = 4 and at most the 10 far tokens"),
     ],
@@ -295,7 +295,7 @@ def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_sc
         ("snapkv:window=0", "'window=0' is no parameter of snapkv"),
         ("snapkv:pool=4", "give an odd number"),
         ("nearest:far=2", "'far=2' is no parameter of nearest; it has none"),
-        ("nearst", "unknown selector 'nearst'; choose among leave-one-out, .*, or EXACT@PROPOSER:m"),
+        ("nearst", "unknown selector 'nearst'; choose from leave-one-out, .*, or EXACT@PROPOSER:m"),
     ],
 )
 def test_other_parameters_and_names_are_refused_with_the_choices(name, message):

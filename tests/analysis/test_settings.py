@@ -68,7 +68,7 @@ def test_another_model_is_the_same_where_its_weights_are():
 def test_an_older_record_gets_defaults_and_one_of_another_version_is_refused():
     settings = made_result().settings
     flat = settings.to_json()
-    added_later = ("give_back", "scores", "read_with", "documents", "special_tokens", "losses_not_over_tau")
+    added_later = ("keep_as", "scores", "read_with", "documents", "special_tokens", "losses_not_over_tau")
     assert Settings.from_json({name: flat[name] for name in flat if name not in added_later}) == settings
     with refused("settings of another version: n_middle; measure again"):
         Settings.from_json({**flat, "n_middle": 3})

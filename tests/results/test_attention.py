@@ -13,7 +13,7 @@ from scipy.stats import entropy
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe
-from analysis.segments import sample_segments
+from analysis.probes.segments import sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
 from tests.support.small_measurement import TEXTS
@@ -42,9 +42,7 @@ def test_entropy_and_zeros_are_those_of_transformers_weights_and_losses_those_of
     # above the diagonal a softmax is not counted, below it none of its weights is 0
     assert [*of_one["value"][of_one["name"] == "zero_share"]] == [0, 0, 0]
     assert "entropy of the attention" in str(type(measured).load(tmp_path))
-    assert "zero_share" in {
-        row["name"] for row in json.loads((tmp_path / "length.json").read_text())["trainings"]
-    }
+    assert "zero_share" in {row["name"] for row in json.loads((tmp_path / "length.json").read_text())["runs"]}
     plain = LengthProbe(lengths=PROBE.lengths, windows=9, resamples=300).measure(two_models(), TEXTS, **HOW)
     losses = measured.numbers[~measured.numbers["name"].isin(["entropy_nats", "zero_share"])]
     key = ["model", "name", "from_tokens"]

@@ -134,7 +134,7 @@ def test_books(run: Callable[..., str], records: Path) -> None:
         assert f"\n{cell}: " in printed
     both = Result.join([study["n128-m32-seed-1"], study["n128-m32-seed-2"]])
     [net] = numbers.recovery(both, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
-    of_both = printed.split("n128-m32, both trainings")[1]
+    of_both = printed.split("n128-m32, both runs")[1]
     assert f"leave-one-out-kl net k=4: {interval_text(net, percent=True, digits=0)} %" in of_both
     assert printed.split("Seed 1 minus seed 2, paired\n")[1].count("leave-one-out-kl") == 15
 

@@ -32,20 +32,20 @@ def made_result(
     selectors: Sequence[str] = tuple(CURVES),
     far_contexts: Sequence[str] = ("true", "placebo"),
     crossfit: bool = False,
-    training: int = 0,
+    run: int = 0,
     kinds: Sequence[str] = KINDS,
     **settings: Any,
 ) -> Result:
-    """A Result of n targets in so many texts (and groups of them); ``training`` changes the losses, not the targets."""
+    """A Result of n targets in so many texts (and groups of them); ``run`` changes the losses, not the targets."""
     rng = np.random.default_rng(0)
     text = rng.integers(texts, size=n)
     gain = rng.exponential(1.2, n) * (rng.random(n) < 0.3) * np.exp(rng.normal(0, 0.3, texts)[text])
     gain += rng.normal(0, 0.1, n)
     long = rng.gamma(2.0, 1.2, n)
     position, token, kind = rng.integers(128, 900, n), rng.integers(8000, size=n), rng.choice(list(kinds), n)
-    noise = np.random.default_rng(training)
-    if training:
-        gain = (1 + 0.2 * training) * gain + noise.normal(0, 0.3, n)
+    noise = np.random.default_rng(run)
+    if run:
+        gain = (1 + 0.2 * run) * gain + noise.normal(0, 0.3, n)
     evaluated = gain * noise.normal(0.5, 0.4, n) if crossfit else gain
     long, short = long.astype(np.float32).astype(float), (long + evaluated).astype(np.float32).astype(float)
     gain = gain if crossfit else short - long
@@ -62,11 +62,11 @@ def made_result(
         names = np.array([f"book {number}" for number in range(groups)])
         targets["group"], targets["placebo_group"] = names[text % groups], names[(text + 1) % groups]
     options = {
-        "model": f"runs/{training}", "model_sha256": f"{training:064}", "family": "olmo", "parameters": 1_000_000,
-        "training_seed": training, "tokenizer_sha256": "t" * 64, "texts": "data/docs", "texts_sha256": "c" * 64,
+        "model": f"runs/{run}", "model_sha256": f"{run:064}", "family": "olmo", "parameters": 1_000_000,
+        "training_seed": run, "tokenizer_sha256": "t" * 64, "texts": "data/docs", "texts_sha256": "c" * 64,
         "split": "heldout", "n_long": 128, "n_short": 16, "targets_per_block": BLOCK, "tau_nats": tau_nats,
         "ks": [1, 2, 4, 8], "selectors": list(selectors), "far_contexts": list(far_contexts),
-        "give_back": ["text"], "prefix": [],
+        "keep_as": ["text"], "prefix": [],
         "rope_scaling": None, "dtype": "fp32", "seed": 0, "targets_requested": n, "faithfulness": False,
         "selected_by": {"model": "runs/b", "model_sha256": "e" * 64, "training_seed": 2} if crossfit else None,
         "proposed_by": None, "complete": True, **settings,

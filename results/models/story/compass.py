@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis import InfluenceMap
 from analysis.contexts import Contexts
-from analysis.kept import GivenBack
+from analysis.kept import KeptAs
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import open_model
 from analysis.selectors import Selection
@@ -36,9 +36,7 @@ columns = np.argsort(-scores, axis=1, kind="stable")
 choice = Selection(columns, np.take_along_axis(scores, columns, axis=1), scores)
 pieces = story.tokens["piece"].to_numpy()
 losses = {
-    way: GivenBack.parse(way).losses(
-        scorer, contexts, np.array([[0, 0]]), choice, np.zeros_like(columns), KS
-    )[0]
+    way: KeptAs.parse(way).losses(scorer, contexts, np.array([[0, 0]]), choice, np.zeros_like(columns), KS)[0]
     for way in ("text", "cache", "cache:4")
 }
 for number, k in enumerate(KS):

@@ -61,7 +61,7 @@ def test_gain_bins_are_those_of_the_frame(result, figure):
 
 
 def test_several_results_have_their_names_in_the_legend():
-    results = {"base": made_result(training=1), "tuned": made_result(training=2, tau_nats=0.5)}
+    results = {"base": made_result(run=1), "tuned": made_result(run=2, tau_nats=0.5)}
     figure = figure2(results, **FEW)
     assert_readable(figure)
     assert legend(figure)[:2] == ["base", "tuned"]

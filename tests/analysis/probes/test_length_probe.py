@@ -1,5 +1,6 @@
 """Loss by position against one forward pass per window and position, its statistics, and what an interruption keeps."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from scipy.stats import sem, t
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes.length import LengthProbe, LossByPosition, position_edges
-from analysis.segments import sample_segments
+from analysis.probes.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.files import folder_lock
 from tests.support import small_measurement, tiny
@@ -102,9 +103,9 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(measured, plai
         assert rises[0].low == rises[0].high == 0
 
 
-def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
-    """Sums over 4 texts of 10 tokens in two bins; texts do not differ, so the interval is Student's t of trainings."""
-    losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (1.0, 1.0)}
+def test_runs_of_one_model_are_averaged_and_its_intervals_are_over_them():
+    """Sums over 4 texts of 10 tokens in two bins; texts do not differ, so the interval is Student's t of runs."""
+    losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (6.0, 6.0), 3: (1.0, 1.0)}
     sums = pd.DataFrame(
         [
             {"name": "loss_nats", "number": c, "text": text, "from_tokens": start, "to_tokens": end}
@@ -114,28 +115,28 @@ def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
             for (start, end), loss in zip(((1, 8), (8, 16)), of_bins, strict=True)
         ]
     )
-    numbers = LengthProbe(lengths=(8, 16)).numbers_of(sums, ["two", "two", "one"])
+    numbers = LengthProbe(lengths=(8, 16)).numbers_of(sums, ["three", "three", "three", "one"])
 
     def interval(name, model, place):
         row = rows_of(numbers, name, model)[place]
         return row.value, row.low, row.high
 
-    def of_trainings(*values):
-        half = t.ppf(0.975, 1) * sem(values)
+    def of_runs(*values):
+        half = t.ppf(0.975, 2) * sem(values)
         return pytest.approx((np.mean(values), np.mean(values) - half, np.mean(values) + half))
 
-    assert interval("loss_nats", "two", 0) == of_trainings(2, 4)
+    assert interval("loss_nats", "three", 0) == of_runs(2, 4, 6)
     assert interval("loss_nats", "one", 0) == (1, 1, 1)
-    assert interval("difference_to_first_nats", "one", 1) == of_trainings(-2, -3.5)
-    # the rise of a training, 1.0 or 0.5: both losses are those of the same training
-    assert interval("rise_nats", "two", 1) == of_trainings(1, 0.5)
+    assert interval("difference_to_first_nats", "one", 1) == of_runs(-2, -3.5, -5)
+    # the rise of a run, 1.0, 0.5 or 0: both losses are those of the same run
+    assert interval("rise_nats", "three", 1) == of_runs(1, 0.5, 0)
 
 
-def test_every_training_has_its_numbers_too(measured):
+def test_every_run_has_its_numbers_too(measured):
     both = PROBE.measure(two_models(), TEXTS, labels=["a", "a"], **HOW)
     columns = ["number", "name", "to_tokens", "value", "low", "high"]
     pd.testing.assert_frame_equal(
-        both.trainings[columns].reset_index(drop=True), measured.trainings[columns].reset_index(drop=True)
+        both.runs[columns].reset_index(drop=True), measured.runs[columns].reset_index(drop=True)
     )
     mean = rows_of(both.numbers, "loss_at_length_nats", "a")
     of_each = [rows_of(measured.numbers, "loss_at_length_nats", model) for model in ("one", "other")]
@@ -161,10 +162,20 @@ def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, t
     assert models == [model for model, _ in (both[0], both[1], both[1])]
     assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
     again = LossByPosition.load(tmp_path)
-    for name in ("numbers", "trainings", "rows"):
+    for name in ("numbers", "runs", "rows"):
         expected, frame = (getattr(result, name).reset_index(drop=True) for result in (measured, again))
         pd.testing.assert_frame_equal(frame, expected, check_dtype=False)
     assert (again.settings, again.models) == (measured.settings, measured.models)
+
+
+def test_older_records_are_read_under_the_names_of_today(measured, tmp_path):
+    """Before 0.2.0 ``runs`` was ``trainings``."""
+    path = measured.save(tmp_path)
+    written = json.loads(path.read_text())
+    written["trainings"] = written.pop("runs")
+    path.write_text(json.dumps(written))
+    again = LossByPosition.load(tmp_path)
+    pd.testing.assert_frame_equal(again.runs, measured.runs.reset_index(drop=True), check_dtype=False)
 
 
 def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatch):

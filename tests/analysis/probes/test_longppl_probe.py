@@ -14,7 +14,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.probes import longppl
 from analysis.probes.longppl import LongPPL, LongPPLProbe, target_losses
-from analysis.segments import Segments, sample_segments
+from analysis.probes.segments import Segments, sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
 from tests.support.plain import plain_loss

@@ -130,7 +130,7 @@ def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(samples):
             assert exact[number] == (guesses.tolist() == row[cell.length :])
 
 
-def test_cells_are_means_over_samples_and_trainings():
+def test_cells_are_means_over_samples_and_runs():
     models = [small_measurement.model(), small_measurement.model(1)]
     measured = PROBE.measure(models, TEXTS, labels=["both", "both"], **HOW)
     rows, cells = measured.rows, measured.cells

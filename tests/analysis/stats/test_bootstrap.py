@@ -109,15 +109,15 @@ def test_groups_of_one_document_change_nothing(many: None) -> None:
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 4])
-@pytest.mark.parametrize("trainings", [1, 5])
+@pytest.mark.parametrize("runs", [1, 5])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_fewer_than_four_units_have_no_interval(units: int, trainings: int, grouped: bool) -> None:
-    """Many documents of few groups, or many trainings, do not help: mean, share and a share of none or all."""
-    rng, count = np.random.default_rng(units), 12 * trainings
+def test_fewer_than_four_units_have_no_interval(units: int, runs: int, grouped: bool) -> None:
+    """Many documents of few groups, or many runs, do not help: mean, share and a share of none or all."""
+    rng, count = np.random.default_rng(units), 12 * runs
     unit, ones = np.arange(count) % units, np.ones(count)
     how: dict[str, Any] = {"groups": unit} if grouped else {}
-    if trainings > 1:
-        how["trainings"] = np.arange(count) // 12
+    if runs > 1:
+        how["runs"] = np.arange(count) // 12
     bootstrap = ClusterBootstrap(np.arange(count) % 12 if grouped else unit, **how)
     for values in (rng.normal(size=count), (rng.random(count) < 0.5).astype(float), 0 * ones, ones):
         interval = bootstrap.ratio_interval(values, ones)
@@ -165,11 +165,11 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
         ({"documents": 40}, "by document"),
         ({"documents": 4}, "by document (only 4 documents: rough)"),
         ({"documents": 3}, "3 documents: too few for an interval"),
-        ({"documents": 1, "trainings": 5}, "1 document: too few for an interval"),
+        ({"documents": 1, "runs": 5}, "1 document: too few for an interval"),
         ({"documents": 400, "groups": 2}, "2 groups: too few for an interval"),
-        ({"documents": 40, "trainings": 1}, "by document"),
-        ({"documents": 40, "trainings": 2}, "by document; two trainings pooled"),
-        ({"documents": 40, "trainings": 3}, "by training and document"),
+        ({"documents": 40, "runs": 1}, "by document"),
+        ({"documents": 40, "runs": 2}, "by document; two runs pooled"),
+        ({"documents": 40, "runs": 3}, "by run and document"),
         ({"documents": 400, "groups": 9}, "by group, then document (only 9 groups: rough)"),
         ({"documents": 400, "groups": 10}, "by group, then document"),
         ({"documents": 20, "groups": 20}, "by group, then document (only 20 documents: rough)"),
@@ -177,7 +177,7 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
 )
 def test_few_groups_or_documents_are_named(counts: dict, by: str) -> None:
     assert by_clusters(counts) == by
-    renamed = {name if name == "trainings" else f"{name}_over_tau": count for name, count in counts.items()}
+    renamed = {name if name == "runs" else f"{name}_over_tau": count for name, count in counts.items()}
     assert by_clusters(renamed, "_over_tau") == by
 
 
@@ -251,9 +251,7 @@ def test_two_trainings_are_pooled(groups: int) -> None:
     rng = np.random.default_rng(groups)
     values = rng.normal(size=groups) + rng.normal(0, 3, (2, 1)) + rng.normal(0, 0.1, (2, groups))
     ones, clusters = np.ones(values.size), np.tile(np.arange(groups), 2)
-    rows = interval_of(
-        np.stack([values.ravel(), ones], axis=1), clusters, trainings=np.repeat([0, 1], groups)
-    )
+    rows = interval_of(np.stack([values.ravel(), ones], axis=1), clusters, runs=np.repeat([0, 1], groups))
     mean = values.mean(axis=0)
     pooled = interval_of(np.stack([mean, ones[:groups]], axis=1), np.arange(groups))
     assert (rows.value, rows.low, rows.high) == pytest.approx((pooled.value, pooled.low, pooled.high))
@@ -289,21 +287,21 @@ def test_confidence_is_an_argument() -> None:
     assert statistics.wilson(0, 60, 0.995).high > statistics.wilson(0, 60).high
 
 
-@pytest.mark.parametrize("trainings", [3, 4])
-def test_trainings_are_units_too(trainings: int) -> None:
-    """Training by training as rows, and as columns of one model: the t of their means beside that of groups."""
-    rng = np.random.default_rng(trainings)
-    values = rng.normal(size=40) + rng.normal(0, 3, (trainings, 1)) + rng.normal(0, 0.1, (trainings, 40))
-    ones, clusters = np.ones(values.size), np.tile(np.arange(40), trainings)
-    number = np.repeat(np.arange(trainings), 40)
-    rows = interval_of(np.stack([values.ravel(), ones], axis=1), clusters, trainings=number)
-    columns = ClusterBootstrap(np.arange(40), labels=["one"] * trainings)
+@pytest.mark.parametrize("runs", [3, 4])
+def test_runs_are_units_too(runs: int) -> None:
+    """Run by run as rows, and as columns of one model: the t of their means beside that of groups."""
+    rng = np.random.default_rng(runs)
+    values = rng.normal(size=40) + rng.normal(0, 3, (runs, 1)) + rng.normal(0, 0.1, (runs, 40))
+    ones, clusters = np.ones(values.size), np.tile(np.arange(40), runs)
+    number = np.repeat(np.arange(runs), 40)
+    rows = interval_of(np.stack([values.ravel(), ones], axis=1), clusters, runs=number)
+    columns = ClusterBootstrap(np.arange(40), labels=["one"] * runs)
     of_seeds = [columns.ratio(of_seed, np.ones(40)) for of_seed in values]
     as_columns = columns.interval(columns.over_seeds(0, of_seeds))
     assert (rows.low, rows.high) == pytest.approx((as_columns.low, as_columns.high))
     squares = (values.mean(axis=0) - values.mean()) ** 2
     parts = [
-        (sem(values.mean(axis=1)) ** 2, trainings - 1),
+        (sem(values.mean(axis=1)) ** 2, runs - 1),
         (sem(values.mean(axis=0)) ** 2, squares.sum() ** 2 / (squares**2).sum()),
     ]
     half = sum(variance * t.ppf(0.975, freedom) for variance, freedom in parts) / math.sqrt(
@@ -349,15 +347,15 @@ def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("differ", [0.0, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("groups", [4, 13, 60])
-@pytest.mark.parametrize("trainings", [3, 5])
-def test_few_trainings_cover_the_truth(trainings: int, groups: int, differ: float) -> None:
-    """Of the variance of groups, 1, a tenth is not common to the trainings, whose means differ by ``differ``."""
+@pytest.mark.parametrize("runs", [3, 5])
+def test_few_runs_cover_the_truth(runs: int, groups: int, differ: float) -> None:
+    """Of the variance of groups, 1, a tenth is not common to the runs, whose means differ by ``differ``."""
     rng, covered = np.random.default_rng(groups), 0
-    rows = {"trainings": np.repeat(np.arange(trainings), groups)}
+    rows = {"runs": np.repeat(np.arange(runs), groups)}
     for _ in range(2000):
-        values = rng.normal(size=groups) + rng.normal(0, differ, (trainings, 1))
-        values = values + rng.normal(0, 0.3, (trainings, groups))
+        values = rng.normal(size=groups) + rng.normal(0, differ, (runs, 1))
+        values = values + rng.normal(0, 0.3, (runs, groups))
         columns = np.stack([values.ravel(), np.ones(values.size)], axis=1)
-        interval = interval_of(columns, np.tile(np.arange(groups), trainings), **rows)
+        interval = interval_of(columns, np.tile(np.arange(groups), runs), **rows)
         covered += interval.low <= 0 <= interval.high
     assert covered / 2000 >= 0.93

@@ -250,12 +250,12 @@ def test_a_lower_tau_needs_the_losses_of_its_targets(result: Result) -> None:
     assert len(comparisons.by_tau(numbers.shares, smaller, (1, 2))) == 18
 
 
-def test_trainings_keep_their_own_choices_at_a_higher_tau() -> None:
-    runs = [made_result(training=number) for number in range(3)]
+def test_runs_keep_their_own_choices_at_a_higher_tau() -> None:
+    runs = [made_result(run=number) for number in range(3)]
     joined = comparisons.at_tau(Result.join(runs), 2)
     apart = Result.join([comparisons.at_tau(run, 2) for run in runs])
     pd.testing.assert_frame_equal(numbers.recovery(joined), numbers.recovery(apart))
-    assert [len(run.over) for run in joined.trainings] == [len(run.over) for run in apart.trainings]
+    assert [len(run.over) for run in joined.runs] == [len(run.over) for run in apart.runs]
 
 
 def test_every_group_has_the_same_weight(result: Result) -> None:
@@ -274,8 +274,8 @@ def test_every_group_has_the_same_weight(result: Result) -> None:
 
 
 def test_persistence_is_the_mean_of_all_ordered_pairs() -> None:
-    trainings = [made_result(texts=30, groups=7, training=number) for number in range(3)]
-    gains = [training.gain_nats for training in trainings]
+    runs = [made_result(texts=30, groups=7, run=number) for number in range(3)]
+    gains = [run.gain_nats for run in runs]
     pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
 
     def mean_over(value: Callable[[float, float], float]) -> Statistic:
@@ -290,8 +290,8 @@ def test_persistence_is_the_mean_of_all_ordered_pairs() -> None:
 
         return statistic
 
-    frame = comparisons.persistence_between(trainings)
-    groups = trainings[0].targets["group"].tolist()
+    frame = comparisons.persistence_between(runs)
+    groups = runs[0].targets["group"].tolist()
     expected = {
         "share_still_over_tau": mean_over(lambda _, other: float(other > 1)),
         "selecting_gain_nats": mean_over(lambda one, _: one),
@@ -301,19 +301,19 @@ def test_persistence_is_the_mean_of_all_ordered_pairs() -> None:
     for name, statistic in expected.items():
         assert_jackknife(row_of(frame, name=name), statistic, groups)
     with pytest.raises(UserError, match="different targets"):
-        comparisons.persistence_between([trainings[0], made_result(n=300)])
+        comparisons.persistence_between([runs[0], made_result(n=300)])
 
 
 def test_persistence_without_all_losses_is_the_share_alone() -> None:
     smaller = [
-        replace(training, settings=training.settings.but(losses_not_over_tau="means by text"))
-        for training in (made_result(), made_result(training=1))
+        replace(run, settings=run.settings.but(losses_not_over_tau="means by text"))
+        for run in (made_result(), made_result(run=1))
     ]
     assert list(comparisons.persistence_between(smaller)["name"]) == ["share_still_over_tau"]
 
 
 def test_result_overlaps_are_of_the_targets_over_tau_under_both() -> None:
-    first, second = (made_result(texts=30, groups=7, training=number) for number in (0, 1))
+    first, second = (made_result(texts=30, groups=7, run=number) for number in (0, 1))
     of_first, of_second = (
         dict(zip(one.over.tolist(), one.selected("greedy"), strict=True)) for one in (first, second)
     )
@@ -338,7 +338,7 @@ def test_result_overlaps_are_of_the_targets_over_tau_under_both() -> None:
 
 
 def test_results_on_the_same_targets_are_paired() -> None:
-    first, second = (made_result(texts=30, groups=7, training=number) for number in (0, 1))
+    first, second = (made_result(texts=30, groups=7, run=number) for number in (0, 1))
     frame = comparisons.result_differences(first, second, k=[2, 4], confidence=0.99)
     groups = first.targets["group"].tolist()
     for name, values in {
@@ -361,7 +361,7 @@ def test_results_on_the_same_targets_are_paired() -> None:
 def test_results_on_other_targets_share_the_groups_that_have_one_name() -> None:
     """Of one group with a name in both texts the targets of both are left out at once; all others are independent."""
     first = made_result(n=300, texts=20, groups=5)
-    second = made_result(n=200, texts=18, groups=6, training=1, texts_sha256="d" * 64)
+    second = made_result(n=200, texts=18, groups=6, run=1, texts_sha256="d" * 64)
     named = second.targets.assign(group=second.targets["group"].str.replace("book", "tome"))
     named.loc[named["group"] == "tome 1", "group"] = "book 1"
     second = replace(second, targets=named)
@@ -390,7 +390,7 @@ def test_results_on_other_targets_share_the_groups_that_have_one_name() -> None:
 
 def test_texts_of_other_files_are_other_texts() -> None:
     """Without groups, text 3 of one file and text 3 of another are drawn each by itself."""
-    first, second = made_result(texts=20), made_result(texts=20, training=1)
+    first, second = made_result(texts=20), made_result(texts=20, run=1)
     of_one_file = comparisons.result_differences(first, second)
     other = replace(second, settings=second.settings.but(texts_sha256="d" * 64))
     of_two = comparisons.result_differences(first, other)

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
-from analysis.stats import numbers
+from analysis.stats import bootstrap, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
 from analysis.stats.recovery import Measured, choose_k, default_selector
@@ -33,6 +33,12 @@ OF_CHOICES = (
 @pytest.fixture(scope="module")
 def result() -> Result:
     return made_result(kinds=KINDS)
+
+
+@pytest.fixture
+def percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Percentiles of a bootstrap for few documents, too, so that a plain loop over resamples gives them."""
+    monkeypatch.setattr(bootstrap, "MOST_UNITS_OF_T", 1)
 
 
 def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
@@ -110,12 +116,12 @@ def test_values_equal_a_plain_loop(result: Result) -> None:
             net = recovered["true"] - max(0.0, recovered["placebo"])
             assert value(recovery, selector=selector, far_context="net", k=k) == pytest.approx(net)
     assert numbers.counts(result) == {
-        "targets": 400, "targets_over_tau": len(over), "targets_measured": len(over), "trainings": 1,
+        "targets": 400, "targets_over_tau": len(over), "targets_measured": len(over), "runs": 1,
         "documents": targets["text"].nunique(), "documents_over_tau": targets["text"][over].nunique(),
     }  # fmt: skip
 
 
-def test_intervals_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles: None, result: Result) -> None:
     """Each resample copies the targets of the drawn documents; all is computed from the copies."""
     (short, long), loss = (
         losses(result),
@@ -142,7 +148,7 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
     )
 
 
-def test_a_negative_placebo_adds_nothing_in_any_resample(result: Result) -> None:
+def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles: None, result: Result) -> None:
     """Placebo losses that lie about L_short: recovery minus the positive part, resample by resample."""
     short, long = losses(result)
     harm = np.random.default_rng(5).normal(0, 0.3, len(short))
@@ -179,8 +185,8 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_levels(with_further: Result) -> dict[str, Result]:
-    """Choices given back as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
+def of_ways(with_further: Result) -> dict[str, Result]:
+    """Choices kept as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
     result = with_further
     cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
@@ -193,9 +199,9 @@ def of_levels(with_further: Result) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("name", OF_CHOICES)
-def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Result], name: str) -> None:
+def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result], name: str) -> None:
     text, cache, both = (
-        getattr(numbers, name)(of_levels[level], resamples=50) for level in ("text", "cache", "both")
+        getattr(numbers, name)(of_ways[way], resamples=50) for way in ("text", "cache", "both")
     )
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
@@ -271,13 +277,13 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
 
 
 def test_groups_and_trainings_are_units_where_there_are_any() -> None:
-    trainings = Result.join([made_result(training=number) for number in (1, 2, 3)])
+    runs = Result.join([made_result(run=number) for number in (1, 2, 3)])
     number = np.repeat(np.arange(3), 400)
     grouped = made_result(groups=7)
     for result, units in (
         (made_result(), {}),
         (grouped, {"groups": grouped.targets["group"].to_numpy()}),
-        (trainings, {"trainings": number}),
+        (runs, {"runs": number}),
     ):
         targets = result.targets
         bootstrap = ClusterBootstrap(targets["text"].to_numpy(), resamples=1000, **units)
@@ -293,7 +299,7 @@ def test_groups_and_trainings_are_units_where_there_are_any() -> None:
         assert found == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
-    assert numbers.counts(trainings)["trainings"] == 3 and "3 trainings together" in findings(trainings)
+    assert numbers.counts(runs)["runs"] == 3 and "3 runs together" in findings(runs)
 
 
 def test_recovery_without_gain_is_refused() -> None:
@@ -416,7 +422,9 @@ def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
     assert value(frame, name="never") == 0
 
 
-def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
+    percentiles: None, result: Result
+) -> None:
     """One number of each frame, computed from copies of the targets of the drawn documents."""
     short, long = losses(result)
     kind = result.targets["kind"].to_numpy()[result.over]
@@ -482,7 +490,9 @@ def plain_parts(result: Result, rows: Sequence[int], blind: str, column: int) ->
     }
 
 
-def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(with_placebos: Result) -> None:
+def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(
+    percentiles: None, with_placebos: Result
+) -> None:
     result, every = with_placebos, range(len(with_placebos.over))
     frame = numbers.placebos(result, resamples=200)
     assert set(frame["blind"].dropna()) == {"leave-one-out-kl", "leave-one-out-tv"}

@@ -86,5 +86,5 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
     assert interval_text(never, percent=True) in text
-    joined = Result.join([made_result(training=number, kinds=KINDS) for number in (1, 2)])
+    joined = Result.join([made_result(run=number, kinds=KINDS) for number in (1, 2)])
     assert "recovery, training seed 1 by itself" in summary(joined, resamples=200)

@@ -102,7 +102,7 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
     selected, influence = result.selected("greedy")[row], result.influence("greedy")[row]
     assert found.strongest(128 + first % 4, 8) == [*zip(selected.tolist(), influence.tolist(), strict=True)]
     assert found.to_html().count("</html>") == 1
-    joined = Result.join([result, replace(made_result(texts=5, training=1), texts=texts)])
+    joined = Result.join([result, replace(made_result(texts=5, run=1), texts=texts)])
     assert xray(joined, selector="greedy").strongest(int(found.over[0]), 8) == found.strongest(
         int(found.over[0]), 8
     )

@@ -141,7 +141,7 @@ def test_a_save_that_outlasts_the_warning_is_said_before_the_job_waits(
     [
         "train config.yaml --corpus.path=corpus",
         "sweep config.yaml --grid seed=1,2 --out out -- --corpus.path=corpus",
-        "influence run --corpus corpus --out out",
+        "measure run --corpus corpus --out out",
     ],
 )
 def test_a_dry_run_works_before_the_corpus_is_there_and_says_so(submit, tmp_path, line):
@@ -171,9 +171,9 @@ def test_c4_becomes_an_array_and_a_merge(dry_run):
     assert merging == [*START, *shared.split()]
 
 
-def test_influence_measures_the_checkpoint_of_now_in_shards(submit, dry_run, run_folder):
+def test_measure_takes_the_checkpoint_of_now_in_shards(submit, dry_run, run_folder):
     """Without --shard the same command puts the shards together."""
-    line = f"influence run --corpus corpus --out x --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
+    line = f"measure run --corpus corpus --out x --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
     folder = run_folder / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls; echo "5;cluster"\n')
@@ -181,14 +181,14 @@ def test_influence_measures_the_checkpoint_of_now_in_shards(submit, dry_run, run
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     assert submit(line, path=path).splitlines() == ["submitted as job 5"] * 2 + ["logs: x/slurm-*.out"]
     array, merge = (folder / "calls").read_text().splitlines()
-    command = f"influence run/step00000008 --corpus corpus --out x {SMALL} --tau 0.5"
+    command = f"measure run/step00000008 --corpus corpus --out x {SMALL} --tau 0.5"
     assert "--array=1-3%2" in array and "--gpus-per-node=1" in array
     assert array.endswith(f"{command} --shard %a/3") and merge.endswith(command)
     assert "--dependency=afterok:5 --kill-on-invalid-dep=yes" in merge and "gpus" not in merge
     assert (run_folder / "x").is_dir()
-    ((given, script, words),) = dry_run(f"influence run@yarn:4 --corpus none --out x --after 3 -- {SMALL}")
+    ((given, script, words),) = dry_run(f"measure run@yarn:4 --corpus none --out x --after 3 -- {SMALL}")
     assert script == "job.sbatch" and "--dependency=afterok:3" in given
-    assert words[4:6] == ["influence", "run@yarn:4"]
+    assert words[4:6] == ["measure", "run@yarn:4"]
 
 
 def test_any_other_command_is_a_job_of_one_process(dry_run):
@@ -207,9 +207,9 @@ def test_any_other_command_is_a_job_of_one_process(dry_run):
             "none is neither a checkpoint nor a run",
         ),
         ("sweep config.yaml --grid seed=1 --out x -- --model.block_group_size=5", "model: n layers must be"),
-        (f"influence corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
+        (f"measure corpus --corpus corpus --out x {SMALL}", "corpus is neither a checkpoint nor a run"),
         (
-            "influence run --corpus none --out x -- --n-long 16 --n-short 32",
+            "measure run --corpus none --out x -- --n-long 16 --n-short 32",
             "N = 16 must be larger than M = 32",
         ),
         ("prepare_data c4 --out x --array 2 -- --tokenizer bpe", "--shard needs a tokenizer"),

@@ -102,7 +102,7 @@ def test_damaged_files_are_named(tmp_path, name, damage):
 
 def test_messages_are_no_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"messages": [{"role": "user", "content": "a"}]}\n')
-    with refused(r"a\.jsonl:2 has no text but messages, which only `influence` reads"):
+    with refused(r"a\.jsonl:2 has no text but messages, which only `measure` reads"):
         documents_of(tmp_path / "a.jsonl")
 
 

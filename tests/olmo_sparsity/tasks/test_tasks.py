@@ -159,7 +159,7 @@ def test_the_splits_of_a_tiny_space_share_no_prompt_and_leave_none_out(name):
         ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
         ("copy", {"symbols": 3}, "Key 'symbols' not in 'Copy'.*; it has train_length, test_length, num_symbols"),
         ("scratchpad_parity", {"test_length": (1, 30)}, "length 1 has so few different prompts.*raise the lower end"),
-        ("parity", {}, "unknown task 'parity'; choose among addition, "),
+        ("parity", {}, "unknown task 'parity'; choose from addition, "),
     ],
 )  # fmt: skip
 def test_bad_parameters_are_refused_in_one_line(name, parameters, message):

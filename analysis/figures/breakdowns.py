@@ -1,4 +1,4 @@
-"""Which far tokens are needed, where they are and how many: figures of a Result beside Figure 2 (docs/method.md, 2.6).
+"""Recovery broken down, and which far tokens are needed: figures of a Result beside Figure 2 (docs/method.md, 2.6).
 
 `kinds_figure`: recovery by kind of dependency. `distances_figure`: how far back the chosen tokens are.
 `tokens_needed_figure`: how many of them give 90 % of the gain. `placebos_figure`: what a recovery consists of.
@@ -22,7 +22,7 @@ from analysis.figures.figure2 import describe, figure2, levels_figure, selectors
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
-from analysis.stats.recovery import BEST, NET, PLACEBO, TRUE, at_level, choose_k, why_no_recovery
+from analysis.stats.recovery import BEST, NET, PLACEBO, TRUE, choose_k, of_one_way, why_no_recovery
 from analysis.stats.tables import INTERVAL, interval_text
 
 # from the target's own text to the most distant one
@@ -99,7 +99,7 @@ def kinds_figure(
     Recoveries are of the default selector and the controls. A kind with too few documents or groups for honest
     intervals is called rough.
     """
-    frame = numbers.kinds(at_level(result), k=k, **bootstrap)
+    frame = numbers.kinds(of_one_way(result), k=k, **bootstrap)
     kinds = frame.drop_duplicates("kind").to_dict("records")
     frame["place"] = (frame["kind"] != frame["kind"].shift()).cumsum() - 1
     frame["of"] = frame["name"].map({"share": _ALL, "gain_nats": _ALL, "share_over_tau": _OVER_TAU})
@@ -176,7 +176,7 @@ def distances_figure(
 
     The line at 1 is what tokens drawn uniformly from the far context would have; above it the axis is logarithmic.
     """
-    frame = numbers.distances(at_level(result), k=k, **bootstrap)
+    frame = numbers.distances(of_one_way(result), k=k, **bootstrap)
     interval = list(INTERVAL)
     frame[interval] = frame[interval].div(frame["uniform"], axis=0)
     frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
@@ -204,7 +204,7 @@ def tokens_needed_figure(result: Measurement, *, width: float = style.PAGE, **bo
 
     Targets for which no measured k was enough are censored; their share stands above the curves.
     """
-    frame = numbers.tokens_needed(at_level(result), **bootstrap)
+    frame = numbers.tokens_needed(of_one_way(result), **bootstrap)
     ks = result.ks
     share = f"targets with {100 * numbers.SHARE_NEEDED:g} %\nof the gain"
     figure, parts = _selector_panels(frame, width, "k [far tokens]", share)
@@ -230,7 +230,7 @@ def placebos_figure(
 ) -> Figure | None:
     """(a) recovery of every selector in every far context at one k, (b) the parts of it (docs/method.md, 2.3), of the
     first signed selector whose target-blind form was measured. None where only one placebo was measured."""
-    frame = numbers.placebos(at_level(result), **bootstrap)
+    frame = numbers.placebos(of_one_way(result), **bootstrap)
     if frame.empty:
         return None
     k = choose_k(result.ks, k)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.segments import sample_segments
+from analysis.probes.segments import sample_segments
 from tests.support.refusals import refused
 
 LENGTHS = (39, 60, 200, 70, 20, 130, 128)

@@ -1,4 +1,4 @@
 from olmo_sparsity.cli import run
 
 if __name__ == "__main__":
-    run("influence")
+    run("measure")

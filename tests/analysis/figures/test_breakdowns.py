@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.figures.dependencies import (
+from analysis.figures.breakdowns import (
     distances_figure,
     kinds_figure,
     placebos_figure,

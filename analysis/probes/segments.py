@@ -58,19 +58,19 @@ def sample_segments(texts: Texts, count: int, *, length: int, seed: int) -> Segm
         )
     order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))
     # one a round from each text, in this order, as long as it has room
-    place = np.repeat(np.arange(len(order)), room[order])
+    text_rank = np.repeat(np.arange(len(order)), room[order])
     turn = np.concatenate([np.arange(segments) for segments in room[order]])
-    served = order[place[np.lexsort((place, turn))[:count]]]
+    served = order[text_rank[np.lexsort((text_rank, turn))[:count]]]
     drawn, quota = np.unique(served, return_counts=True)
     rows = []
     starts = []
-    for number, segments in zip(drawn.tolist(), quota.tolist(), strict=True):
+    for text_index, segments in zip(drawn.tolist(), quota.tolist(), strict=True):
         # taken out, the segments leave so many tokens; one draw from those and the segments is one arrangement
-        left = int(lengths[number]) - segments * length
-        generator = np.random.default_rng([Stream.SEGMENTS, seed, number])
-        places = np.sort(generator.choice(left + segments, size=segments, replace=False))
-        starts.append(places + np.arange(segments) * (length - 1))
-        tokens = texts.tokens(number)
+        left = int(lengths[text_index]) - segments * length
+        generator = np.random.default_rng([Stream.SEGMENTS, seed, text_index])
+        gaps = np.sort(generator.choice(left + segments, size=segments, replace=False))
+        starts.append(gaps + np.arange(segments) * (length - 1))
+        tokens = texts.tokens(text_index)
         rows += [tokens[start : start + length] for start in starts[-1].tolist()]
     text = np.repeat(drawn, quota)
     tokens = np.stack(rows).astype(np.int64)

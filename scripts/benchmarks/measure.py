@@ -51,15 +51,15 @@ def run(
             influences[row.target_id] = plain_influence(loaded, tokens, n_long - sizes["n_short"])
         return influences
 
-    kind = next(type(each) for each in loaded.model.modules() if isinstance(each, torch.nn.Linear))
+    kind = next(type(module) for module in loaded.model.modules() if isinstance(module, torch.nn.Linear))
     multiply, operations = matrix_product(loaded.device, torch.float32, kind)
     seconds = time_in_turn({PLAIN: plain, BLOCK: engine, PRODUCT: multiply}, rounds)
     product = operations / statistics.median(seconds[PRODUCT])
     counts = {PLAIN: targets, BLOCK: len(result.targets)}
-    rows = rates({way: [each / counts[way] for each in seconds[way]] for way in counts}, 1, (PLAIN,))
+    rows = rates({way: [second / counts[way] for second in seconds[way]] for way in counts}, 1, (PLAIN,))
     share = rows[BLOCK]["rate"] * operations_per_target(loaded, **sizes) / product
     rows[BLOCK] |= {"share_of_matrix_product": share, **agreement(result, plain())}
-    about |= {"benchmark": "influence", "model": loaded.name, "parameters": loaded.parameters, **sizes}
+    about |= {"benchmark": "measure", "model": loaded.name, "parameters": loaded.parameters, **sizes}
     return {**about, "unit": "targets/s", "matrix_product_tflops": product / 1e12, "results": rows}
 
 
@@ -85,7 +85,7 @@ def operations_per_target(loaded: LoadedModel, n_long: int, n_short: int, target
     """
     n_far, vocabulary = n_long - n_short, loaded.model.vocabulary_size
     tokens = n_far * (n_short + targets_per_block - 1) + n_far * (n_far - 1) // 2
-    weights = (each.weight for each in loaded.model.modules() if isinstance(each, torch.nn.Linear))
+    weights = (module.weight for module in loaded.model.modules() if isinstance(module, torch.nn.Linear))
     of_token = sum(weight.numel() for weight in weights if len(weight) < vocabulary)
     width = loaded.model.embed(torch.zeros(1, 1, dtype=torch.long, device=loaded.device)).shape[-1]
     return 2.0 * (tokens * of_token / targets_per_block + n_far * width * vocabulary)
@@ -96,6 +96,6 @@ def agreement(result: Result, plain: dict[int, np.ndarray], k: int = 8) -> Json:
     assert result.scores is not None
     scores = result.scores.set_index("target_id")["influence"]
     ours, theirs = np.stack([scores[target_id] for target_id in plain]), np.stack([*plain.values()])
-    first, expected = (np.sort(np.argsort(-each, kind="stable")[:, :k]) for each in (ours, theirs))
+    first, expected = (np.sort(np.argsort(-influence, kind="stable")[:, :k]) for influence in (ours, theirs))
     same, apart = (first == expected).all(axis=1).mean(), np.abs(ours - theirs).max()
     return {"same_set": float(same), "largest_difference_nats": float(apart)}
