@@ -33,7 +33,7 @@ _STEPS_LOOKED_AT = 1000
 
 
 def check_run(config: Config, world_size: int, steps_per_epoch: int | None = None) -> Model:
-    """Raise `UserError` for what a run of ``world_size`` processes would fail of before, or soon after, its first step.
+    """Raise `UserError` for what would end a run of ``world_size`` processes before, or soon after, its first step.
 
     ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
     """

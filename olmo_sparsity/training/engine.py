@@ -172,8 +172,8 @@ class Engine:
                 raise
             reason = getattr(error, "inner_exception", error)
             log.warning("not compiled: compiling failed (%s)", first_line(reason))
-        # Once more, and at most once: with `is_compiled` False the branch above raises. The forward pass that failed
-        # has changed nothing: compiling comes before the kernels, and there was no backward pass yet.
+        # The same pass again, at most once: with `is_compiled` False the branch above raises. No gradient was computed
+        # yet, so that nothing is counted twice.
         self.is_compiled = False
         return self.loss_sums(micro_batch)
 

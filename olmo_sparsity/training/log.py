@@ -333,7 +333,9 @@ def repair_metrics(path: Path, done_steps: int, *, is_finished: bool = False) ->
     if damaged or is_cut:
         _write_rows(path, rows)
     last_step = rows[-1]["step"] if rows else 0
-    if is_finished and last_step < done_steps and path.stat().st_size:  # none of one that a user emptied
+    if (
+        is_finished and last_step < done_steps and path.stat().st_size
+    ):  # no warning for a file that was emptied
         log.warning("%s ends at step %s of %s", path, f"{last_step:,}", f"{done_steps:,}")
 
 
