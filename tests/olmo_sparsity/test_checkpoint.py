@@ -31,7 +31,7 @@ def test_damaged_weights_are_not_measured(tmp_path):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with refused("model.safetensors is damaged: its checksum is another"):
+    with refused("model.safetensors is damaged: its checksum differs"):
         load_model(source)
 
 
