@@ -5,6 +5,7 @@ Probes and synthetic tasks have theirs beside what they measure.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ leave-one-out-kl, leave-one-in, random, nearest)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order) (default: placebo)"""
 KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
-context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, text/word keeps whole
-words (default: text; docs/method.md, 2.2a)"""
+context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, not counted as
+chosen; text/word keeps whole words, text/neighbors tokens with theirs (default: text; docs/method.md, 2.2a)"""
 PER_BLOCK = "B consecutive targets that share a far context; 1: a far context for each target (default: 16)"
 
 MEASURE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
@@ -55,7 +56,7 @@ examples:
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
 an interruption, and puts shards together. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts
-first; with --select-with A, A chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
+first; with --select-with CHOOSER, that chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):
 """
@@ -63,10 +64,7 @@ selectors, by what they look at (docs/method.md, 2.2):
 
 def measure_parser() -> Parser:
     """Of `measure`; options are named as the arguments of `analysis.measure`."""
-    from analysis.selectors import FAMILIES
-
-    families = (f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
-    parser = Parser(prog="olmo-sparsity measure", description=MEASURE + "\n".join(families))
+    parser = Parser(prog="olmo-sparsity measure", description=MEASURE + _selectors_by_family())
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--out", type=out_folder, required=True, metavar="DIR", help="folder to write the result to"
@@ -90,17 +88,38 @@ def measure_parser() -> Parser:
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     chooses = "model that chooses the targets and tokens that MODEL evaluates (default: MODEL itself)"
-    add("--select-with", metavar="A", help=chooses)
+    add("--select-with", metavar="CHOOSER", help=chooses)
     proposes = "smaller model with the same tokenizer, as PROPOSER in EXACT@PROPOSER:m (default: the one that chooses)"
     add("--propose-with", metavar="SMALL", help=proposes)
     faithful = "also measure comprehensiveness, LDS and shorter contexts (docs/method.md, 2.8)"
     add("--faithfulness", action="store_true", help=faithful)
     scores = "also save the influence of every far token, not only of the chosen ones"
     add("--scores", action="store_true", help=scores)
-    shard = "measure shard i of n; the same command without it joins them (default: measure all)"
+    shard = "measure shard i of n, i from 1 on; the same command without it joins them (default: measure all)"
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
+
+
+def _selectors_by_family() -> str:
+    """All selectors with their parameters, a paragraph a family, in 80 columns."""
+    from analysis.selectors import FAMILIES, list_selectors
+
+    with_parameters = {listed.partition(":")[0]: listed for listed in list_selectors()}
+    paragraphs = []
+    for family, names in FAMILIES.items():
+        listed = ", ".join(with_parameters[name] for name in names)
+        paragraphs.append(
+            textwrap.fill(
+                listed,
+                width=79,
+                initial_indent=f"  {family + ':':<14}",
+                subsequent_indent=" " * 16,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+        )
+    return "\n".join(paragraphs)
 
 
 def run_measure() -> None:

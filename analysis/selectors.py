@@ -56,18 +56,24 @@ class SelectorInput:
 
     @property
     def candidates(self) -> np.ndarray:
-        """(m, C) columns, ascending."""
+        """(m, C) columns of the far context, ascending: 0 … F - 1, or in a screened form those that were proposed."""
         if self.columns is not None:
             return self.columns
         n_far = self.contexts.n_far
         return np.broadcast_to(np.arange(n_far), (len(self.target_index), n_far))
 
     def losses(self, far: np.ndarray) -> np.ndarray:
-        """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
+        """Losses given subsets of the far context and the short context, (m, C) nats.
+
+        ``far``: columns, (m, C, j), or (C, j) for all targets, which takes one pass a block. Those of a subset ascend,
+        and none is there twice. Raises `ValueError` for others, whose losses would be of no text.
+        """
+        self._check_subsets(far)
         return self.scorer.losses(self.contexts, far, self.target_index)
 
     def evaluate(self, measure: str, far: np.ndarray) -> np.ndarray:
-        """One of `analysis.model.losses.MEASURES` of such subsets, (m, C)."""
+        """One of `analysis.model.losses.MEASURES` of subsets as in `losses`, (m, C)."""
+        self._check_subsets(far)
         measures = self.scorer.measures(self.contexts, far, (measure,), self.target_index)
         return measures[..., 0]
 
@@ -84,6 +90,15 @@ class SelectorInput:
             for column, name in enumerate(measures):
                 self.shared[of_base, name] = values[..., column]
         return self.shared[of_base, measure]
+
+    def _check_subsets(self, far: np.ndarray) -> None:
+        """Raise `ValueError` where a subset is no ascending columns of the far context."""
+        if far.size and (far.min() < 0 or far.max() >= self.contexts.n_far):
+            raise ValueError(f"a far column is not in 0 … {self.contexts.n_far - 1}")
+        if (np.diff(far, axis=-1) <= 0).any():
+            raise ValueError(
+                "the columns of a subset must ascend, each once: sort them, and drop what is there twice"
+            )
 
     def at_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""

@@ -58,6 +58,21 @@ def model():
     return build()
 
 
+SUBSETS_THAT_ARE_NONE = {"descending": [3, 2], "twice": [3, 3], "near": [3, FAR], "below": [-1, 3]}
+
+
+@pytest.mark.parametrize("name", SUBSETS_THAT_ARE_NONE)
+def test_subsets_that_are_none_are_refused(model, name):
+    """Their losses were those of no text, and looked plausible: a new selector would rank by them."""
+    inputs = SelectorInput(Scorer(model), make_contexts(), 0, 2)
+    one = SUBSETS_THAT_ARE_NONE[name]
+    for far in (np.array([[2, 3], one]), np.array([one])):
+        for read in (inputs.losses, partial(inputs.evaluate, "kl")):
+            with pytest.raises(ValueError, match="must ascend, each once|is not in 0 … "):
+                read(far)
+    assert np.isfinite(inputs.losses(np.array([[2, 3]]))).all()
+
+
 def given(scorer, contexts, k=FAR, seed=0):
     return SelectorInput(scorer, contexts, seed, k)
 
