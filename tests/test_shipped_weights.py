@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis import load, load_study
-from analysis.cli import verify
+from analysis.cli import run_verify
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 
@@ -40,7 +40,7 @@ def test_a_text_that_the_result_does_not_lead_to_is_wanted_by_name(monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["verify", str(SHIPPED / "influence")])
     with pytest.raises(UserError, match="was measured on .*; name this text with --text or --corpus"):
-        verify()
+        run_verify()
 
 
 def test_reading_losses_that_are_sums_says_so(caplog):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.cli import figure2, named_cells
+from analysis.cli import named_cells, run_figure2
 from analysis.measurement import save_study
 from olmo_sparsity.util.arguments import texts
 from olmo_sparsity.util.errors import UserError
@@ -64,9 +64,9 @@ def test_figure2_reads_cells_whose_names_have_commas(tmp_path, monkeypatch, caps
         "1000",
     ]
     monkeypatch.setattr("sys.argv", arguments)
-    figure2()
+    run_figure2()
     assert "two runs pooled" in capsys.readouterr().out
     assert (tmp_path / "out" / "numbers.csv").is_file()
     monkeypatch.setattr("sys.argv", ["figure2", str(tmp_path)])
     with pytest.raises(UserError, match="of config=pose,seed=1; config=pose,seed=2"):
-        figure2()
+        run_figure2()

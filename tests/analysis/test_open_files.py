@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis import TextFiles
-from analysis.cli import influence_parser
+from analysis.cli import measure_parser
 from analysis.cli_options import files_of, texts_of
 from analysis.open_texts import open_texts
 from analysis.texts import TextReader
@@ -44,12 +44,12 @@ def test_how_files_are_read_is_said_in_python_and_on_the_command_line(rows):
     files = TextFiles([rows], text_field="body", group_field="none")
     assert read(files) == ([[4], [7, 8]], None)
     words = ["m", "--out", "out", "--text", str(rows), "--text-field", "body", "--group-field", "none"]
-    assert texts_of(influence_parser().parse_args(words), "m") == files
+    assert texts_of(measure_parser().parse_args(words), "m") == files
     words += ["--encoding", "utf-16"]
-    assert files_of(influence_parser().parse_args(words)).encoding == "utf-16"
+    assert files_of(measure_parser().parse_args(words)).encoding == "utf-16"
     without = ["m", "--out", "out", "--corpus", "c", "--text-field", "body"]
     with refused("--text-field is of files: name them with --text"):
-        texts_of(influence_parser().parse_args(without), "m")
+        texts_of(measure_parser().parse_args(without), "m")
 
 
 def test_a_folder_is_a_corpus_where_it_has_a_manifest(tmp_path, rows):
