@@ -86,7 +86,7 @@ def test_no_number_is_read_before_the_step(tmp_path, family):
     """On a GPU each would make the processor wait until all that it has asked for is computed."""
     make = tiny.train_config if family == "text" else tiny_task.config
     engine = prepared_engine(make(tmp_path, "--device_train_microbatch_size=2"))
-    item = {"input_ids": np.arange(13) % 6, "position_ids": np.arange(13), "counts": True}
+    item = {"input_ids": np.arange(13) % 6, "position_ids": np.arange(13), "in_loss": True}
     together = collate([item] * 12)
     ids = {"id_labels": together.position_ids} if family == "task" else {}
     with HostReads() as counted:
