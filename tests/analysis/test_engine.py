@@ -196,6 +196,7 @@ small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
     )
 
 
+@pytest.mark.slow
 def test_what_a_kill_loses_are_no_losses_of_a_batch_that_was_done(tmp_path):
     """Targets that are not over tau take no time, and wait for no block: the next batch's losses may take minutes."""
     code = f"""

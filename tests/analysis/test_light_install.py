@@ -94,6 +94,7 @@ def test_what_needs_an_extra_says_which_in_one_line(arguments, module, extra, fi
     assert not (files / "out").exists() or not list((files / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_so_does_python(files):
     for model, extra in ((files / "tiny.gguf", "gguf"), (files / "run", "train")):
         code = f"from analysis import measure\nmeasure({str(model)!r}, ['ab cd ' * 100])"

@@ -188,6 +188,7 @@ def test_differences(run: Callable[..., str]) -> None:
     assert "demo: gain under the other [nats] " in printed
 
 
+@pytest.mark.slow
 def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
     printed = run("models/study", "--figures", str(tmp_path))
     study = load_study(records / "models")
@@ -214,6 +215,7 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
         ("policies", "models/policies", "loss less that of attention", "policies.png"),
     ],
 )
+@pytest.mark.slow
 def test_scripts_beside_real_models(
     run: Callable[..., str], tmp_path: Path, script: str, records_of: str, shown: str, drawn: str
 ) -> None:

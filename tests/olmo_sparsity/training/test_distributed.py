@@ -125,6 +125,7 @@ def test_the_first_gradient_is_the_same_with_ddp_and_every_stage(folder, precisi
     assert max(apart.values()) < 1e-6, norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", slow_but([None, 0, 1, 2, 3], 2))
 def test_a_run_resumes_exactly_across_skipped_steps_with_other_processes(folder, stage):
     """Also before the first step that is trained, when the optimizer has no state."""
