@@ -157,8 +157,8 @@ and placebos, those for which something was measured, and numbers.csv; of severa
 Results without --labels are runs of one model, measured on the same targets."""
 
 
-def run_figure2() -> None:
-    """Print all numbers of a result and draw its figures."""
+def figure2_parser() -> Parser:
+    """Of `figure2`."""
     parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
     add = parser.add_argument
     add(
@@ -190,7 +190,12 @@ def run_figure2() -> None:
     resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
     add("--resamples", type=whole_number, default=2000, metavar="COUNT", help=resamples)
     add("--seed", type=whole_number_or_zero, default=0, help="random seed of the bootstrap (default: 0)")
-    arguments = parser.parse_args()
+    return parser
+
+
+def run_figure2() -> None:
+    """Print all numbers of a result and draw its figures."""
+    arguments = figure2_parser().parse_args()
     from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
     from analysis.stats.summary import every_number, summary

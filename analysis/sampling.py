@@ -57,15 +57,7 @@ def sample_targets(
     generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
     offsets = generator.integers(0, offered % size, endpoint=True)
     first = n_long + size * block_in_text + offsets[text]
-    if np.count_nonzero(texts.lengths >= n_far) > 1:
-        placebo_groups = groups
-        if texts.divided and groups is not None and len(set(groups)) == 1:
-            log.warning("all documents are of one text: placebos are of other documents in it")
-            placebo_groups = None
-        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, placebo_groups)
-    else:
-        placebo_text = text
-        placebo_start = _placebos_of_itself(first, int(texts.lengths.max()), n_long, n_far, size, seed)
+    placebo_text, placebo_start = _placebos(texts, text, first, n_long, n_far, size, seed)
     columns = {"text": text, "position": first, "placebo_text": placebo_text, "placebo_start": placebo_start}
     if groups is not None:
         columns |= {"group": groups[text], "placebo_group": groups[placebo_text]}
@@ -82,6 +74,26 @@ def sample_targets(
     if near_copy is not None:
         sampled = sampled.assign(near_copy=near_copy)
     return sampled
+
+
+def _placebos(
+    texts: Texts,
+    text: np.ndarray,
+    first: np.ndarray,
+    n_long: int,
+    n_far: int,
+    targets_per_block: int,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Text and start of every block's placebo, (n,) each; ``text`` and ``first``: where the block's first target is."""
+    if np.count_nonzero(texts.lengths >= n_far) <= 1:
+        longest = int(texts.lengths.max())
+        return text, _placebos_of_itself(first, longest, n_long, n_far, targets_per_block, seed)
+    groups = texts.groups
+    if texts.divided and groups is not None and len(set(groups)) == 1:
+        log.warning("all documents are of one text: placebos are of other documents in it")
+        groups = None
+    return _placebos_of_others(text, texts.lengths, n_far, seed, groups)
 
 
 def _without_no_targets(texts: Texts, drawn_targets: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:

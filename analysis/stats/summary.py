@@ -39,24 +39,36 @@ def findings(result: Measurement) -> str:
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
         f"{f', {runs} runs together' if runs > 1 else ''}"
     ]
-    if len(result.targets) == 0:
-        return lines[0]
-    by = interval_caption("[95 % interval]", size)
+    if len(result.targets):
+        by = interval_caption("[95 % interval]", size)
+        of_kind = _of_gains if len(result.over) else _of_losses
+        lines += of_kind(result, size, by)
+    return "\n".join(lines)
+
+
+def _of_losses(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+    """What is said where no target is over tau; ``by``: what intervals are by."""
+    rows = numbers.shares(result).to_dict("records")
+    share = {row["name"]: interval_text(row, percent=True) for row in rows}
+    loss = {row["name"]: interval_text(row) for row in rows}
+    return [
+        f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
+        *_of_documents(result),
+        f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
+        "short one",
+        *_measured_in(result),
+        by,
+        'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
+        "(out) again",
+    ]
+
+
+def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+    """What is said of targets over tau, and of their recovery; ``size``: how much was measured."""
+    settings = result.settings
+    lines = []
     of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in of_targets}
-    if len(result.over) == 0:
-        loss = {row["name"]: interval_text(row) for row in of_targets}
-        lines += [
-            f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
-            *_of_documents(result),
-            f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
-            "short one",
-            *_measured_in(result),
-            by,
-            'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
-            "(out) again",
-        ]
-        return "\n".join(lines)
     lines.append(
         f"{size['targets_over_tau']:,} gain more than {nats(settings.choices.tau_nats)} from the long context: "
         f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
@@ -70,7 +82,22 @@ def findings(result: Measurement) -> str:
     if size["targets_measured"] < size["targets_over_tau"]:
         lines.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
-        return "\n".join([*lines, *_of_documents(result), reason])
+        return [*lines, *_of_documents(result), reason]
+    lines += _recoveries(result)
+    lines += _of_documents(result) + _measured_in(result)
+    lines.append(f"{by}; net: recovery minus the placebo, where positive")
+    following = 'next: .recovery() and more frames; .figure2("a.png")'
+    if result.has_xray:
+        of_result = result.targets["text"].iloc[result.over]
+        first = (result.runs or (result,))[0]
+        of_first = first.targets["text"].iloc[first.over]
+        following += f"; .chosen() as text; .xray({np.intersect1d(of_result, of_first).min()})"
+    return [*lines, following]
+
+
+def _recoveries(result: Measurement) -> list[str]:
+    """Recovery of the default selector at the usual k, a line for every way of keeping."""
+    lines = []
     recovery = numbers.recovery(result)
     k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
@@ -80,15 +107,7 @@ def findings(result: Measurement) -> str:
         texts = [f"{row['far_context']} {interval_text(row, percent=True)} %" for row in rows]
         kept_as = "" if way == (*AS_TEXT.values(),) else f", as {way_in_words(*way)}"
         lines.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
-    lines += _of_documents(result) + _measured_in(result)
-    lines.append(f"{by}; net: recovery minus the placebo, where positive")
-    following = 'next: .recovery() and more frames; .figure2("a.png")'
-    if result.has_xray:
-        of_result = result.targets["text"].iloc[result.over]
-        first = (result.runs or (result,))[0]
-        of_first = first.targets["text"].iloc[first.over]
-        following += f"; .chosen() as text; .xray({np.intersect1d(of_result, of_first).min()})"
-    return "\n".join([*lines, following])
+    return lines
 
 
 def _measured_in(result: Measurement) -> list[str]:

@@ -31,6 +31,7 @@ from olmo_sparsity.util.text_files import TextFiles
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from analysis.model.losses import Scorer
     from analysis.texts import Texts
 
 log = logging.getLogger(__name__)
@@ -119,10 +120,21 @@ def influence_map(
     # a window has many targets: their logits must fit, too
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
+    frame = _measured(scorer, tokens, windows(len(tokens), n_long), n_short, progress=progress)
+    loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
+    for place in np.flatnonzero(source.is_special(tokens)):
+        frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
+        frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
     of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name, "text_tokens": text_tokens}
     sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
     about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
-    parts = windows(len(tokens), n_long)
+    return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+
+
+def _measured(
+    scorer: Scorer, tokens: np.ndarray, parts: list[Window], n_short: int, *, progress: bool
+) -> pd.DataFrame:
+    """What `measure_map` gives of these windows; ``progress``: how long it will take is said, and how far it is."""
     total = 0
     left_out = 0
     for part in parts:
@@ -134,12 +146,7 @@ def influence_map(
         seconds = estimated_seconds(scorer, tokens, parts[0], n_short, total)
         _say_estimate(seconds, left_out, len(parts))
     with show_progress("leaving tokens out", total, "tokens read", enabled=progress) as advance:
-        frame = measure_map(scorer, tokens, parts, n_short, advance)
-    loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
-    for place in np.flatnonzero(source.is_special(tokens)):
-        frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
-        frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
-    return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+        return measure_map(scorer, tokens, parts, n_short, advance)
 
 
 def _tokens_to_read(source: Texts, n_long: int, n_short: int, *, whole: bool) -> tuple[np.ndarray, int]:
@@ -228,7 +235,7 @@ def context_length(length: int, n_long: int, n_short: int) -> int:
 
 
 def measure_map(
-    scorer: Any, tokens: np.ndarray, parts: list[Window], n_short: int, advance: Callable[[int], Any]
+    scorer: Scorer, tokens: np.ndarray, parts: list[Window], n_short: int, advance: Callable[[int], Any]
 ) -> pd.DataFrame:
     """The frame of `InfluenceMap.tokens` but for the pieces, of T ``tokens`` (T,) that are read in windows.
 
@@ -257,7 +264,7 @@ def measure_map(
     return pd.DataFrame(columns).assign(influence=influence)
 
 
-def estimated_seconds(scorer: Any, tokens: np.ndarray, part: Window, n_short: int, total: int) -> float:
+def estimated_seconds(scorer: Scorer, tokens: np.ndarray, part: Window, n_short: int, total: int) -> float:
     """How long it takes to read ``total`` tokens, by the time of the first passes of a window."""
     read = tokens[part.start : part.end]
     _, end = chunks_left_out(len(read), n_short)[0]
@@ -270,7 +277,7 @@ def estimated_seconds(scorer: Any, tokens: np.ndarray, part: Window, n_short: in
 
 
 def _losses_without(
-    scorer: Any, read: np.ndarray, first: int, n_short: int, advance: Callable[[int], Any]
+    scorer: Scorer, read: np.ndarray, first: int, n_short: int, advance: Callable[[int], Any]
 ) -> np.ndarray:
     """loss(t | all before t without i) of the targets from ``first`` on, (B, W) nats; NaN where i is no far token."""
     losses = np.full((len(read) - first, len(read)), np.nan)
@@ -282,7 +289,7 @@ def _losses_without(
 
 
 def _losses_of_chunk(
-    scorer: Any, read: np.ndarray, first: int, n_short: int, start: int, end: int
+    scorer: Scorer, read: np.ndarray, first: int, n_short: int, start: int, end: int
 ) -> np.ndarray:
     """loss(t | all before t without i) of the last targets of a window, (B, C), for the tokens i from start to end.
 
@@ -296,7 +303,7 @@ def _losses_of_chunk(
     return _losses(scorer, read, end, first_with_far, far)
 
 
-def _losses(scorer: Any, read: np.ndarray, n_far: int, first: int, far: np.ndarray) -> np.ndarray:
+def _losses(scorer: Scorer, read: np.ndarray, n_far: int, first: int, far: np.ndarray) -> np.ndarray:
     """Losses of all tokens of a window from ``first`` on, (B, C), given subsets ``far`` (C, j) of its first ``n_far``
     tokens and all tokens behind these."""
     targets = read[None, first:]
@@ -304,7 +311,7 @@ def _losses(scorer: Any, read: np.ndarray, n_far: int, first: int, far: np.ndarr
     return np.asarray(scorer.losses(contexts, far))
 
 
-def _short_losses(scorer: Any, read: np.ndarray, first: int, long: np.ndarray, n_short: int) -> np.ndarray:
+def _short_losses(scorer: Scorer, read: np.ndarray, first: int, long: np.ndarray, n_short: int) -> np.ndarray:
     """L_short of the targets from ``first`` on, (B,): given M tokens at their position ids in the window."""
     place = np.arange(max(first, n_short + 1), len(read))
     # every target is a block by itself, whose far context is the whole window: its short context is one subset
