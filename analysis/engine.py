@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,15 @@ from analysis.measurement import SELECTION, rounded
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame, stacked
-from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
+from analysis.selectors import (
+    Selection,
+    SelectorInput,
+    check_selector,
+    find_selector,
+    ranked_in,
+    reads_subsequences,
+    tokens_to_rank,
+)
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
 from analysis.token_kinds import classify
@@ -194,19 +202,21 @@ class Engine:
 
     def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
         """What every selector chooses, by its name."""
-        k_max = min(
-            self.choice_settings.k_max + max(kept_as.sinks for kept_as in self.keep_as), self.lengths.n_far
-        )
         inputs = SelectorInput(
             self.selecting,
             contexts,
             self.lengths.seed,
-            k_max,
+            self.choice_settings.k_max,
             targets=index,
             names=self.choice_settings.selectors,
             proposing=self.proposing,
         )
-        return {name: find_selector(name)(inputs) for name in inputs.names}
+        sinks = max(kept_as.sinks for kept_as in self.keep_as)
+        chosen = {}
+        for name in inputs.names:
+            count = tokens_to_rank(name, k_max=inputs.k, sinks=sinks)
+            chosen[name] = find_selector(name)(replace(inputs, k=min(count, self.lengths.n_far)))
+        return chosen
 
     def _kept_columns(
         self, kept_as: KeptAs, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
@@ -303,6 +313,22 @@ def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     return "true", *(name for name in PLACEBOS if name in placebos)
 
 
+def drops_tokens(choices: ChoiceSettings) -> bool:
+    """Whether the model reads subsequences: to rank tokens, to keep them, or to judge the choice."""
+    return (
+        choices.faithfulness
+        or any(reads_subsequences(name) for name in choices.selectors)
+        or any(KeptAs.parse(text).level == "text" for text in choices.keep_as)
+    )
+
+
+def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
+    """Whether far keys and values are left out of the cache, to rank tokens or to keep them."""
+    levels = [KeptAs.parse(text).level for text in choices.keep_as]
+    levels += [where.level for name in choices.selectors if (where := ranked_in(name)) is not None]
+    return "cache" in levels
+
+
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     """Raise `UserError` for settings that do not go together, before a model is opened."""
     ks = choices.ks
@@ -312,7 +338,6 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     for kind, names in {"selector": choices.selectors, "way to keep tokens": choices.keep_as}.items():
         if not names or len(set(names)) < len(names):
             raise UserError(f"name at least one {kind}, and each once, not {list(names)}")
-    # sinks are counted apart: a choice ranks so many tokens more than k
-    k_max = ks[-1] + max(KeptAs.parse(text).sinks for text in choices.keep_as)
+    sinks = max(KeptAs.parse(text).sinks for text in choices.keep_as)
     for name in choices.selectors:
-        check_selector(name, k_max=k_max, n_far=n_far)
+        check_selector(name, k_max=ks[-1], sinks=sinks, n_far=n_far)

@@ -4,7 +4,7 @@ As *text* the model reads the subsequence: chosen tokens are read without their 
 the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Either
 with the first s far tokens, the attention sinks, which are counted apart.
 Shapes: n blocks of B targets, m targets, N long and M short context length, F far tokens, j of them kept, K values of
-k, R rows of one pass, G heads of keys and values, D head dimension.
+k.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from analysis.contexts import Contexts
-from analysis.model.adapter import KeyValues
-from analysis.model.losses import CACHE_TOKENS, Scorer, retry_smaller_on_oom
-from analysis.model.on_device import chunks
+from analysis.model import far_cache
+from analysis.model.losses import Scorer
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 
@@ -109,31 +105,23 @@ class KeptAs:
 
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F).
         """
-        far_cache: KeyValues = []
-        if self.level == "cache":
-            far_cache = far_key_values(scorer, contexts)
-        losses = []
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
             open_to_choice = choice.by_head.copy()  # (m, layers, heads, F)
             open_to_choice[..., : self.sinks] = -np.inf
             ranked = np.argsort(-open_to_choice, axis=-1, kind="stable")
             sinks = np.broadcast_to(np.arange(self.sinks), (*ranked.shape[:-1], self.sinks))
-            for k in ks:
-                kept = np.concatenate([sinks, ranked[..., :k]], axis=-1)
-                kept.sort(axis=-1)
-                losses.append(cache_losses(scorer, contexts, far_cache, kept, targets))
-            return np.stack(losses, axis=1)
+            by_k = [np.concatenate([sinks, ranked[..., :k]], axis=-1) for k in ks]
+            return far_cache.losses_by_head(scorer, contexts, by_k, targets)
+        first = self.first(choice, words, ks[-1])
+        masks = [self.kept(first[:, :k], words) for k in ks]
+        if self.level == "cache":
+            visible = np.stack(masks, axis=1)
+            return far_cache.measures(scorer, contexts, visible, ("loss",), targets)[..., 0]
 
-        def subset_losses(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
-            if self.level == "cache":
-                return cache_losses(scorer, contexts, far_cache, far, targets[rows])
+        def as_text(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
             return scorer.losses(contexts, far[:, None], targets[rows])[:, 0]
 
-        first = self.first(choice, words, ks[-1])
-        for k in ks:
-            kept = self.kept(first[:, :k], words)
-            losses.append(_by_count(kept, subset_losses))
-        return np.stack(losses, axis=1)
+        return np.stack([_by_count(kept, as_text) for kept in masks], axis=1)
 
 
 def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
@@ -159,76 +147,3 @@ def word_numbers(pieces: Sequence[str]) -> np.ndarray:
         starts.append(bool(piece) and not goes_on)
         previous = piece or previous
     return np.cumsum(starts)
-
-
-# --- what is left in the cache ---
-
-
-@retry_smaller_on_oom
-@torch.inference_mode()
-def far_key_values(scorer: Scorer, contexts: Contexts) -> KeyValues:
-    """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
-    return scorer.prefixes(contexts, contexts.n_far)
-
-
-@retry_smaller_on_oom
-@torch.inference_mode()
-def cache_losses(
-    scorer: Scorer, contexts: Contexts, far_cache: KeyValues, kept: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """-log p of each target where j far tokens are left in the cache, (m,) nats.
-
-    Args:
-        scorer: computes them.
-        contexts: n blocks.
-        far_cache: `far_key_values` of them.
-        kept: columns of the far context: (m, j), ascending, the same in every layer and head; or (m, layers, G, j).
-        targets: (m, 2) block and place in it of each target.
-
-    Raises `UserError` where every head has columns of its own and the model's cached keys need their position ids.
-    """
-    by_head = kept.ndim > 2
-    if by_head and not scorer.model.caches_rotated_keys:
-        raise UserError(
-            "this model rotates keys when they are read, so heads cannot keep tokens of their own; convert it with "
-            "olmo-sparsity export_hf, or leave the eviction policies out"
-        )
-    losses = np.empty(len(targets))
-    count = kept.shape[-1]
-    longest = contexts.n_short + contexts.targets_per_block
-    rows_by_tokens = scorer.tokens_per_batch // longest
-    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + count)
-    order = np.argsort(targets[:, 1], kind="stable")
-    for rows in chunks(order, min(rows_by_tokens, rows_by_cache)):
-        block, offset = targets[rows].T
-        behind = contexts.n_far + np.arange(contexts.n_short + offset.max())
-        kept_ids = kept[rows]
-        if by_head:
-            # heads differ, and the ids of cached tokens are not read
-            kept_ids = np.zeros((len(rows), count), dtype=np.int64)
-        ids = np.concatenate([kept_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-        past = _kept_key_values(far_cache, scorer.tensor(block), scorer.tensor(kept[rows]))
-        tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
-        queries = int(np.ptp(offset)) + 1
-        logits = scorer.model.logits_after(past, tokens, scorer.tensor(ids), queries)
-        of_target = logits[torch.arange(len(rows)), scorer.tensor(offset - offset.min())].float()
-        target_tokens = scorer.tensor(contexts.targets[block, offset])
-        of_rows = F.cross_entropy(of_target, target_tokens, reduction="none")
-        losses[rows] = of_rows.double().cpu().numpy()
-    return losses
-
-
-def _kept_key_values(far_cache: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
-    """The keys and values of the kept columns, (R, j) or (R, layers, G, j), of the far contexts of some blocks (R,)."""
-    first_keys, _ = far_cache[0]
-    key_heads = first_keys.shape[1]
-    if kept.ndim == 2:
-        kept = kept[:, None, None]
-    kept = kept.expand(-1, len(far_cache), key_heads, -1)
-    rows = block[:, None, None]
-    heads = torch.arange(key_heads, device=block.device)[:, None]
-    layers = []
-    for layer, (keys, values) in enumerate(far_cache):
-        columns = kept[:, layer]
-        layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
-    return layers

@@ -12,7 +12,15 @@ from typing import Any
 from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
-from analysis.engine import DEFAULT_SELECTORS, PLACEBOS, Engine, check_options, far_contexts
+from analysis.engine import (
+    DEFAULT_SELECTORS,
+    PLACEBOS,
+    Engine,
+    check_options,
+    drops_tokens,
+    far_contexts,
+    leaves_out_of_cache,
+)
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
@@ -142,7 +150,7 @@ def measure(
         sampled = sample_targets(
             source, targets, same_group=SAME_GROUP in choices.far_contexts, **asdict(contexts)
         )
-        scorer = _scorer(loaded, contexts, tokens_per_batch)
+        scorer = _scorer(loaded, contexts, choices, tokens_per_batch)
         scorers: dict[str, Scorer] = {}
         others: dict[str, OtherModel] = {}
         for role, name in {"selected_by": select_with, "proposed_by": propose_with}.items():
@@ -150,7 +158,7 @@ def measure(
                 other = stack.enter_context(open_model(name, **opening))
                 _check_other(other, loaded, role)
                 others[role] = OtherModel.of(other.identity, untrained=other.untrained)
-                scorers[role] = _scorer(other, contexts, tokens_per_batch)
+                scorers[role] = _scorer(other, contexts, choices, tokens_per_batch)
         settings = Settings(
             model=loaded.identity,
             texts=_identity_of(source, split),
@@ -174,9 +182,16 @@ def measure(
         return Result.of(runner.run(shard, batches))
 
 
-def _scorer(loaded: LoadedModel, contexts: ContextSettings, tokens_per_batch: int | None) -> Scorer:
+def _scorer(
+    loaded: LoadedModel, contexts: ContextSettings, choices: ChoiceSettings, tokens_per_batch: int | None
+) -> Scorer:
     """Of a model that reads the long context. Raises `UserError` where it cannot."""
-    loaded.check_context(contexts.n_long, contexts.targets_per_block)  # a trial, which takes time
+    loaded.check_context(  # a trial, which takes time
+        contexts.n_long,
+        contexts.targets_per_block,
+        drops_tokens=drops_tokens(choices),
+        in_cache=leaves_out_of_cache(choices),
+    )
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
 

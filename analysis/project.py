@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from analysis.model.adapter import (
@@ -24,6 +25,7 @@ from analysis.model.adapter import (
     TransformersAdapter,
     causal_bias,
 )
+from analysis.model.far_attention import FarKeys, KeyValues, Scores, attend
 from analysis.model.loaded import LoadedModel
 from analysis.model.tokenizer import TextTokenizer
 from analysis.texts import Texts
@@ -101,6 +103,11 @@ class OlmoAdapter(Adapter):
         # only a table of learned positions ends
         self.last_position = config.max_sequence_length if config.learns_positions else None
 
+    @property
+    def shares_far_keys(self) -> bool:  # type: ignore[override]
+        """Whether all layers have the softmax, at any window; a mixer computes weights of its own from all keys."""
+        return all(block.mixer is None for block in self.model.blocks())
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
         return self.model.embed(input_ids)
@@ -135,6 +142,42 @@ class OlmoAdapter(Adapter):
         )
         return Output(output.logits, output.attn_key_values or [])
 
+    def rotated(self, far: KeyValues) -> KeyValues:
+        """See `Adapter`; a layer without RoPE leaves its keys as they are."""
+        from olmo_sparsity.model.rope import rotary_sin_cos  # needs OLMo
+
+        config = self.model.config
+        if not config.rope:
+            return far
+        ids = torch.arange(far[0][0].shape[2], device=far[0][0].device)[None]
+        current = self.model.current_positions
+        current.of_queries = None
+        layers = []
+        with current.holding(ids, rotary_sin_cos(config, ids, self.model.rope_scaling)):
+            for block, (keys, values) in zip(self.model.blocks(), far, strict=True):
+                _, rotated = block.rotary_emb(keys, keys)
+                layers.append((rotated, values))
+        return layers
+
+    def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `Adapter`: one pass over the near tokens alone, whose attention reads the far keys too."""
+        from olmo_sparsity.model.rope import alibi_slopes  # needs OLMo
+
+        config = self.model.config
+        far_bias = None
+        if config.alibi:
+            distance = far.near_ids[:, None] - far.ids
+            far_bias = -alibi_slopes(config, distance.device)[:, None, None] * distance
+        with ExitStack() as restored:
+            for layer, block in enumerate(self.model.blocks()):
+                how = Scores(
+                    (config.d_model // config.n_heads) ** -0.5, window=block.rope_window, far_bias=far_bias
+                )
+                block._scaled_dot_product_attention = partial(_with_far_keys, far, layer, how)
+                restored.callback(delattr, block, "_scaled_dot_product_attention")
+            ids = far.near_ids.expand(len(input_ids), -1)
+            return self.raw_forward(input_ids, ids, logits_to_keep).logits
+
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
@@ -158,6 +201,20 @@ class OlmoAdapter(Adapter):
                 restored.callback(delattr, holder, name)  # the class's method is there again
             self.raw_forward(input_ids, position_ids, queries)
         return recorded
+
+
+def _with_far_keys(
+    far: FarKeys,
+    layer: int,
+    how: Scores,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """In the place of `scaled_dot_product_attention`."""
+    return attend(q, k, v, attn_mask, far, layer, how)
 
 
 def _softmax_weights(

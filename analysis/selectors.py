@@ -10,7 +10,8 @@ selected tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,6 +27,28 @@ if TYPE_CHECKING:  # the names of selectors are known without torch
 
 
 @dataclass(frozen=True)
+class RankedIn:
+    """Where a selector reads the subsets by which it ranks, written LEVEL[:SINKS], such as ``cache:4``."""
+
+    level: str
+    """``text``: the subsequence is read; ``cache``: keys and values of what was read whole (docs/method.md, 2.2b)."""
+    sinks: int = 0
+    """So many of the first far tokens are in every subset, and are no candidates."""
+
+    @classmethod
+    def parse(cls, text: str) -> RankedIn:
+        """Raises `UserError` where the text is none of these."""
+        match = re.fullmatch(r"(text|cache)(?::(\d+))?", text)
+        if not match:
+            raise UserError(f"{text!r}: subsets are ranked in text or cache, with sinks such as cache:4")
+        level, sinks = match.groups()
+        return cls(level, int(sinks or 0))
+
+    def __str__(self) -> str:
+        return f"{self.level}:{self.sinks}" if self.sinks else self.level
+
+
+@dataclass(frozen=True)
 class SelectorInput:
     """What a selector reads: it returns the k most influential of the candidates, for every target."""
 
@@ -37,9 +60,11 @@ class SelectorInput:
     targets: np.ndarray | None = None
     """(m, 2) block and place in it of each target; None means all, block by block."""
     columns: np.ndarray | None = None
-    """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
+    """Candidates, (m, C) columns of the far context, ascending; None means all of it but the sinks."""
     screen: str = ""
     """Who proposed them and how many, as it ends the selector's name, such as ``@gradient:32``; empty: nobody."""
+    ranked_in: RankedIn | None = None
+    """Where subsets are read that rank tokens, with which sinks; None: as text, without."""
     names: tuple[str, ...] = ()
     """Of all selectors that will run on this input: what they read off the same passes is computed once."""
     shared: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
@@ -55,12 +80,27 @@ class SelectorInput:
         return self.targets
 
     @property
+    def sinks(self) -> np.ndarray:
+        """The first far tokens, which every subset has and which are no candidates, (s,) columns."""
+        return np.arange(0 if self.ranked_in is None else self.ranked_in.sinks)
+
+    @property
+    def all_candidates(self) -> np.ndarray:
+        """Columns of all far tokens but the sinks, (F - s,)."""
+        return np.arange(len(self.sinks), self.contexts.n_far)
+
+    @property
     def candidates(self) -> np.ndarray:
-        """(m, C) columns of the far context, ascending: 0 … F - 1, or in a screened form those that were proposed."""
+        """(m, C) columns of the far context, ascending: all but the sinks, or in a screened form those proposed."""
         if self.columns is not None:
             return self.columns
-        n_far = self.contexts.n_far
-        return np.broadcast_to(np.arange(n_far), (len(self.target_index), n_far))
+        open_ = self.all_candidates
+        return np.broadcast_to(open_, (len(self.target_index), len(open_)))
+
+    def with_sinks(self, chosen: np.ndarray) -> np.ndarray:
+        """Subsets, (…, s + j) columns that ascend, of the sinks and of chosen candidates, (…, j)."""
+        sinks = np.broadcast_to(self.sinks, (*chosen.shape[:-1], len(self.sinks)))
+        return np.concatenate([sinks, np.sort(chosen, axis=-1)], axis=-1)
 
     def losses(self, far: np.ndarray) -> np.ndarray:
         """Losses given subsets of the far context and the short context, (m, C) nats.
@@ -68,28 +108,38 @@ class SelectorInput:
         ``far``: columns, (m, C, j), or (C, j) for all targets, which takes one pass a block. Those of a subset ascend,
         and none is there twice. Raises `ValueError` for others, whose losses would be of no text.
         """
-        self._check_subsets(far)
-        return self.scorer.losses(self.contexts, far, self.target_index)
+        return self.evaluate("loss", far)
 
     def evaluate(self, measure: str, far: np.ndarray) -> np.ndarray:
         """One of `analysis.model.losses.MEASURES` of subsets as in `losses`, (m, C)."""
-        self._check_subsets(far)
-        measures = self.scorer.measures(self.contexts, far, (measure,), self.target_index)
-        return measures[..., 0]
+        return self._measures((measure,), far)[..., 0]
 
     def evaluate_shared(self, base: str, measure: str, far: np.ndarray) -> np.ndarray:
         """`evaluate` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
-        of_base = base + self.screen
+        ending = self.screen
+        if self.ranked_in is not None:
+            ending = f"/{self.ranked_in}{self.screen}"
+        of_base = base + ending
         if (of_base, measure) not in self.shared:
             needed = {measure}
             for form, (_, of_form) in FORMS.items():
-                if base + form + self.screen in self.names:
+                if base + form + ending in self.names:
                     needed.add(of_form)
             measures = sorted(needed)
-            values = self.scorer.measures(self.contexts, far, measures, self.target_index)
+            values = self._measures(measures, far)
             for column, name in enumerate(measures):
                 self.shared[of_base, name] = values[..., column]
         return self.shared[of_base, measure]
+
+    def _measures(self, names: Sequence[str], far: np.ndarray) -> np.ndarray:
+        """Measures of subsets as in `losses`, (m, C, number of names)."""
+        self._check_subsets(far)
+        if self.ranked_in is None or self.ranked_in.level == "text":
+            return self.scorer.measures(self.contexts, far, names, self.target_index)
+        from analysis.model import far_cache  # the names of selectors are known without torch
+
+        masks = far_cache.subset_masks(far, self.contexts.n_far)
+        return far_cache.measures(self.scorer, self.contexts, masks, names, self.target_index)
 
     def _check_subsets(self, far: np.ndarray) -> None:
         """Raise `ValueError` where a subset is no ascending columns of the far context."""
@@ -133,28 +183,36 @@ FORMS = {"": (SIGNED, "loss"), "-absolute": (ABSOLUTE, "loss"), "-kl": (BLIND, "
 """Forms of leaving one out and in: what stands behind the name, the family, and the measure that their passes give."""
 FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
 """Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
+BY_SUBSETS: list[str] = []
+"""Names of selectors that rank by what the model predicts from subsets, as text or in the cache (`RankedIn`)."""
 SELECTORS: Registry[Callable[..., Any]] = Registry("selector", ", or EXACT@PROPOSER:m")
 """By name; one with parameters is a dataclass, whose fields they are, as in snapkv:window=64:pool=7."""
 _Selector = TypeVar("_Selector", bound=Callable[..., Any])
 _Influence = TypeVar("_Influence", bound=Influence)
 
 
-def register(name: str, family: str) -> Callable[[_Selector], _Selector]:
-    """Make a selector available by name, as one of a family of `FAMILIES`."""
+def register(name: str, family: str, *, by_subsets: bool = False) -> Callable[[_Selector], _Selector]:
+    """Make a selector available by name, as one of a family of `FAMILIES`; ``by_subsets``: see `BY_SUBSETS`."""
 
     def add(selector: _Selector) -> _Selector:
         SELECTORS[name] = selector
         FAMILIES[family].append(name)
+        if by_subsets:
+            BY_SUBSETS.append(name)
         return selector
 
     return add
 
 
-def register_influence(name: str, family: str) -> Callable[[_Influence], _Influence]:
+def register_influence(
+    name: str, family: str, *, by_subsets: bool = False
+) -> Callable[[_Influence], _Influence]:
     """Make the selector available by name that takes the candidates of largest influence."""
 
     def add(influence: _Influence) -> _Influence:
-        register(name, family)(lambda inputs: most_influential(inputs, influence(inputs)))
+        register(name, family, by_subsets=by_subsets)(
+            lambda inputs: most_influential(inputs, influence(inputs))
+        )
         return influence
 
     return add
@@ -166,7 +224,7 @@ def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
     def add(influence: InfluenceBy) -> InfluenceBy:
         for form, (family, measure) in FORMS.items():
             change = np.abs if family == ABSOLUTE else np.asarray
-            register_influence(base + form, family)(
+            register_influence(base + form, family, by_subsets=True)(
                 lambda inputs, measure=measure, change=change: change(influence(inputs, measure))
             )
         return influence
@@ -186,7 +244,7 @@ def most_influential(inputs: SelectorInput, influence: np.ndarray) -> Selection:
 
 
 def find_selector(name: str) -> Selector:
-    """The selector of that name, screened forms (`screened`) included. Raises `UserError` that lists the choices."""
+    """The selector of that name, with where it ranks, and screened (`screened`). Raises `UserError` otherwise."""
     exact, at, screen = name.partition("@")
     if at:
         proposer, _, count = screen.rpartition(":")
@@ -194,16 +252,51 @@ def find_selector(name: str) -> Selector:
             raise UserError(
                 f"{name!r} is no screened selector; write EXACT@PROPOSER:m, such as leave-one-out@gradient:32"
             )
-        exact_selector = _registered(exact)
-        proposing_selector = _registered(proposer)
-        return screened(exact_selector, proposing_selector, int(count), at + screen)
-    return _registered(name)
+        screened_selector = screened(_registered(exact), _ranking(proposer), int(count), at + screen)
+        return _where(screened_selector, exact)
+    return _ranking(name)
+
+
+def _ranking(name: str) -> Selector:
+    """The selector of NAME or NAME/LEVEL:SINKS."""
+    return _where(_registered(name), name)
+
+
+def ranked_in(name: str) -> RankedIn | None:
+    """Where the selector of a name ranks; None: it reads no subsets, or those without sinks, as text."""
+    _, slash, where = name.partition("@")[0].partition("/")
+    return RankedIn.parse(where) if slash else None
+
+
+def reads_subsequences(name: str) -> bool:
+    """Whether the selector of a name, or who proposes for it, drops tokens from a text that is read.
+
+    `gradient` does: presence hides a token from all queries, as dropping it does.
+    """
+    exact, _, screen = name.partition("@")
+    for part in (exact, screen):
+        base, _, where = part.partition("/")
+        base = base.partition(":")[0]
+        if (base in BY_SUBSETS and not where.startswith("cache")) or base == "gradient":
+            return True
+    return False
+
+
+def _where(selector: Selector, name: str) -> Selector:
+    """The selector, ranking where its name says."""
+    where = ranked_in(name)
+    if where is None:
+        return selector
+    return lambda inputs: selector(replace(inputs, ranked_in=where))
 
 
 def _registered(text: str) -> Selector:
-    """The selector of NAME or NAME:PARAMETER=NUMBER:…. Raises `UserError` that lists the choices."""
+    """The selector of NAME or NAME:PARAMETER=NUMBER:…, wherever it ranks. Raises `UserError` that lists the choices."""
+    text, slash, _ = text.partition("/")
     name, *parts = text.split(":")
     selector = SELECTORS[name]
+    if slash and name not in BY_SUBSETS:
+        raise UserError(f"{name} reads no subsets to rank by; in the cache rank {', '.join(BY_SUBSETS)}")
     parameters = _parameters(selector)
     values = {}
     for part in parts:
@@ -238,15 +331,35 @@ def list_selectors() -> list[str]:
     return listed
 
 
-def check_selector(name: str, *, k_max: int, n_far: int) -> None:
-    """Raise `UserError` where a selector does not exist, or is screened by fewer than k or more than F candidates."""
+def tokens_to_rank(name: str, *, k_max: int, sinks: int) -> int:
+    """How many tokens a selector must rank, so that k are left without the ``sinks`` that are kept beside them."""
+    where = ranked_in(name)
+    ranked_without = 0 if where is None else where.sinks
+    return k_max + max(0, sinks - ranked_without)
+
+
+def check_selector(name: str, *, k_max: int, n_far: int, sinks: int = 0) -> None:
+    """Raise `UserError` where a selector does not exist, or has fewer candidates than it must rank, or more than F.
+
+    ``sinks``: how many are kept beside the k, at most.
+    """
     find_selector(name)
+    where = ranked_in(name)
+    of_name = 0 if where is None else where.sinks
+    candidates = n_far - of_name
+    least = tokens_to_rank(name, k_max=k_max, sinks=sinks)
+    if least > candidates:
+        raise UserError(
+            f"{name}: {of_name} of the {n_far} far tokens are sinks, so that k = {k_max} cannot be chosen; lower k"
+        )
     if "@" not in name:
         return
     _, _, count = name.rpartition(":")
     m = int(count)
-    if not k_max <= m <= n_far:
-        raise UserError(f"{name}: m = {m} must be at least k = {k_max} and at most the {n_far} far tokens")
+    if not least <= m <= candidates:
+        raise UserError(
+            f"{name}: m = {m} must be at least k = {least} and at most the {candidates} far tokens"
+        )
 
 
 def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Selector:
@@ -256,13 +369,16 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
     """
 
     def select(inputs: SelectorInput) -> Selection:
-        if (screen, "columns") not in inputs.shared:
-            proposal = replace(inputs, k=count)
+        sinks = len(inputs.sinks)
+        of_screen = f"{screen} but {sinks} sinks"
+        if (of_screen, "columns") not in inputs.shared:
+            proposal = replace(inputs, k=min(count + sinks, inputs.contexts.n_far), ranked_in=None)
             if inputs.proposing is not None:
                 proposal = replace(proposal, scorer=inputs.proposing, names=(), shared={})
-            proposed = proposer(proposal)
-            inputs.shared[screen, "columns"] = np.sort(proposed.columns, axis=1)
-        of_proposed = replace(inputs, columns=inputs.shared[screen, "columns"], screen=screen)
+            proposed = proposer(proposal).columns
+            no_sinks = [row[row >= sinks][:count] for row in proposed]
+            inputs.shared[of_screen, "columns"] = np.sort(np.stack(no_sinks), axis=1)
+        of_proposed = replace(inputs, columns=inputs.shared[of_screen, "columns"], screen=screen)
         return exact(of_proposed)
 
     return select
@@ -274,11 +390,8 @@ def leave_one_out(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
 
     Of another measure the same: a divergence from p_long is 0 given C_long.
     """
-    n_far = inputs.contexts.n_far
-    left_out = np.arange(n_far)
-    if inputs.columns is not None:
-        left_out = inputs.columns
-    columns = np.arange(n_far - 1)
+    left_out = inputs.all_candidates if inputs.columns is None else inputs.columns
+    columns = np.arange(inputs.contexts.n_far - 1, dtype=np.int32)
     far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
     without = inputs.evaluate_shared("leave-one-out", measure, far)
     return without - inputs.evaluate(measure, inputs.contexts.all_far)
@@ -286,15 +399,16 @@ def leave_one_out(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
 
 @register_forms("leave-one-in")
 def leave_one_in(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
-    """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
-    added = np.arange(inputs.contexts.n_far)
-    if inputs.columns is not None:
-        added = inputs.columns
-    beside = inputs.evaluate_shared("leave-one-in", measure, added[..., None])
-    return inputs.evaluate(measure, NO_FAR) - beside
+    """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short.
+
+    Where tokens are ranked with sinks, both are given these too.
+    """
+    added = inputs.all_candidates if inputs.columns is None else inputs.columns
+    beside = inputs.evaluate_shared("leave-one-in", measure, inputs.with_sinks(added[..., None]))
+    return inputs.evaluate(measure, inputs.with_sinks(NO_FAR)) - beside
 
 
-@register("greedy", SIGNED)
+@register("greedy", SIGNED, by_subsets=True)
 def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
 
@@ -304,16 +418,15 @@ def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     open_ = inputs.candidates
     count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    previous = inputs.evaluate(measure, NO_FAR)
+    previous = inputs.evaluate(measure, inputs.with_sinks(NO_FAR))
     gains = []
-    for round_index in range(inputs.k):
+    for round_index in range(min(inputs.k, open_.shape[1])):
         if round_index == 0 and inputs.columns is None:  # shared by the targets of a block
-            after = inputs.evaluate(measure, np.arange(inputs.contexts.n_far)[:, None])
+            after = inputs.evaluate(measure, inputs.with_sinks(inputs.all_candidates[:, None]))
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
             subsets = np.concatenate([beside, open_[:, :, None]], axis=2)
-            subsets.sort(axis=2)
-            after = inputs.evaluate(measure, subsets)
+            after = inputs.evaluate(measure, inputs.with_sinks(subsets))
         best = after.argmin(axis=1)[:, None]
         added = np.take_along_axis(open_, best, axis=1)
         chosen = np.concatenate([chosen, added], axis=1)
@@ -325,13 +438,49 @@ def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     return Selection(chosen, np.concatenate(gains, axis=1))
 
 
-@register("greedy-kl", BLIND)
+@register("greedy-kl", BLIND, by_subsets=True)
 def greedy_kl(inputs: SelectorInput) -> Selection:
     """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
     return greedy(inputs, "kl")
 
 
-@register("spans", SIGNED)
+@register("halving", SIGNED, by_subsets=True)
+def halving(inputs: SelectorInput, measure: str = "loss") -> Selection:
+    """Leave one out of what is left, drop the half of least influence, and again, until one is left [ours].
+
+    So it sees tokens that stand in for one another: with both there neither has influence, without the one the other
+    has. The first round is leave-one-out, whose passes the targets of a block share; the others cost about C passes a
+    target. Influence: that of a token in the round that it was dropped in, nats, or of another measure.
+    """
+    left = inputs.candidates
+    ranked = np.empty((len(left), 0), dtype=left.dtype)
+    influences = np.empty(ranked.shape)
+    by_leaving_one_out = leave_one_out(inputs, measure)
+    while True:
+        order = np.argsort(-by_leaving_one_out, axis=1, kind="stable")
+        kept = order.shape[1] // 2
+        last, rest = order[:, kept:], np.sort(order[:, :kept], axis=1)
+        ranked = np.concatenate([np.take_along_axis(left, last, axis=1), ranked], axis=1)
+        influences = np.concatenate(
+            [np.take_along_axis(by_leaving_one_out, last, axis=1), influences], axis=1
+        )
+        if not kept:
+            break
+        left = np.take_along_axis(left, rest, axis=1)
+        all_but_one = ~np.eye(kept, dtype=bool)
+        without = np.stack([left[:, row] for row in all_but_one], axis=1)  # (m, kept, kept - 1)
+        with_all = inputs.evaluate(measure, inputs.with_sinks(left[:, None]))
+        by_leaving_one_out = inputs.evaluate(measure, inputs.with_sinks(without)) - with_all
+    return Selection(ranked[:, : inputs.k], influences[:, : inputs.k])
+
+
+@register("halving-kl", BLIND, by_subsets=True)
+def halving_kl(inputs: SelectorInput) -> Selection:
+    """`halving` by KL to p_long."""
+    return halving(inputs, "kl")
+
+
+@register("spans", SIGNED, by_subsets=True)
 def spans(inputs: SelectorInput) -> Selection:
     """The tokens of the spans without which the loss is highest: leave-one-out of spans, from coarse to fine [ours].
 

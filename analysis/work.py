@@ -150,8 +150,14 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     num_choices = len(choice_settings.selectors) * len(choice_settings.ks)
     read = targets * num_choices * len(choice_settings.keep_as) * (short + choice_settings.k_max / 2)
     unscreened = [name for name in choice_settings.selectors if "@" not in name]
-    if any(name.startswith("leave-one-out") for name in unscreened):
-        read += blocks * n_far * long / 2  # what stands before the one left out is read once
+    in_cache = [name for name in unscreened if "/cache" in name]
+    as_text = [name for name in unscreened if "/cache" not in name]
+    for names, cost in ((as_text, long / 2), (in_cache, short)):
+        # as text, what stands before the one left out is read once
+        if any(name.startswith("leave-one-out") for name in names):
+            read += blocks * n_far * cost
+        halving = sum(name.startswith("halving") for name in names)
+        read += halving * (blocks + targets) * n_far * cost
     if any(name.startswith("leave-one-in") for name in unscreened):
         read += blocks * n_far * (short + 1)
     greedy = sum(name.startswith("greedy") for name in unscreened)

@@ -20,10 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from analysis.model.far_attention import FarKeys, KeyValues, attending_to
 from olmo_sparsity.util.errors import UserError
 
-KeyValues = list[tuple[Tensor, Tensor]]
-"""Keys and values of tokens, each (R, H, P, D), a pair per layer."""
 ReduceAttention = Callable[[Tensor], Tensor]
 """From the attention of a layer, (R, H, Q, L) float32, to what is kept of it."""
 
@@ -78,6 +77,8 @@ class Adapter(nn.Module, ABC):
     """The number below which position ids must stay, or stayed in training; None where the model names none."""
     caches_rotated_keys = True
     """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
+    shares_far_keys = False
+    """Whether `near_logits` reads far keys that all rows share (`far_attention`), in place of copies of a row each."""
     prefix: tuple[int, ...] = ()
     _prefix_cache: KeyValues  # of one row; written by `key_values`, read by `logits_after`
 
@@ -105,6 +106,14 @@ class Adapter(nn.Module, ABC):
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
         """See `attention`."""
+
+    def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `near_logits`, where far keys are shared; ``far`` has the prefix among its tokens."""
+        raise NotImplementedError
+
+    def rotated(self, far: KeyValues) -> KeyValues:
+        """Cached keys and values of tokens at ids 0, 1, … as `far_attention` reads them."""
+        return far
 
     # --- what the analysis calls ---
 
@@ -153,6 +162,47 @@ class Adapter(nn.Module, ABC):
         return self.raw_forward(
             input_ids, self._ids(position_ids), logits_to_keep, PassOptions(past=past)
         ).logits
+
+    def far_key_values(self, input_ids: Tensor) -> KeyValues:
+        """Keys and values of one far context (1, F) at ids 0 … F - 1, behind those of the prefix, for `near_logits`."""
+        ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        options = PassOptions(past=[])
+        far = self.raw_forward(self._tokens(input_ids), self._ids(ids), 1, options).key_values
+        return self.rotated(far) if self.shares_far_keys else far
+
+    def near_logits(
+        self, far: KeyValues, visible: Tensor | list[Tensor], input_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """Logits of the last Q positions, (R, Q, V), of near tokens (R, L) that follow a far context.
+
+        They see one another, the prefix, and the far tokens that are visible in their row. All far keys stay where they
+        are: a window is one of position ids.
+
+        Args:
+            far: `far_key_values`.
+            visible: (R, F) bool, the same in all layers and heads; or for each layer (R, G, F), G heads of keys, where
+                the adapter shares far keys.
+            input_ids: at ids F … F + L - 1.
+            logits_to_keep: Q; at least 1.
+        """
+        p = len(self.prefix)
+        length = input_ids.shape[1]
+        num_far = far[0][0].shape[2]
+        if self.shares_far_keys:
+            seen: Tensor | list[Tensor]
+            if isinstance(visible, Tensor):
+                seen = F.pad(visible, (p, 0), value=True)
+            else:
+                seen = [F.pad(of_layer, (p, 0), value=True) for of_layer in visible]
+            near_ids = num_far + torch.arange(length, device=input_ids.device)
+            return self.raw_near_logits(FarKeys.of(far, seen, near_ids), input_ids, logits_to_keep)
+        assert isinstance(visible, Tensor), "masks by head need shared far keys"
+        rows = len(input_ids)
+        past = [(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)) for keys, values in far]
+        mask = F.pad(F.pad(visible.long(), (p, 0), value=1), (0, length), value=1)
+        ids = torch.arange(num_far + length, device=input_ids.device).expand(rows, -1)
+        options = PassOptions(attention_mask=mask, past=past)
+        return self.raw_forward(input_ids, ids, logits_to_keep, options).logits
 
     def biased_logits(
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
@@ -280,6 +330,12 @@ class TransformersAdapter(Adapter):
         layers: Any = cache.layers if options.past == [] else []
         key_values = [(layer.keys, layer.values) for layer in layers]
         return Output(output.logits, key_values)
+
+    def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `Adapter`: one pass over the near tokens alone, whose attention reads the far keys too."""
+        ids = far.near_ids.expand(len(input_ids), -1)
+        with attending_to(self.model, far):
+            return self.raw_forward(input_ids, ids, logits_to_keep).logits
 
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention

@@ -20,10 +20,19 @@ from olmo_sparsity.util.errors import UserError, first_line
 log = logging.getLogger(__name__)
 
 _RELATIVE_TOLERANCE = 1e-3
+_NEAR_TOKENS = 8
+"""Tokens behind those that the trial leaves out of the cache."""
 
 
 def check_long_context(
-    model: Adapter, n_long: int, targets_per_block: int = 1, *, name: str, reach_factor: float = 1.0
+    model: Adapter,
+    n_long: int,
+    targets_per_block: int = 1,
+    *,
+    name: str,
+    reach_factor: float = 1.0,
+    drops_tokens: bool = True,
+    in_cache: bool = False,
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
@@ -32,20 +41,30 @@ def check_long_context(
     ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
     the length that a rotary model's configuration names it is measured, with a warning.
 
+    Where far keys are left out of the cache the trial also says whether rows may share them
+    (`Adapter.shares_far_keys`), or each reads a copy.
+
     Args:
         model: in evaluation mode, on any device.
         n_long: N.
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         reach_factor: how many times as far its RoPE is scaled to reach.
+        drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
+            another one; where nothing is dropped it may end within the context.
+        in_cache: whether far keys and values are left out.
     """
     more = targets_per_block - 1 + len(model.prefix)
+    measured = model
     model = with_prefix(model, ())
-    limit, what = min(_limits(model), default=(None, ""))
+    limit, what = min(_limits(model, drops_tokens), default=(None, ""))
     if limit is not None and n_long + more > limit:
+        remedy = "lower N or B"
+        if what.endswith("window"):
+            remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
         raise UserError(
             f"N = {n_long:,} with {more:,} more tokens of block and prefix is beyond the {limit:,} {what} of {name}; "
-            "lower N or B"
+            f"{remedy}"
         )
     if not isinstance(model, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
@@ -53,14 +72,16 @@ def check_long_context(
         log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
     try:
         with _in_fp32(model):
-            _try_positions(model, n_long + more, name)
+            _try_positions(model, n_long + more, name, drops_tokens)
+            if in_cache:
+                measured.shares_far_keys = _try_cache(model, n_long + more, name)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         log.warning("no memory to try %s in fp32: it is taken to be right", name)
 
 
-def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
+def _limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
     """The most tokens of one text that a model can be measured on, for each thing that ends there."""
     config: Any = model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
     rope = getattr(config, "rope_parameters", None) or {}
@@ -69,7 +90,7 @@ def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
     layers = getattr(config, "layer_types", None) or ["sliding", "chunked"]
     for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
         window = getattr(config, field, None)  # a query's own token is one of them
-        if window and any(kind in layer for layer in layers):
+        if drops_tokens and window and any(kind in layer for layer in layers):
             yield window, f"tokens of a {kind} window"
     # one set of parameters, or one for each kind of layer
     for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
@@ -79,15 +100,13 @@ def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
 
 
 @torch.inference_mode()
-def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
+def _try_positions(model: TransformersAdapter, n_long: int, name: str, drops_tokens: bool) -> None:
     """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids.
 
-    They must also be those behind a prefix that was read alone.
+    They must also be those behind a prefix that was read alone. Equal they need not be where none is to be dropped.
     """
-    device = model.model.get_input_embeddings().weight.device
-    # drawn on the CPU, so that they are the same everywhere
-    tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
-    tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
+    tokens = _random_tokens(model, n_long)
+    ids = torch.arange(n_long, device=tokens.device)[None]
     kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
     kept[0] = True  # the first that a window ends before
     kept_tokens = tokens[:, kept]
@@ -117,10 +136,69 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
         wrong = (
             "does not read its position ids: ALiBi, or no positions at all, so that no token can be dropped"
         )
-    elif (dropped - hidden).abs().max() > tolerance:
+    elif drops_tokens and (dropped - hidden).abs().max() > tolerance:
         wrong = f"is another with tokens dropped from N = {n_long:,} than with them hidden: a window, or a recurrence"
     if wrong:
         raise UserError(f"{name} {wrong}; lower N, or give another model")
+
+
+@torch.inference_mode()
+def _try_cache(model: TransformersAdapter, n_long: int, name: str) -> bool:
+    """Hide random tokens from those behind them: whether rows that share the rest give what rows with copies give.
+
+    With all the logits must be those of the whole text, and with none those of the last tokens alone.
+    """
+    tokens = _random_tokens(model, n_long)
+    near = min(_NEAR_TOKENS, n_long - 1)
+    num_far = n_long - near
+    visible = torch.ones(3, num_far, dtype=torch.bool, device=tokens.device)
+    visible[1] = False
+    visible[2, 1::2] = False
+
+    def near_logits(shares_far_keys: bool) -> Tensor:
+        reading = with_prefix(model, ())
+        reading.shares_far_keys = shares_far_keys
+        far = reading.far_key_values(tokens[:, :num_far])
+        return reading.near_logits(far, visible, tokens[:, num_far:].expand(3, -1), near)
+
+    try:
+        copied = near_logits(shares_far_keys=False)
+    except Exception as error:  # a state, or keys that layers share
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{name} has no keys and values to leave out ({first_line(error)})") from error
+    ids = torch.arange(n_long, device=tokens.device)[None]
+    whole = model(tokens, ids, logits_to_keep=near).logits[0]
+    alone = model(tokens[:, num_far:], ids[:, num_far:], logits_to_keep=near).logits[0]
+    tolerance = _RELATIVE_TOLERANCE * float(whole.std())
+    if (copied[0] - whole).abs().max() > tolerance or (copied[1] - alone).abs().max() > tolerance:
+        raise UserError(
+            f"{name} is another with a far context in its cache than with the whole text: a state beside keys and "
+            "values, or keys that layers share; rank and keep as text, or give another model"
+        )
+    if not model.model._can_set_attn_implementation():
+        return False
+    try:
+        shared = near_logits(shares_far_keys=True)
+    except Exception as error:  # arguments or shapes of its own
+        if is_out_of_memory(error):
+            raise
+        log.info(
+            "%s has an attention of its own (%s): far keys are copied for every row", name, first_line(error)
+        )
+        return False
+    if (shared - copied).abs().max() > tolerance:
+        log.info(
+            "%s has an attention of its own: far keys are copied for every row, which takes longer", name
+        )
+        return False
+    return True
+
+
+def _random_tokens(model: TransformersAdapter, count: int) -> Tensor:
+    """(1, count), drawn on the CPU, so that they are the same everywhere."""
+    tokens = torch.randint(model.vocabulary_size, (1, count), generator=torch.Generator().manual_seed(0))
+    return tokens.to(model.model.get_input_embeddings().weight.device)
 
 
 @contextmanager

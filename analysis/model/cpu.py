@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from olmo_sparsity.util.provenance import machine
 
@@ -11,12 +13,12 @@ from olmo_sparsity.util.provenance import machine
 class OneDNNLinear(nn.Linear):
     """A linear layer that multiplies fp32 on a CPU by oneDNN where no gradient is wanted."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(…, in) -> (…, out)."""
         wants_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
         if wants_gradient or not input.is_cpu or input.dtype != torch.float32:
             return super().forward(input)
-        return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
+        return _by_onednn(input, self.weight, self.bias)
 
 
 def multiply_by_onednn(model: nn.Module) -> None:
@@ -26,6 +28,24 @@ def multiply_by_onednn(model: nn.Module) -> None:
             module.__class__ = OneDNNLinear
 
 
+def product(inputs: Tensor, weight: Tensor) -> Tensor:
+    """(n, in), (out, in) -> (n, out), as a linear layer multiplies, by whom it is fast; no gradient flows back."""
+    if (
+        inputs.is_cpu
+        and inputs.dtype == torch.float32
+        and inputs.numel()
+        and weight.numel()
+        and mkl_is_slow()
+    ):
+        return _by_onednn(inputs, weight, None)
+    return nn.functional.linear(inputs, weight)
+
+
+def _by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
+@cache
 def mkl_is_slow() -> bool:
     """Whether MKL, which multiplies fp32 for PyTorch, leaves the AVX-512 of this processor unused, as on AMD's."""
     uses_avx512 = torch.backends.mkldnn.is_available() and "AVX512" in torch.backends.cpu.get_cpu_capability()

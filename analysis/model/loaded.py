@@ -215,10 +215,19 @@ class LoadedModel:
         if getattr(texts, "vocabulary_size", 0) > self.model.vocabulary_size:
             self.check_ids([int(texts.tokens(n).max(initial=0)) for n in range(len(texts.lengths))])
 
-    def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
+    def check_context(
+        self, n_long: int, targets_per_block: int = 1, *, drops_tokens: bool = True, in_cache: bool = False
+    ) -> None:
         """Raise `UserError` where it cannot be measured on N tokens, see `check_long_context`."""
-        name = f"{self.name} ({self.family})"
-        check_long_context(self.model, n_long, targets_per_block, name=name, reach_factor=self.reach_factor)
+        check_long_context(
+            self.model,
+            n_long,
+            targets_per_block,
+            name=f"{self.name} ({self.family})",
+            reach_factor=self.reach_factor,
+            drops_tokens=drops_tokens,
+            in_cache=in_cache,
+        )
 
     def check_losses(self, losses: np.ndarray) -> None:
         """Warn where losses in nats, such as L_long of some targets, are nearly those of a uniform guess."""

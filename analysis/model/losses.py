@@ -12,7 +12,7 @@ context, F far tokens, T scored tokens at the end of a row, V vocabulary (logits
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -23,13 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.contexts import NO_FAR, Contexts
-from analysis.model.adapter import Adapter, KeyValues
+from analysis.model.adapter import Adapter
+from analysis.model.far_attention import KeyValues
 from analysis.model.on_device import LOGITS_PER_SLICE, OnDevice, chunks, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
 LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
-"""Most logits of one forward pass of `TokenLosses`, at 4 bytes each; a single row may have more."""
+"""Most logits of one forward pass of `TokenLosses` and `far_cache`, at 4 bytes each; one row may have more."""
 _MIN_SHARED_FRACTION = 1 / 8
 """A prefix shorter than this part of the subset costs more in copies than it saves."""
 CACHE_TOKENS = 4
@@ -53,7 +54,7 @@ Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 Its second argument is each row's block, (R,), its third the places in it.
 """
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
+"""From log p and log q, each (R, Q, V), of two distributions to how far they are apart, (R, Q)."""
 
 
 def retry_smaller_on_oom(
@@ -77,18 +78,24 @@ def retry_smaller_on_oom(
 
 
 @dataclass(frozen=True)
-class _Passes:
-    """Rows of forward passes: each reads a subset of a block and is asked for the losses of some of its targets."""
+class Asked:
+    """Which targets of its block each row of a forward pass is asked for."""
 
     contexts: Contexts
-    far: np.ndarray
-    """(S, j) far columns that are kept; next are the short context and the targets before the last one read."""
     block: np.ndarray
     """(S,) row of the contexts."""
     first: np.ndarray
     """(S,) first target that is read."""
     last: np.ndarray
     """(S,) last target that is read."""
+
+
+@dataclass(frozen=True)
+class _Passes(Asked):
+    """Rows that read a subset of the far context, the short context, and the targets before the last one asked for."""
+
+    far: np.ndarray
+    """(S, j) far columns that are kept."""
     shared: np.ndarray
     """(S,) far tokens at the beginning that are read from the long context's keys and values."""
 
@@ -153,11 +160,8 @@ class Scorer(OnDevice):
         if targets is None:
             targets = contexts.all_targets
         if not DIVERGENCES.keys() & set(names):
-            reduce = self._reduction(contexts, names, None)
+            reduce = self.reduction(contexts, names, None)
             return self._of_targets(contexts, far, targets, reduce)
-
-        def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
-            return logits.float().log_softmax(dim=-1)
 
         values = np.empty((len(targets), far.shape[-2], len(names)))
         for blocks in self.long_parts(contexts, np.unique(targets[:, 0])):
@@ -170,28 +174,27 @@ class Scorer(OnDevice):
             of_blocks = contexts.take(blocks)
             long, _ = self._passes(of_blocks, contexts.all_far, some_targets)
             log_long = self._run(long, log_probabilities)
-            reduce = self._reduction(of_blocks, names, log_long)
+            reduce = self.reduction(of_blocks, names, log_long)
             values[rows] = self._of_targets(of_blocks, some_far, some_targets, reduce)
         return values
 
-    def _reduction(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reduce:
+    def reduction(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reduce:
         """Measures of the targets; ``log_long`` is (n, B, V), log p given the long contexts, where one needs it."""
         tokens = self.tensor(contexts.targets)
 
-        def value_of(name: str, logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
-            if name in DIVERGENCES:
-                assert log_long is not None
-                return DIVERGENCES[name](log_long[block, offsets], logits)
-            target_tokens = tokens[block, offsets]
-            if name == "correct":
-                likeliest = logits.argmax(dim=-1)
-                return (likeliest == target_tokens).float()
-            flat_logits = logits.float().flatten(0, 1)
-            flat = F.cross_entropy(flat_logits, target_tokens.flatten(), reduction="none")
-            return flat.view(target_tokens.shape)
-
         def reduce(logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
-            values = [value_of(name, logits, block, offsets) for name in names]
+            target_tokens = tokens[block, offsets]
+            log_q = log_probabilities(logits) if set(names) - {"correct"} else None
+            values = []
+            for name in names:
+                if name == "correct":
+                    values.append((logits.argmax(dim=-1) == target_tokens).float())
+                elif name == "loss":
+                    assert log_q is not None
+                    values.append(-log_q.gather(-1, target_tokens[..., None])[..., 0])
+                else:
+                    assert log_q is not None and log_long is not None
+                    values.append(DIVERGENCES[name](log_long[block, offsets], log_q))
             return torch.stack(values, dim=-1)
 
         return reduce
@@ -225,33 +228,53 @@ class Scorer(OnDevice):
         far = far.reshape(len(blocks) * num_subsets, num_kept)
         rows = np.repeat(np.arange(len(blocks)), num_subsets)
         shared = self._shared_prefixes(far, num_subsets)
-        passes = _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared)
+        passes = _Passes(contexts, blocks[rows], first[rows], last[rows], far, shared)
         return passes, group
 
     def _run(self, passes: _Passes, reduce: Reduce) -> Tensor:
-        """What is read off the logits of the targets, (S, B, …); the rest is undefined.
-
-        The logits of a pass are read some rows at a time, since reducing them makes copies in fp32.
-        """
-        values: Tensor | None = None
+        """What is read off the logits of the targets, (S, B, …); the rest is undefined."""
         longest = int(passes.shared.max(initial=0))
         prefixes: KeyValues = []
         if longest:
             prefixes = self.prefixes(passes.contexts, longest)
-        for rows in self._batches(passes):
-            first = int(passes.first[rows].min())
-            end = int(passes.last[rows].max()) + 1
-            logits = self._logits(passes, rows, prefixes, end - first)
+
+        def logits_of(rows: np.ndarray, queries: int) -> Tensor:
+            logits = self._logits(passes, rows, prefixes, queries)
+            self.on_read(len(rows) * (passes.length(rows) - int(passes.shared[rows].min())))
+            return logits
+
+        return self.read_targets(passes, self._batches(passes), logits_of, reduce)
+
+    def read_targets(
+        self,
+        asked: Asked,
+        batches: Iterable[np.ndarray],
+        logits_of: Callable[[np.ndarray, int], Tensor],
+        reduce: Reduce,
+    ) -> Tensor:
+        """What is read off the logits of the targets that rows are asked for, (S, B, …); the rest is undefined.
+
+        The logits of a pass are read some rows at a time, since reducing them makes copies in fp32.
+
+        Args:
+            asked: which targets.
+            batches: rows, those of a forward pass together.
+            logits_of: makes the pass; from rows and Q to the logits before their last Q targets, (R, Q, V).
+            reduce: see `Reduce`.
+        """
+        values: Tensor | None = None
+        for rows in batches:
+            first = int(asked.first[rows].min())
+            end = int(asked.last[rows].max()) + 1
+            logits = logits_of(rows, end - first)
             rows_per_slice = LOGITS_PER_SLICE // logits[0].numel()
             for some in chunks(np.arange(len(rows)), rows_per_slice):
-                block = self.tensor(passes.block[rows[some]])
+                block = self.tensor(asked.block[rows[some]])
                 part = reduce(logits[some[0] : some[-1] + 1], block, slice(first, end))
                 if values is None:
-                    shape = len(passes.far), passes.contexts.targets_per_block, *part.shape[2:]
+                    shape = len(asked.block), asked.contexts.targets_per_block, *part.shape[2:]
                     values = part.new_empty(shape)
                 values[self.tensor(rows[some]), first:end] = part
-            prefix = int(passes.shared[rows].min())
-            self.on_read(len(rows) * (passes.length(rows) - prefix))
         assert values is not None, "no targets"
         return values
 
@@ -469,16 +492,19 @@ class Scorer(OnDevice):
         return torch.arange(length, device=self.device).expand(rows, -1)
 
 
-def kl_divergence(log_p: Tensor, logits: Tensor) -> Tensor:
-    """KL(p || q) in nats, (R, Q), of log p and the logits of q, (R, Q, V)."""
-    log_q = logits.float().log_softmax(dim=-1)
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
+    """log p of logits, float32: a `Reduce` that keeps all."""
+    return logits.float().log_softmax(dim=-1)
 
 
-def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
-    """1/2 Σ |p - q|, (R, Q), of log p and the logits of q, (R, Q, V)."""
-    q = logits.float().softmax(dim=-1)
-    return (log_p.exp() - q).abs().sum(dim=-1) / 2
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) in nats, (R, Q), of log p and log q, (R, Q, V)."""
+    return (log_p - log_q).mul_(log_p.exp()).sum(dim=-1)
+
+
+def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """1/2 Σ |p - q|, (R, Q), of log p and log q, (R, Q, V)."""
+    return log_p.exp().sub_(log_q.exp()).abs_().sum(dim=-1) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}

@@ -139,10 +139,15 @@ def _(ids: Tensor, inverse_frequencies: Tensor, multiplied_by: float) -> tuple[T
     return sin, cos
 
 
+def alibi_slopes(config: ModelConfig, device: torch.device) -> Tensor:
+    """By what each head multiplies a distance, (H,) float32 (Press et al. 2021; as in OLMo)."""
+    heads = torch.arange(1, config.n_heads + 1, dtype=torch.float, device=device)
+    return 2.0 ** -(heads * (config.alibi_bias_max / config.n_heads))
+
+
 def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
-    """Causal mask plus ALiBi bias by distance of ids, (B, H, T, T) float32 (Press et al. 2021; slopes as in OLMo)."""
-    heads = torch.arange(1, config.n_heads + 1, dtype=torch.float, device=ids.device)
-    slopes = 2.0 ** -(heads * (config.alibi_bias_max / config.n_heads))
+    """Causal mask plus ALiBi bias by distance of ids, (B, H, T, T) float32 (Press et al. 2021)."""
+    slopes = alibi_slopes(config, ids.device)
     distance = (ids[:, :, None] - ids[:, None, :]).abs().to(torch.float)
     bias = -slopes[None, :, None, None] * distance[:, None]
     return torch.minimum(bias, causal_attention_bias(ids.shape[-1], ids.device))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from analysis.api import load
-from analysis.kept import KeptAs, cache_losses, far_key_values, word_numbers
+from analysis.kept import KeptAs, word_numbers
+from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection, SelectorInput, find_selector
@@ -28,8 +29,11 @@ make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
 
 
 def losses_of_cache(scorer, contexts, columns, targets):
-    """`cache_losses` behind its own pass over the far contexts."""
-    return cache_losses(scorer, contexts, far_key_values(scorer, contexts), columns, targets)
+    """Losses with these columns (m, j) in the cache, or others in every head, (m, layers, heads, j)."""
+    if columns.ndim > 2:
+        return far_cache.losses_by_head(scorer, contexts, [columns], targets)[:, 0]
+    visible = far_cache.subset_masks(columns, FAR)[:, None]
+    return far_cache.measures(scorer, contexts, visible, ("loss",), targets)[:, 0, 0]
 
 
 def random_subsets(count, seed=0):
@@ -79,10 +83,13 @@ def test_the_cache_with_some_tokens_is_a_mask_behind_the_far_context(name, prefi
         assert losses[row] == pytest.approx(masked_pass(adapter, contexts, block, place, kept[row]), abs=5e-5)
 
 
+@pytest.mark.parametrize("shares", [True, False])
 @torch.no_grad()
-def test_every_layer_and_head_may_keep_tokens_of_its_own():
+def test_every_layer_and_head_may_keep_tokens_of_its_own(shares):
     inner, contexts = random_model("llama"), make_blocks()
-    scorer, targets = Scorer(TransformersAdapter(inner).requires_grad_(False)), contexts.all_targets
+    adapter = TransformersAdapter(inner).requires_grad_(False)
+    adapter.shares_far_keys = shares
+    scorer, targets = Scorer(adapter), contexts.all_targets
     heads = 4  # two of keys in each of the two layers
     kept = random_subsets(len(targets) * heads).reshape(len(targets), 2, 2, 4)
     losses = losses_of_cache(scorer, contexts, kept, targets)
@@ -109,7 +116,7 @@ def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by
     contexts = make_blocks()
     kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 2, 2, 4)
     with refused("convert it with olmo-sparsity export_hf"):
-        losses_of_cache(Scorer(tiny_adapter("rope")), contexts, kept, contexts.all_targets)
+        losses_of_cache(Scorer(tiny_adapter("ssmax")), contexts, kept, contexts.all_targets)
 
 
 # --- eviction policies ---

@@ -55,6 +55,19 @@ FAMILIES = {
         "initializer_range": 0.3,
     },
 }
+WINDOWED = {
+    "gemma2": {**ROTARY, "sliding_window": 9, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**ROTARY, "num_hidden_layers": 6, "sliding_window": 9, "query_pre_attn_scalar": 8},
+    "gpt_oss": {
+        **{**ROTARY, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+        **{"num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    },
+    "cohere2": {**ROTARY, "sliding_window": 9, "num_hidden_layers": 4},
+    "olmo3": {**ROTARY, "sliding_window": 9, "num_hidden_layers": 4},
+    "mistral": {**ROTARY, "sliding_window": 9},
+    "phi3": {**ROTARY, "sliding_window": 9},
+}
+"""Models with a window in some or all layers, with caps and sinks of scores among them."""
 _SMALL = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd"), 32),
@@ -74,13 +87,17 @@ _SMALL = {
 """Settings that make a configuration small, where it has them."""
 
 
-def tiny_causal_lm(model_type: str) -> PreTrainedModel | None:
-    """A causal language model of any type of transformers, with random weights; None where `_SMALL` makes none."""
+def tiny_causal_lm(model_type: str, **changes: Any) -> PreTrainedModel | None:
+    """A causal language model of any type of transformers, with random weights; None where `_SMALL` makes none.
+
+    ``changes``: of its configuration, where it has these settings.
+    """
+    settings = _SMALL | changes
 
     def small(kind: Any) -> dict[str, Any]:
         usual = kind()
         fixed = [name for name in dir(kind) if isinstance(getattr(kind, name), property)]
-        values = {key: each for key, each in _SMALL.items() if hasattr(usual, key) and key not in fixed}
+        values = {key: each for key, each in settings.items() if hasattr(usual, key) and key not in fixed}
         return values | {
             part: small(type(getattr(usual, part))) for part in kind.sub_configs if hasattr(usual, part)
         }

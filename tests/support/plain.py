@@ -9,6 +9,8 @@ import torch
 from scipy.special import rel_entr
 
 from analysis.contexts import Contexts
+from analysis.model.adapter import Adapter, TransformersAdapter
+from olmo_sparsity.model.rope import alibi_causal_bias
 
 
 @torch.no_grad()
@@ -45,6 +47,44 @@ def plain_divergence(kind: str, log_p: np.ndarray, log_q: np.ndarray) -> float:
     """KL(p || q) by SciPy, or the most by which an event is likelier under p than under q: total variation."""
     p, q = np.exp(log_p), np.exp(log_q)
     return float(rel_entr(p, q).sum() if kind == "kl" else (p - q)[p > q].sum())
+
+
+@torch.no_grad()
+def whole_pass(adapter: Adapter, tokens: np.ndarray, n_far: int, kept: Sequence[int]) -> np.ndarray:
+    """log p after every near token, (L, V), from one pass over prefix, far and near tokens (F + L,).
+
+    Far queries see everything before them; near ones see the prefix, the far columns ``kept``, and one another. A
+    layer with a window sees keys whose ids are less than that before the query's.
+    """
+    p = len(adapter.prefix)
+    ids = torch.tensor([[*adapter.prefix, *tokens.tolist()]])
+    index = torch.arange(ids.shape[1])
+    distance = index[:, None] - index
+    seen = distance >= 0
+    dropped = np.setdiff1d(np.arange(n_far), kept)
+    seen[p + n_far :, p + dropped] = False
+
+    def bias(seen: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1, 1, *seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+    if isinstance(adapter, TransformersAdapter):
+        config = adapter.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None) or len(index)
+        chunk = getattr(config, "attention_chunk_size", None) or len(index)
+        masks = {
+            "full_attention": bias(seen),
+            "sliding_attention": bias(seen & (distance < window)),
+            "chunked_attention": bias(seen & (index[:, None] // chunk == index // chunk)),
+        }
+        of_layers = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+        mask = masks if len(of_layers) > 1 else masks[of_layers.pop()]
+        logits = adapter.model(ids, position_ids=index[None], attention_mask=mask, use_cache=False).logits
+    else:
+        mask = bias(seen)
+        if adapter.model.config.alibi:
+            mask = torch.minimum(mask, alibi_causal_bias(adapter.model.config, index[None]))
+        logits = adapter.model(ids, position_ids=index[None], attention_bias=mask).logits
+    return logits[0, p + n_far :].double().log_softmax(-1).numpy()
 
 
 def random_contexts(

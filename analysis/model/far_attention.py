@@ -1,0 +1,201 @@
+"""Attention of near tokens to far keys that all rows of a pass share, and of which each row may lack some.
+
+Leaving each far token out of the cache in turn reads the near tokens once a row, and every row attends to the same far
+keys and values: here nothing of them is copied a row. The parts of the softmax over far keys and over near ones are
+joined under one maximum and one denominator. A hidden column is hidden before the maximum is taken: its share is never
+subtracted from a finished softmax, where a sink may hold nearly all of it and the difference nothing but rounding.
+Shapes: R rows, L near tokens and Q queries, the last of them, P far tokens (those of a prefix among them), H heads of
+queries, G heads of keys, g = H / G, D head dimension of keys and E of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.model.cpu import product
+
+KeyValues = list[tuple[Tensor, Tensor]]
+"""Keys and values of tokens, each (R, G, P, D), a pair per layer."""
+SCORES_PER_SLICE = {"cpu": 1 << 19, "cuda": 1 << 27}
+"""Scores (r, g, Q, P) that are computed at once; on a CPU 2 MB in fp32, so that they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class FarKeys:
+    """Keys and values of one far context, read once, and which of them every row may attend to."""
+
+    layers: KeyValues
+    """Keys (1, G, P, D) and values (1, G, P, E), a pair a layer; keys rotated, if they are."""
+    visible: Tensor | list[Tensor]
+    """(R, P) bool, the same in all layers and heads; or for each layer (R, G, P)."""
+    ids: Tensor
+    """(P,) position ids of the far tokens, ascending."""
+    near_ids: Tensor
+    """(L,) those of the near tokens."""
+
+    @classmethod
+    def of(cls, layers: KeyValues, visible: Tensor | list[Tensor], near_ids: Tensor) -> FarKeys:
+        """Far tokens at the ids 0 … P - 1, of which those that no row sees are left away."""
+        ids = torch.arange(layers[0][0].shape[2], device=near_ids.device)
+        if isinstance(visible, Tensor):
+            seen = visible.any(dim=0)
+            if not seen.all():
+                ids = ids[seen]
+                visible = visible[:, seen]
+                layers = [(keys[:, :, seen], values[:, :, seen]) for keys, values in layers]
+        return cls(layers, visible, ids, near_ids)
+
+    def hidden(self, layer: int, rows: slice, head: int) -> tuple[Tensor, Tensor]:
+        """Row (counted from the first of ``rows``) and column of every far key that is hidden there."""
+        visible = self.visible if isinstance(self.visible, Tensor) else self.visible[layer][:, head]
+        row, column = (~visible[rows]).nonzero(as_tuple=True)
+        return row, column
+
+    def beyond(self, window: int | None, queries: int) -> Tensor | None:
+        """(Q, P) bool: which far keys are ``window`` ids or more before a query; None where none is."""
+        if window is None:
+            return None
+        distance = self.near_ids[-queries:, None] - self.ids
+        beyond = distance >= window
+        return beyond if beyond.any() else None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a model makes scores of queries and keys."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """(H,) logits that enter each denominator beside the keys', as GPT-OSS has them."""
+    window: int | None = None
+    """A query sees the far keys whose ids are less than this before its own; None: all."""
+    far_bias: Tensor | None = None
+    """(H, L, P), added to the scores of far keys, as ALiBi's."""
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores of scaled queries, in fp32."""
+        scores = scores.float()
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, near_mask: Tensor | None, far: FarKeys, layer: int, how: Scores
+) -> Tensor:
+    """What near queries (R, H, Q, D) attend to among near keys (R, G, L, D) and far ones, (R, H, Q, E).
+
+    ``near_mask``: (R or 1, H or 1, Q, L), added to the scores of near keys; None: causal.
+    """
+    rows, heads, queries, dim = query.shape
+    groups = key.shape[1]
+    length = key.shape[2]
+    query = (query * how.scale).unflatten(1, (groups, heads // groups))
+    near = how.capped(query @ key[:, :, None].transpose(-1, -2))  # (R, G, g, Q, L)
+    if near_mask is None:
+        future = torch.ones(queries, length, dtype=torch.bool, device=query.device)
+        near = near.masked_fill(future.triu(1 + length - queries), -torch.inf)
+    else:
+        by_head = near_mask.shape[1] > 1
+        near = near + (near_mask.unflatten(1, (groups, -1)) if by_head else near_mask[:, :, None])
+    highest = near.amax(dim=-1, keepdim=True)
+    sinks = None
+    if how.sinks is not None:
+        sinks = how.sinks.float().view(groups, -1, 1, 1)
+        highest = torch.maximum(highest, sinks)
+
+    far_keys, far_values = far.layers[layer]
+    beyond = far.beyond(how.window, queries)
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    by_row = heads // groups * queries * max(1, len(far.ids))
+    size = max(1, SCORES_PER_SLICE[query.device.type] // by_row)
+    for group in range(groups):
+        keys = far_keys[0, group]
+        values_of = far_values[0, group].t().contiguous()
+        for start in range(0, rows, size):
+            some = slice(start, start + size)
+            of_near = near[some, group]
+            top = highest[some, group]
+            queries_of = query[some, group]
+            scores = how.capped(product(queries_of.reshape(-1, dim), keys))
+            scores = scores.view(*of_near.shape[:-1], len(keys))  # (r, g, Q, P)
+            if how.far_bias is not None:
+                scores += how.far_bias[:, -queries:].unflatten(0, (groups, -1))[group]
+            if beyond is not None:
+                scores.masked_fill_(beyond, -torch.inf)
+            row, column = far.hidden(layer, some, group)
+            scores.permute(0, 3, 1, 2)[row, column] = -torch.inf
+            if len(keys):
+                top = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
+            scores.sub_(top).exp_()
+            of_near = (of_near - top).exp()
+            total = scores.sum(dim=-1, keepdim=True) + of_near.sum(dim=-1, keepdim=True)
+            if sinks is not None:
+                total += (sinks[group] - top).exp()
+            from_far = product(scores.to(value.dtype).flatten(0, 2), values_of)
+            from_near = of_near.to(value.dtype) @ value[some, group, None]
+            output[some, group] = (from_far.view(from_near.shape) + from_near) / total
+    return output.flatten(1, 2)
+
+
+# --- through the attention interface of transformers ---
+
+IMPLEMENTATION = "olmo_sparsity_far"
+"""Its name there."""
+_current: list[FarKeys] = []
+"""What the pass under way attends to; empty outside of `attending_to`."""
+
+
+@contextmanager
+def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
+    """While it runs, every layer of a model of transformers attends to these far keys too.
+
+    A name that is not registered with the masks' interface, too, gets no mask at all: near tokens would see later ones.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(IMPLEMENTATION, _of_transformers)
+    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    _current.append(far)
+    try:
+        yield
+    finally:
+        _current.pop()
+        model.set_attn_implementation(implementation)
+
+
+def _of_transformers(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it; models hand over what they have, or keep it in the module."""
+    if softcap is None:
+        softcap = getattr(module, "attn_logit_softcapping", None)
+    if sliding_window is None:
+        sliding_window = getattr(module, "sliding_window", None)
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., -query.shape[2] :, -key.shape[2] :]
+    how = Scores(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=getattr(module, "sinks", None) if s_aux is None else s_aux,
+        window=sliding_window,
+    )
+    output = attend(query, key, value, attention_mask, _current[-1], module.layer_idx, how)
+    return output.transpose(1, 2).contiguous(), None

@@ -1,0 +1,216 @@
+"""What a model predicts where some far keys and values are not in its cache (docs/method.md, 2.2b [ours]).
+
+The far context is read once, whole. Then the near tokens, the short context and the targets before the last one, attend
+to one another and to the far keys and values that are left, in every layer and head: a token that is left out has still
+been read by those behind it. A pass reads the near tokens of many rows, each with far tokens of its own.
+Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens of one, S rows in all, R of
+one pass, L near tokens, F far tokens, G heads of keys, V vocabulary (logits). Losses are nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.contexts import Contexts
+from analysis.model.far_attention import KeyValues
+from analysis.model.losses import (
+    DIVERGENCES,
+    LOGITS_PER_BATCH,
+    Asked,
+    Reduce,
+    Scorer,
+    log_probabilities,
+    retry_smaller_on_oom,
+)
+from analysis.model.on_device import chunks
+from olmo_sparsity.util.errors import UserError
+
+CACHE_TOKENS = 4
+"""Tokens of keys and values that a batch may copy, for each token that it computes, where they are not shared."""
+
+
+@dataclass(frozen=True)
+class _Rows(Asked):
+    """Rows that see some of the far keys and values of their block."""
+
+    visible: np.ndarray
+    """(S, F) bool; or (S, layers, G, F)."""
+
+
+def subset_masks(far: np.ndarray, n_far: int) -> np.ndarray:
+    """Which far tokens are in each subset, (…, F) bool, of subsets given as columns, (…, j)."""
+    masks = np.zeros((*far.shape[:-1], n_far), dtype=bool)
+    np.put_along_axis(masks, far, True, axis=-1)
+    return masks
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
+def measures(
+    scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str], targets: np.ndarray
+) -> np.ndarray:
+    """Some of `analysis.model.losses.MEASURES` with some far tokens in the cache, (m, C, number of names) float64.
+
+    A divergence is from the prediction with all of them.
+
+    Args:
+        scorer: computes them.
+        contexts: n blocks.
+        visible: which far tokens are in the cache: (C, F) bool, the same subsets for all targets, or (m, C, F); or
+            (m, 1, layers, G, F), others in every head.
+        names: of measures.
+        targets: (m, 2) block and place in it of each target.
+    """
+    values = np.empty((len(targets), visible.shape[-2] if visible.ndim < 5 else 1, len(names)))
+    for block in np.unique(targets[:, 0]):
+        of_block = np.flatnonzero(targets[:, 0] == block)
+        one = contexts.take(slice(block, block + 1))
+        some = visible if visible.ndim == 2 else visible[of_block]
+        values[of_block] = _of_block(scorer, one, some, names, targets[of_block, 1])
+    return values
+
+
+def losses_by_head(
+    scorer: Scorer, contexts: Contexts, kept: Sequence[np.ndarray], targets: np.ndarray
+) -> np.ndarray:
+    """-log p of targets where every layer and head keeps far tokens of its own, (m, K) nats.
+
+    Raises `UserError` where the model's cached keys need their position ids and rows do not share far keys.
+
+    Args:
+        scorer: computes them.
+        contexts: n blocks.
+        kept: K sets of columns of the far context, each (m, layers, G, j).
+        targets: (m, 2) block and place in it of each target.
+    """
+    if scorer.model.shares_far_keys:
+        losses = []
+        for columns in kept:
+            visible = subset_masks(columns, contexts.n_far)[:, None]
+            losses.append(measures(scorer, contexts, visible, ("loss",), targets)[:, 0, 0])
+        return np.stack(losses, axis=1)
+    if not scorer.model.caches_rotated_keys:
+        raise UserError(
+            "this model rotates keys when they are read, so heads cannot keep tokens of their own; convert it with "
+            "olmo-sparsity export_hf, or leave the eviction policies out"
+        )
+    far = _far_of_blocks(scorer, contexts)
+    return np.stack([_gathered_losses(scorer, contexts, far, columns, targets) for columns in kept], axis=1)
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
+def _far_of_blocks(scorer: Scorer, contexts: Contexts) -> KeyValues:
+    """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
+    return scorer.prefixes(contexts, contexts.n_far)
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
+def _gathered_losses(
+    scorer: Scorer, contexts: Contexts, far: KeyValues, kept: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """`losses_by_head` of one set of columns, whose keys and values are copied for every row, (m,) nats."""
+    losses = np.empty(len(targets))
+    count = kept.shape[-1]
+    longest = contexts.n_short + contexts.targets_per_block
+    rows_by_tokens = scorer.tokens_per_batch // longest
+    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + count)
+    order = np.argsort(targets[:, 1], kind="stable")
+    for rows in chunks(order, min(rows_by_tokens, rows_by_cache)):
+        block, offset = targets[rows].T
+        behind = contexts.n_far + np.arange(contexts.n_short + offset.max())
+        # heads differ, and the ids of cached tokens are not read
+        no_ids = np.zeros((len(rows), count), dtype=np.int64)
+        ids = np.concatenate([no_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
+        past = _kept_key_values(far, scorer.tensor(block), scorer.tensor(kept[rows]))
+        tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
+        queries = int(np.ptp(offset)) + 1
+        logits = scorer.model.logits_after(past, tokens, scorer.tensor(ids), queries)
+        of_target = logits[torch.arange(len(rows)), scorer.tensor(offset - offset.min())].float()
+        target_tokens = scorer.tensor(contexts.targets[block, offset])
+        losses[rows] = _array(F.cross_entropy(of_target, target_tokens, reduction="none"))
+    return losses
+
+
+def _kept_key_values(far: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
+    """The keys and values of the kept columns, (R, layers, G, j), of the far contexts of some blocks (R,)."""
+    rows = block[:, None, None]
+    layers = []
+    for layer, (keys, values) in enumerate(far):
+        heads = torch.arange(keys.shape[1], device=block.device)[:, None]
+        columns = kept[:, layer]
+        layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
+    return layers
+
+
+def _of_block(
+    scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str], places: np.ndarray
+) -> np.ndarray:
+    """`measures` of targets of one block, by their places in it, (m,)."""
+    far = scorer.model.far_key_values(scorer.tensor(contexts.tokens[:, : contexts.n_far]))
+    scorer.on_read(contexts.n_far)
+
+    def read(rows: _Rows, reduce: Reduce) -> Tensor:
+        def logits_of(some: np.ndarray, queries: int) -> Tensor:
+            near = contexts.tokens[:, contexts.n_far : contexts.n_long + int(rows.last[some].max())]
+            tokens = scorer.tensor(near).expand(len(some), -1)
+            logits = scorer.model.near_logits(far, _masks(rows.visible[some], scorer), tokens, queries)
+            scorer.on_read(tokens.numel())
+            return logits
+
+        return scorer.read_targets(rows, _batches(scorer, rows), logits_of, reduce)
+
+    log_long = None
+    if DIVERGENCES.keys() & set(names):
+        everything = np.ones((1, contexts.n_far), dtype=bool)
+        log_long = read(_rows_of(contexts, everything, places.min(), places.max()), log_probabilities)
+    reduce = scorer.reduction(contexts, names, log_long)
+    if visible.ndim == 2:
+        for_all = _rows_of(contexts, visible, places.min(), places.max())
+        return _array(read(for_all, reduce))[:, places].swapaxes(0, 1)
+    count = visible.shape[1]
+    place = np.repeat(places, count)
+    of_each = _rows_of(contexts, visible.reshape(-1, *visible.shape[2:]), place, place)
+    return _array(read(of_each, reduce))[np.arange(len(place)), place].reshape(len(places), count, -1)
+
+
+def _rows_of(
+    contexts: Contexts, visible: np.ndarray, first: np.ndarray | int, last: np.ndarray | int
+) -> _Rows:
+    """Rows of one block, which are asked for its targets from ``first`` to ``last``, each (S,) or the same for all."""
+    block = np.zeros(len(visible), dtype=np.int64)
+    return _Rows(contexts, block, block + first, block + last, visible)
+
+
+def _batches(scorer: Scorer, rows: _Rows) -> Iterator[np.ndarray]:
+    """Rows that are read together, those that read most first."""
+    order = np.argsort(-rows.last, kind="stable")
+    while len(order):
+        length = rows.contexts.n_short + int(rows.last[order[0]])
+        size = scorer.tokens_per_batch // length
+        if not scorer.model.shares_far_keys:
+            in_cache = CACHE_TOKENS * scorer.tokens_per_batch // (rows.contexts.n_far + length)
+            size = min(size, in_cache)
+        size = max(1, size)
+        queries = 1 + int(rows.last[order[:size]].max() - rows.first[order[:size]].min())
+        logits = queries * scorer.model.vocabulary_size
+        size = max(1, min(size, LOGITS_PER_BATCH[scorer.device.type] // logits))
+        yield order[:size]
+        order = order[size:]
+
+
+def _masks(visible: np.ndarray, scorer: Scorer) -> Tensor | list[Tensor]:
+    """As `analysis.model.adapter.Adapter.near_logits` takes them."""
+    masks = torch.from_numpy(np.ascontiguousarray(visible)).to(scorer.device)
+    return masks if masks.ndim == 2 else list(masks.unbind(dim=1))
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()

@@ -1,0 +1,344 @@
+"""Far keys and values that are left out of the cache, against one whole masked pass a subset."""
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from analysis.model import far_cache
+from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.check import check_long_context
+from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.open_model import adapter_of
+from analysis.selectors import SelectorInput, check_selector, find_selector
+from olmo_sparsity.util.errors import UserError
+from tests.support.families import FAMILIES, OURS, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
+from tests.support.plain import plain_divergence, random_blocks, whole_pass
+from tests.support.refusals import refused
+
+N, M, B = 24, 6, 3
+FAR = N - M
+BYPASSING = ("xglm",)
+"""Families whose attention is not called through the interface of transformers."""
+SHARING = [name for name in FAMILIES if name not in BYPASSING]
+
+
+def adapter_named(name, *, shares):
+    """The model of a name; it reads far keys that rows share, or copies of a row each."""
+    if name.startswith("windowed "):
+        family = name.removeprefix("windowed ")
+        if family in WINDOWED:
+            adapter = TransformersAdapter(random_model(family, **WINDOWED[family])).requires_grad_(False)
+            adapter.shares_far_keys = shares
+            return adapter
+    adapter = tiny_adapter(name)
+    if isinstance(adapter, TransformersAdapter):
+        adapter.shares_far_keys = shares
+    return adapter
+
+
+def random_masks(count, seed=0):
+    """Subsets of the far tokens, (count, F) bool: all, none, all but one, and drawn ones."""
+    masks = np.random.default_rng(seed).random((count, FAR)) < 0.5
+    masks[0] = True
+    masks[1] = False
+    masks[2] = True
+    masks[2, 5] = False
+    return masks
+
+
+def whole_losses(adapter, contexts, masks, targets):
+    """Loss of every target with every subset, (m, C): a pass each."""
+    losses = np.empty((len(targets), len(masks)))
+    for row, (block, place) in enumerate(targets):
+        for subset, mask in enumerate(masks):
+            tokens = contexts.tokens[block, : N + place]
+            log_p = whole_pass(adapter, tokens, FAR, np.flatnonzero(mask))[-1]
+            losses[row, subset] = -log_p[contexts.targets[block, place]]
+    return losses
+
+
+CASES = [(name, True) for name in (*OURS, *SHARING)]
+CASES += [(name, False) for name in FAMILIES]
+CASES += [(f"windowed {family}", shares) for family in WINDOWED for shares in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "shares"), CASES)
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+def test_losses_are_those_of_a_whole_masked_pass(name, shares, prefix):
+    contexts = random_blocks(N, M, B)
+    adapter = with_prefix(adapter_named(name, shares=shares), prefix)
+    targets = np.array([[0, 0], [0, 2], [1, 1]])
+    masks = random_masks(7)
+    scorer = Scorer(adapter, tokens_per_batch=30)  # few rows a pass
+    losses = far_cache.measures(scorer, contexts, masks, ("loss",), targets)[..., 0]
+    np.testing.assert_allclose(losses, whole_losses(adapter, contexts, masks, targets), atol=3e-5)
+    of_its_own = np.broadcast_to(masks, (len(targets), *masks.shape))
+    again = far_cache.measures(scorer, contexts, of_its_own, ("loss",), targets)[..., 0]
+    np.testing.assert_allclose(again, losses, atol=3e-5)
+
+
+@pytest.mark.parametrize(("name", "shares"), CASES)
+def test_all_far_tokens_are_the_long_context_and_none_is_the_short_one(name, shares):
+    contexts = random_blocks(N, M, B)
+    scorer = Scorer(adapter_named(name, shares=shares))
+    targets = contexts.all_targets
+    both = np.array([[True] * FAR, [False] * FAR])
+    losses = far_cache.measures(scorer, contexts, both, ("loss",), targets)[..., 0]
+    expected = long_and_short_losses(scorer, contexts, targets)
+    np.testing.assert_allclose(losses, np.stack(expected, axis=1), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "windowed gemma2", "rope"])
+def test_measures_are_those_of_whole_passes(name):
+    contexts = random_blocks(N, M, B)
+    adapter = adapter_named(name, shares=True)
+    targets = np.array([[0, 1], [1, 2]])
+    masks = random_masks(5)
+    names = ("loss", "correct", "kl", "tv")
+    measured = far_cache.measures(Scorer(adapter), contexts, masks, names, targets)
+    for row, (block, place) in enumerate(targets):
+        tokens = contexts.tokens[block, : N + place]
+        log_long = whole_pass(adapter, tokens, FAR, range(FAR))[-1]
+        for subset, mask in enumerate(masks):
+            log_p = whole_pass(adapter, tokens, FAR, np.flatnonzero(mask))[-1]
+            token = contexts.targets[block, place]
+            expected = [-log_p[token], float(log_p.argmax() == token)]
+            expected += [plain_divergence(kind, log_long, log_p) for kind in ("kl", "tv")]
+            assert measured[row, subset] == pytest.approx(expected, abs=3e-5)
+
+
+def test_every_layer_and_head_may_lack_tokens_of_its_own():
+    """Of one layer only, a far value is wiped out; hiding it there is what a mask of that layer and head does."""
+    inner = random_model("llama", num_hidden_layers=1)
+    adapter = TransformersAdapter(inner).requires_grad_(False)
+    adapter.shares_far_keys = True
+    contexts = random_blocks(N, M, 1, count=1)
+    targets = contexts.all_targets
+    generator = np.random.default_rng(0)
+    visible = generator.random((1, 1, 1, 2, FAR)) < 0.5  # two heads of keys
+    losses = far_cache.measures(Scorer(adapter), contexts, visible, ("loss",), targets)[..., 0]
+
+    def masked(_module, positional, named):
+        mask = torch.full((N, N), torch.finfo(torch.float32).min).triu(1).repeat(1, 4, 1, 1)
+        for head in range(4):
+            hidden = ~torch.from_numpy(visible[0, 0, 0, head // 2])
+            mask[0, head, FAR:, :FAR] += hidden * torch.finfo(torch.float32).min
+        return positional, {**named, "attention_mask": mask}
+
+    inner.model.layers[0].self_attn.register_forward_pre_hook(masked, with_kwargs=True)
+    log_p = inner(torch.from_numpy(contexts.tokens)).logits[0, -1].double().log_softmax(-1)
+    assert losses[0, 0] == pytest.approx(-log_p[contexts.targets[0, 0]].item(), abs=3e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_family_is_measured_right_or_refused_by_name(name):
+    """Of transformers, as far as a tiny configuration builds it; windows end within the far context."""
+    windows = (
+        {} if name == "moshi" else {"sliding_window": 9, "attention_chunk_size": 9}
+    )  # its masks have none
+    model = tiny_causal_lm(name, **windows)
+    if model is None:
+        pytest.skip("not built by a tiny configuration")
+    try:
+        adapter = adapter_of(model, f"the model ({name})")
+        check_long_context(adapter, N, name=f"the model ({name})", drops_tokens=False, in_cache=True)
+    except UserError as error:
+        assert name in str(error) and "\n" not in str(error)
+        return
+    contexts = random_blocks(N, M, 1)
+    targets, masks = contexts.all_targets, random_masks(5)
+    losses = far_cache.measures(Scorer(adapter), contexts, masks, ("loss",), targets)[..., 0]
+    np.testing.assert_allclose(losses, whole_losses(adapter, contexts, masks, targets), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "shares"), [("llama", True), ("gpt2", True), ("xglm", False)])
+def test_the_trial_says_whether_rows_may_share_far_keys(name, shares):
+    adapter = tiny_adapter(name)
+    check_long_context(adapter, N, name="the model", in_cache=True)
+    assert adapter.shares_far_keys == shares
+
+
+def test_a_model_that_caches_a_state_is_refused():
+    with refused("the model"):
+        check_long_context(
+            TransformersAdapter(tiny_causal_lm("mamba")),
+            N,
+            name="the model",
+            drops_tokens=False,
+            in_cache=True,
+        )
+
+
+def test_a_window_is_refused_for_text_and_not_for_the_cache():
+    adapter = adapter_named("windowed gemma3_text", shares=False)
+    with refused("9 tokens of a sliding window of the model; lower N or B, or rank and keep in the cache"):
+        check_long_context(adapter, N, name="the model", in_cache=True)
+    check_long_context(adapter, N, name="the model", drops_tokens=False, in_cache=True)
+    assert adapter.shares_far_keys
+
+
+def test_near_tokens_see_no_later_ones():
+    """Of an attention that transformers makes no mask for they would, without an error."""
+    adapter = adapter_named("llama", shares=True)
+    tokens = torch.randint(1, 50, (2, N), generator=torch.Generator().manual_seed(0))
+    tokens[1] = tokens[0]
+    tokens[1, -1] = (tokens[0, -1] + 7) % 50
+    visible = torch.ones(2, FAR, dtype=torch.bool)
+    with torch.no_grad():
+        far = adapter.far_key_values(tokens[:1, :FAR])
+        logits = adapter.near_logits(far, visible, tokens[:, FAR:], M)
+    assert torch.equal(logits[0, :-1], logits[1, :-1])
+    assert not torch.allclose(logits[0, -1], logits[1, -1])
+
+
+# --- selectors that rank in the cache ---
+
+
+class Plain:
+    """Measures of a target with some far tokens in the cache, by whole passes, each once."""
+
+    def __init__(self, adapter, contexts, block, place, measure):
+        self.adapter = adapter
+        self.tokens = contexts.tokens[block, : N + place]
+        self.token = contexts.targets[block, place]
+        self.measure = measure
+        self.log_long = self.log_p(range(FAR))
+
+    def log_p(self, kept):
+        return whole_pass(self.adapter, self.tokens, FAR, sorted(kept))[-1]
+
+    def __call__(self, kept):
+        log_p = self.log_p(kept)
+        if self.measure == "loss":
+            return -log_p[self.token]
+        return plain_divergence(self.measure, self.log_long, log_p)
+
+
+def plain_leave_one_out(value, candidates):
+    whole = value(range(FAR))
+    return {i: value(set(range(FAR)) - {i}) - whole for i in candidates}
+
+
+def plain_leave_one_in(value, candidates, sinks):
+    base = value(sinks)
+    return {i: base - value({*sinks, i}) for i in candidates}
+
+
+def plain_greedy(value, candidates, sinks, k):
+    chosen, gains = [], []
+    for _ in range(k):
+        after = {i: value({*sinks, *chosen, i}) for i in candidates if i not in chosen}
+        best = min(after, key=after.get)
+        gains.append(value({*sinks, *chosen}) - after[best])
+        chosen.append(best)
+    return chosen, gains
+
+
+def plain_halving(value, candidates, sinks):
+    """Ranked from the last survivor down, with the influence that each had when it was dropped."""
+    first = plain_leave_one_out(value, candidates)
+    ranked = sorted(first, key=lambda i: -first[i])
+    order = [(i, first[i]) for i in ranked[len(ranked) // 2 :]]
+    left = ranked[: len(ranked) // 2]
+    while left:
+        whole = value({*sinks, *left})
+        influence = {i: value({*sinks, *left} - {i}) - whole for i in left}
+        ranked = sorted(left, key=lambda i: -influence[i])
+        order = [(i, influence[i]) for i in ranked[len(ranked) // 2 :]] + order
+        left = ranked[: len(ranked) // 2]
+    return order
+
+
+FORMS = [("leave-one-out", "loss"), ("leave-one-out-kl", "kl"), ("leave-one-out-tv", "tv"),
+         ("leave-one-in", "loss"), ("leave-one-in-kl", "kl")]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranked_in", ["cache", "cache:3"])
+@pytest.mark.parametrize(("name", "measure"), FORMS)
+def test_single_tokens_are_ranked_as_by_whole_passes(name, measure, ranked_in):
+    contexts = random_blocks(N, M, B)
+    adapter = adapter_named("windowed gemma2", shares=True)
+    targets = np.array([[0, 2], [1, 0]])
+    selection = find_selector(f"{name}/{ranked_in}")(SelectorInput(Scorer(adapter), contexts, 0, 4, targets))
+    sinks = range(3 if ranked_in == "cache:3" else 0)
+    candidates = range(len(sinks), FAR)
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, measure)
+        if name.startswith("leave-one-out"):
+            expected = plain_leave_one_out(value, candidates)
+        else:
+            expected = plain_leave_one_in(value, candidates, sinks)
+        np.testing.assert_allclose(
+            selection.scores[row, len(sinks) :], [expected[i] for i in candidates], atol=5e-5
+        )
+        assert np.isnan(selection.scores[row, : len(sinks)]).all()
+        assert selection.columns[row].tolist() == sorted(expected, key=lambda i: -expected[i])[:4]
+
+
+@pytest.mark.parametrize(("name", "measure"), [("greedy", "loss"), ("greedy-kl", "kl")])
+def test_greedy_adds_to_the_sinks_what_helps_most(name, measure):
+    contexts = random_blocks(N, M, B)
+    adapter = adapter_named("llama", shares=True)
+    targets = np.array([[0, 0], [1, 2]])
+    selection = find_selector(f"{name}/cache:2")(SelectorInput(Scorer(adapter), contexts, 0, 3, targets))
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, measure)
+        chosen, gains = plain_greedy(value, range(2, FAR), range(2), 3)
+        assert selection.columns[row].tolist() == chosen
+        np.testing.assert_allclose(selection.influence[row], gains, atol=5e-5)
+
+
+@pytest.mark.parametrize(("name", "measure"), [("halving", "loss"), ("halving-kl", "kl")])
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_halving_drops_the_half_of_least_influence_again_and_again(name, measure, sinks):
+    contexts = random_blocks(N, M, B)
+    adapter = adapter_named("llama", shares=True)
+    targets = np.array([[0, 0], [1, 2]])
+    given = SelectorInput(Scorer(adapter), contexts, 0, FAR - sinks, targets)
+    selection = find_selector(f"{name}/cache:{sinks}")(given)
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, measure)
+        expected = plain_halving(value, range(sinks, FAR), range(sinks))
+        assert selection.columns[row].tolist() == [i for i, _ in expected]
+        np.testing.assert_allclose(selection.influence[row], [gain for _, gain in expected], atol=5e-5)
+
+
+def test_a_screened_form_ranks_in_the_cache_among_the_proposed_that_are_no_sinks():
+    contexts = random_blocks(N, M, B)
+    scorer = Scorer(adapter_named("llama", shares=True))
+    proposed = find_selector("attention")(SelectorInput(scorer, contexts, 0, FAR)).columns
+    whole = find_selector("leave-one-out-kl/cache:4")(SelectorInput(scorer, contexts, 0, FAR - 4))
+    name = "leave-one-out-kl/cache:4@attention:6"
+    screened = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(name,)))
+    for row, by_attention in enumerate(proposed):
+        candidates = [i for i in by_attention.tolist() if i >= 4][:6]
+        best = sorted(candidates, key=lambda i: -whole.scores[row, i])[:3]
+        assert screened.columns[row].tolist() == best
+
+
+def test_forms_share_their_passes_only_where_they_rank_in_the_same_place():
+    contexts = random_blocks(N, M, B)
+    scorer = Scorer(adapter_named("llama", shares=True))
+    names = ("leave-one-out", "leave-one-out-kl", "leave-one-out/cache", "leave-one-out-kl/cache:2")
+    given = SelectorInput(scorer, contexts, 0, 3, names=names)
+    together = {name: find_selector(name)(given) for name in names}
+    for name in names:
+        alone = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(name,)))
+        np.testing.assert_array_equal(together[name].columns, alone.columns)
+        np.testing.assert_allclose(together[name].influence, alone.influence, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("attention/cache:4", "attention reads no subsets to rank by"),
+        ("leave-one-out/key", "subsets are ranked in text or cache"),
+        ("leave-one-out/cache:12", "12 of the 14 far tokens are sinks"),
+        ("leave-one-out/cache:4@attention:12", "m = 12 must be at least k = 4 and at most the 10 far tokens"),
+    ],
+)
+def test_a_name_that_ranks_nowhere_is_refused(name, message):
+    with refused(message):
+        check_selector(name, k_max=4, n_far=14)

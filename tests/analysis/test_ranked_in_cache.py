@@ -1,0 +1,78 @@
+"""A measurement whose tokens are ranked in the cache, from texts to recovery, against whole passes."""
+
+import numpy as np
+import pytest
+
+from analysis.open_model import adapter_of
+from analysis.selectors import find_selector
+from tests.support.families import WINDOWED, random_model
+from tests.support.plain import plain_divergence, whole_pass
+from tests.support.refusals import refused
+from tests.support.small_measurement import F, model, read, small, small_tokens, window
+
+KL = "leave-one-out-kl/cache:2"
+CACHE = {"selectors": (KL, "leave-one-in/cache:2", "nearest"), "keep_as": ("cache:2",)}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return small(**CACHE, targets_per_block=3, tau_nats=1.0, ks=(1, 3), scores=True, placebos=("placebo",))
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return adapter_of(model()[0], "the model")
+
+
+@pytest.mark.parametrize("far_context", ["true", "placebo"])
+def test_tokens_are_ranked_and_kept_as_by_whole_passes(result, adapter, far_context):
+    tokens = small_tokens()
+    over = result.targets.iloc[result.over][:6]
+    rows = result.choices.query("selector == @KL and far_context == @far_context").set_index("target_id")
+    scores = result.scores.query("selector == @KL and far_context == @far_context").set_index("target_id")
+    for target in over.itertuples():
+        text = window(result, target, tokens, far_context)
+        log_long = whole_pass(adapter, text, F, range(F))[-1]
+        expected = np.full(F, np.nan)
+        for left_out in range(2, F):
+            without = whole_pass(adapter, text, F, sorted({*range(F)} - {left_out}))[-1]
+            expected[left_out] = plain_divergence("kl", log_long, without)
+        np.testing.assert_allclose(scores.influence[target.target_id], expected, atol=5e-5)
+        row = rows.loc[target.target_id]
+        best = 2 + np.argsort(-expected[2:], kind="stable")[:3]
+        assert row.selected.tolist() == best.tolist()
+        for k, loss in zip((1, 3), row.loss_nats, strict=True):
+            log_p = whole_pass(adapter, text, F, sorted({0, 1, *row.selected[:k]}))[-1]
+            assert loss == pytest.approx(-log_p[target.token], abs=5e-5)
+        assert read(result, target) == len(text)
+
+
+def test_windows_are_measured_in_the_cache_and_refused_as_text():
+    windowed = random_model("gemma3_text", **{**WINDOWED["gemma3_text"], "initializer_range": 0.4})
+    of_model = windowed, model()[1]
+    with refused("9 tokens of a sliding window"):
+        small(of_model, selectors=("leave-one-out-kl",), keep_as=("cache:2",))
+    with refused("9 tokens of a sliding window"):
+        small(of_model, selectors=(KL,))
+    with refused("9 tokens of a sliding window"):
+        small(of_model, selectors=("gradient",), keep_as=("cache:2",))
+    result = small(of_model, selectors=(KL, "attention"), keep_as=("cache:2",), tau_nats=0.05, targets=40)
+    adapter = adapter_of(windowed, "the model")
+    tokens = small_tokens()
+    assert len(result.over) > 3
+    for target in result.targets.iloc[result.over][:4].itertuples():
+        text = window(result, target, tokens, "true")
+        log_p = whole_pass(adapter, text, F, range(F))[-1]
+        assert target.loss_long_nats == pytest.approx(-log_p[target.token], abs=5e-5)
+        for row in result.choices.query(
+            "target_id == @target.target_id and far_context == 'true'"
+        ).itertuples():
+            for k, loss in zip(result.ks, row.loss_nats, strict=True):
+                log_p = whole_pass(adapter, text, F, sorted({0, 1, *row.selected[:k]}))[-1]
+                assert loss == pytest.approx(-log_p[target.token], abs=5e-5)
+
+
+def test_a_name_says_where_it_ranks():
+    assert find_selector(KL) is not find_selector("leave-one-out-kl")
+    with refused("k = 4 cannot be chosen"):
+        small(selectors=(f"leave-one-out/cache:{F - 3}",))
