@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.contexts import (
+    OTHER_TARGET,
     SAME_GROUP,
     SHUFFLED,
     Contexts,
@@ -40,16 +41,20 @@ from olmo_sparsity.util.errors import UserError
 log = logging.getLogger(__name__)
 
 DEFAULT_SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
-PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED)
-"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, and the true one with
-its tokens in random order [ours]."""
+PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED, OTHER_TARGET)
+"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, the true one with its
+tokens in random order, and the true one with the tokens that were chosen for another target of the block [ours]."""
 ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
+STEP_BY_STEP = "greedy"
+"""How the names of selectors begin that rank no tokens beyond k."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets over tau that selectors choose for at once where B = 1; otherwise those of one block."""
-CHOICE_COLUMNS = ("target_id", *SELECTION, "selected", "influence", "loss_nats")
+CHOICE_COLUMNS = (
+    "target_id", *SELECTION, "selected", "influence", "loss_nats", "loss_base_nats", "tokens_read", "tokens_kept"
+)  # fmt: skip
 SCORE_COLUMNS = ("target_id", "selector", "far_context", "influence")
 TEXT_COLUMNS = ("block", "text", "first_position", "pieces")
 """Columns of the frames of a `Result` where no target is over tau."""
@@ -126,15 +131,28 @@ class Engine:
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
+        other = next_in_block(over["target_id"].to_numpy() // self.size)
+        chosen_of_true: dict[str, Selection] = {}
         for far_context in self.choice_settings.far_contexts:
-            targets_there = over
+            there = np.ones(len(over), dtype=bool)
             if far_context in ELSEWHERE:
-                targets_there = over[over[f"{ELSEWHERE[far_context]}_start"] >= 0]
+                there = over[f"{ELSEWHERE[far_context]}_start"].to_numpy() >= 0
+            elif far_context == OTHER_TARGET:
+                there = other != np.arange(len(over))
+            targets_there = over[there]
             if len(targets_there):
                 contexts, index = self._far_context(targets_there, far_context)
-                chosen = self._select(contexts, index)
-                further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+                further = {}
+                if far_context == OTHER_TARGET:
+                    chosen = {name: _of_rows(one, other[there]) for name, one in chosen_of_true.items()}
+                else:
+                    chosen = self._select(contexts, index)
+                    if self.faithfulness:
+                        further = self.faithfulness.of_choices(contexts, index, chosen)
+                if far_context == "true":
+                    chosen_of_true = chosen
                 words = self._words(contexts)[index[:, 0]]
+                bases = self._base_losses(targets_there, contexts, index)
                 for name, choice in chosen.items():
                     keys = {
                         "target_id": targets_there["target_id"],
@@ -143,10 +161,11 @@ class Engine:
                     }
                     for kept_as in self.keep_as:
                         columns = self._kept_columns(kept_as, choice, contexts, index, words)
+                        columns["loss_base_nats"] = bases[kept_as]
                         if kept_as == KeptAs():
                             columns |= _rounded_nats(further.get(name, {}))
                         choices.append(_rows(keys | kept_as.columns, columns))
-                    if choice.scores is not None:
+                    if choice.scores is not None and far_context != OTHER_TARGET:
                         scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.choice_settings.scores:
@@ -194,9 +213,7 @@ class Engine:
 
     def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
         """What every selector chooses, by its name."""
-        k_max = min(
-            self.choice_settings.k_max + max(kept_as.sinks for kept_as in self.keep_as), self.lengths.n_far
-        )
+        k_max = ranks_needed(self.keep_as, self.choice_settings.k_max, self.lengths.n_far)
         inputs = SelectorInput(
             self.selecting,
             contexts,
@@ -219,15 +236,33 @@ class Engine:
             influence = np.take_along_axis(choice.influence, rank, axis=1)
         else:
             influence = np.take_along_axis(choice.scores, first, axis=1)
-        losses = kept_as.losses(self.scorer, contexts, index, choice, words, ks)
+        seed = self.lengths.seed
+        losses = kept_as.losses(self.scorer, contexts, index, choice, words, ks, seed)
+        read, kept = kept_as.token_counts(contexts, index, choice, words, ks, seed)
         columns = {
             "selected": first.astype(np.int32),
             "influence": influence.astype(np.float32),
             "loss_nats": rounded(losses),
+            "tokens_read": read.astype(np.int32),
+            "tokens_kept": kept.astype(np.int32),
         }
         if self.settings.texts.special_tokens:
             columns["selected_special"] = self.texts.is_special(contexts.tokens[index[:, :1], first])
         return columns
+
+    def _base_losses(
+        self, targets: pd.DataFrame, contexts: Contexts, index: np.ndarray
+    ) -> dict[KeptAs, np.ndarray]:
+        """Loss of the targets given the sinks alone and the short context, (m,) nats, by the way of keeping."""
+        # without sinks it is L_short, which is measured
+        measured = {(False, 0): targets["loss_short_nats"].to_numpy()}
+        bases = {}
+        for kept_as in self.keep_as:
+            key = (kept_as.reads_all and kept_as.sinks > 0, kept_as.sinks)
+            if key not in measured:
+                measured[key] = rounded(kept_as.base_losses(self.scorer, contexts, index))
+            bases[kept_as] = measured[key]
+        return bases
 
     def _words(self, contexts: Contexts) -> np.ndarray:
         """Number of the word that every far token is a part of, (n, F)."""
@@ -296,6 +331,37 @@ def _rounded_nats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: rounded(values) if name.endswith("_nats") else values for name, values in columns.items()}
 
 
+def next_in_block(block: np.ndarray) -> np.ndarray:
+    """The row that comes next among those of the same block, the first one behind the last, (m,); alone the row itself.
+
+    ``block``: the block of each row, (m,).
+    """
+    rows = np.arange(len(block))
+    following = np.empty_like(rows)
+    for number in np.unique(block):
+        of_block = rows[block == number]
+        following[of_block] = np.roll(of_block, -1)
+    return following
+
+
+def _of_rows(choice: Selection, rows: np.ndarray) -> Selection:
+    """What was chosen for the targets of some rows."""
+    scores = None if choice.scores is None else choice.scores[rows]
+    by_head = None if choice.by_head is None else choice.by_head[rows]
+    return replace(
+        choice,
+        columns=choice.columns[rows],
+        influence=choice.influence[rows],
+        scores=scores,
+        by_head=by_head,
+    )
+
+
+def ranks_needed(keep_as: Sequence[KeptAs], k_max: int, n_far: int) -> int:
+    """How many far tokens a selector must rank for the largest k, kept in all these ways."""
+    return max(kept_as.ranks(k_max, n_far) for kept_as in keep_as)
+
+
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
     if unknown := [name for name in placebos if name not in PLACEBOS]:
@@ -305,14 +371,35 @@ def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
 
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     """Raise `UserError` for settings that do not go together, before a model is opened."""
+    if OTHER_TARGET in choices.far_contexts and contexts.targets_per_block == 1:
+        raise UserError(
+            f"{OTHER_TARGET} takes the tokens of another target of the block: give a targets_per_block of 2 or more, "
+            "or leave it out"
+        )
     ks = choices.ks
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
         raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    for kind, names in {"selector": choices.selectors, "way to keep tokens": choices.keep_as}.items():
-        if not names or len(set(names)) < len(names):
+    keep_as = [KeptAs.parse(text) for text in choices.keep_as]
+    once: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
+        "selector": (choices.selectors, choices.selectors),
+        "way to keep tokens": (keep_as, choices.keep_as),
+    }
+    for kind, (values, names) in once.items():
+        if not values or len(set(values)) < len(values):
             raise UserError(f"name at least one {kind}, and each once, not {list(names)}")
-    # sinks are counted apart: a choice ranks so many tokens more than k
-    k_max = ks[-1] + max(KeptAs.parse(text).sinks for text in choices.keep_as)
+    for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
+        if ks[-1] + kept_as.sinks > n_far:
+            raise UserError(
+                f"{text}: k = {ks[-1]} and {kept_as.sinks} sinks are more than the {n_far} far tokens; lower either, "
+                "or raise n_long"
+            )
+    goes_on = [kept_as.name for kept_as in keep_as if kept_as.windows == "ranked" and kept_as.width]
+    k_max = ranks_needed(keep_as, ks[-1], n_far)
     for name in choices.selectors:
+        if goes_on and name.startswith(STEP_BY_STEP):
+            raise UserError(
+                f"{name} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
+                "one of them out"
+            )
         check_selector(name, k_max=k_max, n_far=n_far)

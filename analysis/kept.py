@@ -1,8 +1,9 @@
 """How chosen far tokens are kept for the model (docs/method.md, 2.2a [ours]): at what level, in what unit.
 
 As *text* the model reads the subsequence: chosen tokens are read without their neighbours (2.2). As *cache* it has read
-the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Either
-with the first s far tokens, the attention sinks, which are counted apart.
+the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Between
+the two, it has read the chosen tokens and the w before each, and keeps the chosen ones alone (`READ`). All of them with
+the first s far tokens, the attention sinks, which are counted apart.
 Shapes: n blocks of B targets, m targets, N long and M short context length, F far tokens, j of them kept, K values of
 k, R rows of one pass, G heads of keys and values, D head dimension.
 """
@@ -24,17 +25,29 @@ from analysis.model.losses import CACHE_TOKENS, Scorer, retry_smaller_on_oom
 from analysis.model.on_device import chunks
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.rng import Stream
 
 LEVELS = ("text", "cache")
 UNITS = ("token", "word", "neighbors")
 """What one of the k is: a token; the word that it is a part of; the token with the one before and the one after it."""
+WINDOWS = ("before", "behind", "ranked", "drawn")
+"""Units with a number w behind a colon. What stands beside the k chosen tokens: the w tokens before each; the w behind
+each; or as many as ``before`` adds, the next ones of the same ranking, or drawn ones [ours]."""
+READ = {"read": "before", "read-behind": "behind", "read-ranked": "ranked", "read-drawn": "drawn"}
+"""Units of a cache, also with w: the model reads chosen tokens and windows, and the chosen ones alone are kept."""
+WRITTEN = "LEVEL[:SINKS][/UNIT[:W]]"
+"""How a way of keeping is written."""
+_FORM = re.compile(r"(?P<level>\w+)(?::(?P<sinks>\d+))?(?:/(?P<unit>[\w-]+)(?::(?P<width>\d+))?)?")
 Subsets = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From rows of the targets and the far columns of each, (R, j), to their losses, (R,)."""
 
 
 @dataclass(frozen=True)
 class KeptAs:
-    """A level, a unit and a number of sinks, written ``LEVEL[:SINKS][/UNIT]``, such as ``cache:4`` or ``text/word``."""
+    """A level, a unit and a number of sinks, written `WRITTEN`, such as ``cache:4``, ``text/word``, ``cache:4/read:2``.
+
+    ``unit`` is one of `UNITS`, or one of `WINDOWS` or `READ` with its w, such as ``before:2``.
+    """
 
     level: str = "text"
     unit: str = "token"
@@ -43,27 +56,71 @@ class KeptAs:
     @classmethod
     def parse(cls, text: str) -> KeptAs:
         """Raises `UserError` where the text is none of these."""
-        match = re.fullmatch(r"(\w+)(?::(\d+))?(?:/(\w+))?", text)
+        match = _FORM.fullmatch(text)
+        unit = UNITS[0]
         if match:
-            level, sinks, unit = match.groups()
-            if level in LEVELS and unit in (None, *UNITS):
-                return cls(level, unit or UNITS[0], int(sinks or 0))
-        raise UserError(
-            f"{text!r} is no way to keep tokens; write LEVEL[:SINKS][/UNIT], such as cache:4 or text/word, "
-            f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}"
-        )
+            unit = match["unit"] or unit
+        if match is None or match["level"] not in LEVELS or unit not in (*UNITS, *WINDOWS, *READ):
+            raise UserError(
+                f"{text!r} is no way to keep tokens; write {WRITTEN}, such as cache:4, text/word or text:4/before:2, "
+                f"with a level of {', '.join(LEVELS)} and a unit of {', '.join(UNITS)}, or with W of "
+                f"{', '.join((*WINDOWS, *READ))}"
+            )
+        if match["width"] is not None:
+            if unit in UNITS:
+                raise UserError(f"{text!r}: the unit {unit} has no number behind it; leave it out")
+            unit = f"{unit}:{int(match['width'])}"
+        elif unit not in UNITS:
+            raise UserError(f"{text!r}: say how many tokens its windows have, such as {unit}:2")
+        kept_as = cls(match["level"], unit, int(match["sinks"] or 0))
+        if kept_as.level == "text" and kept_as.name in READ:
+            raise UserError(
+                f"{text!r}: as text all tokens that are read are kept; write {READ[kept_as.name]} in place of "
+                f"{kept_as.name}, or cache in place of text"
+            )
+        return kept_as
 
     @property
     def columns(self) -> dict[str, str | int]:
         """As columns of `analysis.measurement.Measurement.choices`."""
         return {"level": self.level, "unit": self.unit, "sinks": self.sinks}
 
+    @property
+    def name(self) -> str:
+        """The unit without its w."""
+        return self.unit.partition(":")[0]
+
+    @property
+    def width(self) -> int:
+        """w; 0 of a unit that has none."""
+        return int(self.unit.partition(":")[2] or 0)
+
+    @property
+    def windows(self) -> str:
+        """Which of `WINDOWS` the model reads beside the chosen tokens; empty: none."""
+        if self.unit in UNITS:
+            return ""
+        return READ.get(self.name, self.name)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the model reads all far tokens, whatever is chosen."""
+        return self.level == "cache" and self.name not in READ
+
+    def ranks(self, k: int, n_far: int) -> int:
+        """How many of F far tokens a selector must rank, so that k can be kept: sinks may be among them."""
+        count = k
+        if self.windows == "ranked":
+            count = k * (1 + self.width)
+        return min(count + self.sinks, n_far)
+
     def first(self, choice: Selection, words: np.ndarray, count: int) -> np.ndarray:
         """The first chosen tokens that are no sinks, most influential first, (m, count); of each word only one.
 
         ``words``: (m, F) number of the word of every far token.
         """
-        if self.unit == "token" and not self.sinks:
+        if not self.sinks and (self.unit == "token" or self.windows):
+            self._check_count(choice.columns[0], count)
             return choice.columns[:, :count]
         ranked = choice.columns
         if choice.scores is not None:
@@ -75,15 +132,22 @@ class KeptAs:
             if self.unit == "word":
                 _, first_of_word = np.unique(of_words[row], return_index=True)
                 row = row[np.sort(first_of_word)]
-            if len(row) < count:
-                raise UserError(
-                    f"the far context has no {count} {self.unit}s to choose; lower the largest k, or raise n_long"
-                )
+            self._check_count(row, count)
             tokens.append(row[:count])
         return np.stack(tokens)
 
+    def _check_count(self, tokens: np.ndarray, count: int) -> None:
+        """Raise `UserError` where there are fewer tokens to choose from."""
+        if len(tokens) < count:
+            what = "tokens"
+            if self.unit == "word":
+                what = "words"
+            raise UserError(
+                f"the far context has no {count} {what} to choose; lower the largest k, or raise n_long"
+            )
+
     def kept(self, first: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Which far tokens are kept with the tokens ``first``, (m, k), and the sinks, (m, F) bool."""
+        """Which far tokens are kept with the tokens ``first``, (m, k), and the sinks, without windows: (m, F) bool."""
         kept = np.zeros(words.shape, dtype=bool)
         np.put_along_axis(kept, first, True, axis=1)
         if self.unit == "word":
@@ -96,6 +160,65 @@ class KeptAs:
         kept[:, : self.sinks] = True
         return kept
 
+    def masks(
+        self, choice: Selection, words: np.ndarray, k: int, orders: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which far tokens the model reads of the first k chosen ones, and which are kept, (m, F) bool both.
+
+        ``words``: (m, F); ``orders``: `drawn_orders`, (m, F).
+        """
+        kept = self.kept(self.first(choice, words, k), words)
+        read = kept
+        if self.windows:
+            read = self._with_windows(kept, choice, words, k, orders)
+        if self.name not in READ:
+            kept = read
+        if self.reads_all:
+            read = np.ones_like(kept)
+        return read, kept
+
+    def _with_windows(
+        self, single: np.ndarray, choice: Selection, words: np.ndarray, k: int, orders: np.ndarray
+    ) -> np.ndarray:
+        """The tokens ``single``, (m, F), the sinks and the first k, with what stands beside them in `WINDOWS`."""
+        distance = self.first(choice, words, k)[:, :, None] - np.arange(single.shape[1])
+        if self.windows == "behind":
+            distance = -distance
+        inside = (distance >= 0) & (distance <= self.width)
+        in_windows = single | inside.any(axis=1)
+        if self.windows in ("before", "behind"):
+            return in_windows
+        as_many = single.copy()
+        added = in_windows.sum(axis=1) - single.sum(axis=1)
+        if self.windows == "ranked":
+            orders = self.first(choice, words, k + int(added.max()))
+        for row, order, count in zip(as_many, orders, added, strict=True):
+            others = order[~row[order]]
+            row[others[:count]] = True
+        return as_many
+
+    def token_counts(
+        self,
+        contexts: Contexts,
+        targets: np.ndarray,
+        choice: Selection,
+        words: np.ndarray,
+        ks: Sequence[int],
+        seed: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How many far tokens the model reads, and how many are kept, sinks included, (m, K) both.
+
+        The arguments are those of `losses`.
+        """
+        orders = drawn_orders(contexts, targets, seed)
+        read_counts = []
+        kept_counts = []
+        for k in ks:
+            read, kept = self.masks(choice, words, k, orders)
+            read_counts.append(read.sum(axis=1))
+            kept_counts.append(kept.sum(axis=1))
+        return np.stack(read_counts, axis=1), np.stack(kept_counts, axis=1)
+
     def losses(
         self,
         scorer: Scorer,
@@ -104,13 +227,14 @@ class KeptAs:
         choice: Selection,
         words: np.ndarray,
         ks: Sequence[int],
+        seed: int = 0,
     ) -> np.ndarray:
         """L_k = loss(t | C_short and the first k chosen), (m, K) nats, at this level.
 
-        ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F).
+        ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F); ``seed``: of what ``drawn`` draws.
         """
         far_cache: KeyValues = []
-        if self.level == "cache":
+        if self.reads_all:
             far_cache = far_key_values(scorer, contexts)
         losses = []
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
@@ -124,16 +248,40 @@ class KeptAs:
                 losses.append(cache_losses(scorer, contexts, far_cache, kept, targets))
             return np.stack(losses, axis=1)
 
-        def subset_losses(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
-            if self.level == "cache":
-                return cache_losses(scorer, contexts, far_cache, far, targets[rows])
+        def as_text(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
             return scorer.losses(contexts, far[:, None], targets[rows])[:, 0]
 
-        first = self.first(choice, words, ks[-1])
+        def in_cache(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
+            return cache_losses(scorer, contexts, far_cache, far, targets[rows])
+
+        orders = drawn_orders(contexts, targets, seed)
         for k in ks:
-            kept = self.kept(first[:, :k], words)
-            losses.append(_by_count(kept, subset_losses))
+            read, kept = self.masks(choice, words, k, orders)
+            if self.level == "text":
+                losses.append(_by_count(kept, as_text))
+            elif self.reads_all:
+                losses.append(_by_count(kept, in_cache))
+            else:
+                losses.append(read_losses(scorer, contexts, read, kept, targets))
         return np.stack(losses, axis=1)
+
+    def base_losses(self, scorer: Scorer, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """Loss with the sinks alone, k = 0, (m,) nats; without sinks L_short. ``targets``: as in `losses`."""
+        sinks = np.arange(self.sinks)
+        if self.reads_all and self.sinks:
+            kept = np.tile(sinks, (len(targets), 1))
+            return cache_losses(scorer, contexts, far_key_values(scorer, contexts), kept, targets)
+        return scorer.losses(contexts, sinks[None], targets)[:, 0]
+
+
+def drawn_orders(contexts: Contexts, targets: np.ndarray, seed: int) -> np.ndarray:
+    """A random order of the far tokens for each target, (m, F), a pure function of (seed, target)."""
+    block, offset = targets.T
+    orders = []
+    for target in contexts.target_id[block, offset]:
+        generator = np.random.default_rng([Stream.DRAWN_TOKENS, seed, target])
+        orders.append(generator.permutation(contexts.n_far))
+    return np.stack(orders)
 
 
 def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
@@ -145,6 +293,60 @@ def _by_count(kept: np.ndarray, losses: Subsets) -> np.ndarray:
         _, columns = np.nonzero(kept[rows])
         values[rows] = losses(rows, columns.reshape(len(rows), kept_count))
     return values
+
+
+def read_losses(
+    scorer: Scorer, contexts: Contexts, read: np.ndarray, kept: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """-log p of each target where a part of the far tokens is read, and a part of these left in the cache, (m,) nats.
+
+    What is read is one subsequence, every token at its own position id. The short context sees what is kept.
+
+    Args:
+        scorer: computes them.
+        contexts: n blocks.
+        read: which far tokens are read, (m, F) bool.
+        kept: which of these are kept, (m, F) bool, as many for every target.
+        targets: (m, 2) block and place in it of each target.
+    """
+    _, kept_columns = np.nonzero(kept)
+    kept_columns = kept_columns.reshape(len(targets), -1)
+
+    def of_some(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
+        return _part_read_losses(scorer, contexts, far, kept_columns[rows], targets[rows])
+
+    return _by_count(read, of_some)
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
+def _part_read_losses(
+    scorer: Scorer, contexts: Contexts, read: np.ndarray, kept: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """`read_losses` of far columns that are read, (m, j), and kept, (m, i), both ascending."""
+    losses = np.empty(len(targets))
+    rows_by_tokens = scorer.tokens_per_batch // read.shape[1]
+    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // contexts.n_far
+    for rows in chunks(np.arange(len(targets)), min(rows_by_tokens, rows_by_cache)):
+        block, offset = targets[rows].T
+        tokens = scorer.tensor(contexts.tokens[block[:, None], read[rows]])
+        ids = scorer.tensor(read[rows])
+        far_cache = []
+        for keys, values in scorer.model.key_values(tokens, ids):
+            keys = _at_columns(keys, ids, contexts.n_far)
+            values = _at_columns(values, ids, contexts.n_far)
+            far_cache.append((keys, values))
+        # every target has a far cache, as if it were a block by itself
+        places = np.stack([np.arange(len(rows)), offset], axis=1)
+        losses[rows] = cache_losses(scorer, contexts.take(block), far_cache, kept[rows], places)
+    return losses
+
+
+def _at_columns(values: Tensor, columns: Tensor, n_far: int) -> Tensor:
+    """Keys or values (R, G, j, D) at their far columns (R, j), zeros at the others, (R, G, F, D)."""
+    rows, heads, _, size = values.shape
+    index = columns[:, None, :, None].expand_as(values)
+    return values.new_zeros(rows, heads, n_far, size).scatter(2, index, values)
 
 
 def word_numbers(pieces: Sequence[str]) -> np.ndarray:

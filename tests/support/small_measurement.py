@@ -67,7 +67,7 @@ def window(result: Result, target: Any, tokens: Sequence[np.ndarray], far_contex
         block = target.target_id // result.settings.contexts.targets_per_block
         order = np.random.default_rng([Stream.SHUFFLED, result.settings.contexts.seed, block]).permutation(F)
         return np.concatenate([text[:F][order], text[F:]])
-    if far_context == "true":
+    if far_context in ("true", "other-target"):
         return text
     name = far_context.replace("-", "_")
     number, start = getattr(target, f"{name}_text"), getattr(target, f"{name}_start")
