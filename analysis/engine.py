@@ -10,7 +10,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,42 +131,35 @@ class Engine:
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
-        other = next_in_block(over["target_id"].to_numpy() // self.size)
+        following = next_in_block(over["target_id"].to_numpy() // self.size)
         chosen_of_true: dict[str, Selection] = {}
         for far_context in self.choice_settings.far_contexts:
             there = np.ones(len(over), dtype=bool)
             if far_context in ELSEWHERE:
                 there = over[f"{ELSEWHERE[far_context]}_start"].to_numpy() >= 0
             elif far_context == OTHER_TARGET:
-                there = other != np.arange(len(over))
+                there = following != np.arange(len(over))
             targets_there = over[there]
-            if len(targets_there):
-                contexts, index = self._far_context(targets_there, far_context)
-                further = {}
-                if far_context == OTHER_TARGET:
-                    chosen = {name: _of_rows(one, other[there]) for name, one in chosen_of_true.items()}
-                else:
-                    chosen = self._select(contexts, index)
-                    if self.faithfulness:
-                        further = self.faithfulness.of_choices(contexts, index, chosen)
-                if far_context == "true":
-                    chosen_of_true = chosen
-                words = self._words(contexts)[index[:, 0]]
-                bases = self._base_losses(targets_there, contexts, index)
-                for name, choice in chosen.items():
+            if targets_there.empty:
+                continue
+            contexts, index = self._far_context(targets_there, far_context)
+            if far_context == OTHER_TARGET:
+                chosen = {name: _of_rows(one, following[there]) for name, one in chosen_of_true.items()}
+                choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, {})
+                continue
+            chosen = self._select(contexts, index)
+            if far_context == "true":
+                chosen_of_true = chosen
+            further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+            choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, further)
+            for name, choice in chosen.items():
+                if choice.scores is not None:
                     keys = {
                         "target_id": targets_there["target_id"],
                         "selector": name,
                         "far_context": far_context,
                     }
-                    for kept_as in self.keep_as:
-                        columns = self._kept_columns(kept_as, choice, contexts, index, words)
-                        columns["loss_base_nats"] = bases[kept_as]
-                        if kept_as == KeptAs():
-                            columns |= _rounded_nats(further.get(name, {}))
-                        choices.append(_rows(keys | kept_as.columns, columns))
-                    if choice.scores is not None and far_context != OTHER_TARGET:
-                        scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
+                    scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.choice_settings.scores:
             frames["scores"] = stacked(scores)
@@ -224,6 +217,32 @@ class Engine:
             proposing=self.proposing,
         )
         return {name: find_selector(name)(inputs) for name in inputs.names}
+
+    def _choice_rows(
+        self,
+        targets: pd.DataFrame,
+        far_context: str,
+        contexts: Contexts,
+        index: np.ndarray,
+        chosen: Mapping[str, Selection],
+        further: Mapping[str, dict[str, np.ndarray]],
+    ) -> list[pd.DataFrame]:
+        """Rows of `Result.choices` of what was ``chosen`` for some targets, by selector, kept in every way.
+
+        ``further``: what faithfulness adds, by selector.
+        """
+        words = self._words(contexts)[index[:, 0]]
+        bases = self._base_losses(targets, contexts, index)
+        rows = []
+        for name, choice in chosen.items():
+            keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
+            for kept_as in self.keep_as:
+                columns = self._kept_columns(kept_as, choice, contexts, index, words)
+                columns["loss_base_nats"] = bases[kept_as]
+                if kept_as == KeptAs():
+                    columns |= _rounded_nats(further.get(name, {}))
+                rows.append(_rows(keys | kept_as.columns, columns))
+        return rows
 
     def _kept_columns(
         self, kept_as: KeptAs, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray

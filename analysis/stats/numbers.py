@@ -497,7 +497,9 @@ def placebos(measured: Measured) -> Iterator[Row]:
         blind = f"{signed}-{form}"
         if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
-            parts["selection_bias", signed, blind, PLACEBO] = recoveries[signed][PLACEBO] - common[PLACEBO]
+            if PLACEBO in common:
+                bias = recoveries[signed][PLACEBO] - common[PLACEBO]
+                parts["selection_bias", signed, blind, PLACEBO] = bias
             largest = np.max(list(common.values()), axis=0)
             common[LARGEST] = np.maximum(largest, 0.0)
             for context, draws in common.items():

@@ -39,14 +39,14 @@ KEPT_AS_COLUMNS = tuple(AS_TEXT)
 UNITS_IN_WORDS = {
     "word": "words",
     "neighbors": "tokens with their neighbors",
-    "before": "tokens with the {width} before them",
-    "behind": "tokens with the {width} behind them",
-    "ranked": "as many ranked tokens as with the {width} before them",
-    "drawn": "tokens with as many drawn ones as the {width} before them",
-    "read": "tokens that have read the {width} before them",
-    "read-behind": "tokens read with the {width} behind them",
-    "read-ranked": "tokens read with as many ranked ones as the {width} before them",
-    "read-drawn": "tokens read with as many drawn ones as the {width} before them",
+    "before": "each with {width} before it",
+    "behind": "each with {width} behind it",
+    "ranked": "as many by rank as with {width} before each",
+    "drawn": "as many drawn as with {width} before each",
+    "read": "each read with {width} before it",
+    "read-behind": "each read with {width} behind it",
+    "read-ranked": "read with as many by rank as {width} before each",
+    "read-drawn": "read with as many drawn as {width} before each",
 }
 """Units of `analysis.kept` for people to read, by their names."""
 Row = dict[str, Any]
@@ -59,7 +59,7 @@ def ways_kept(result: Measurement) -> list[dict[str, Any]]:
 
 
 def way_in_words(level: str, unit: str, sinks: int) -> str:
-    """Such as "cache, 4 sinks" or "text, tokens with the 2 before them"."""
+    """Such as "cache, 4 sinks" or "text, each with 2 before it"."""
     words = [level]
     name, _, width = unit.partition(":")
     if unit != "token":

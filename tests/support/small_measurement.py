@@ -67,8 +67,12 @@ def window(result: Result, target: Any, tokens: Sequence[np.ndarray], far_contex
         block = target.target_id // result.settings.contexts.targets_per_block
         order = np.random.default_rng([Stream.SHUFFLED, result.settings.contexts.seed, block]).permutation(F)
         return np.concatenate([text[:F][order], text[F:]])
-    if far_context in ("true", "other-target"):
+    if far_context == "true":
         return text
+    if far_context == "other-target":
+        size = result.settings.contexts.targets_per_block
+        of_block = result.targets.iloc[result.over]["target_id"] // size == target.target_id // size
+        return text if of_block.sum() > 1 else None
     name = far_context.replace("-", "_")
     number, start = getattr(target, f"{name}_text"), getattr(target, f"{name}_start")
     return None if number < 0 else np.concatenate([tokens[number][start : start + F], text[F:]])
