@@ -237,6 +237,16 @@ class Result(Measurement):
             self, selector=selector, far_context=far_context, k=k, resamples=resamples, seed=seed
         )
 
+    def specificity(
+        self, *, selector: Names = None, k: Ks = None, resamples: int = 2000, seed: int = 0
+    ) -> pd.DataFrame:
+        """The ladder of specificity: recovery of a target's own tokens, beside every null (docs/method.md, 2.3).
+
+        Columns: level, unit, sinks, name ("own", "other-target", "same-group", "shuffled", "placebo", "random",
+        "sinks": the sinks alone), selector, k, n_targets (those that have every rung), value, low, high.
+        """
+        return numbers.specificity(self, selector=selector, k=k, resamples=resamples, seed=seed)
+
     def faithfulness(
         self,
         *,

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import OTHER_TARGET
 from analysis.measurement import Measurement
 from analysis.pieces import readable
 from olmo_sparsity.util.errors import UserError
 
-PIECES = {"true": "pieces", "placebo": "placebo_pieces"}
+PIECES = {"true": "pieces", "placebo": "placebo_pieces", OTHER_TARGET: "pieces"}
 """The column of `Result.texts` that has the far tokens of a far context. Those of others are not recorded."""
 
 
@@ -75,7 +76,7 @@ def _way_of(result: Measurement, requested: dict[str, Any]) -> tuple[Any, ...]:
         description = ", ".join(f"{name} {value!r}" for name, value in requested.items() if value is not None)
         raise UserError(
             f"no tokens were kept as {description}; choose what was measured: "
-            f"{', '.join(result.settings.choices.keep_as)} (LEVEL[:SINKS][/UNIT])"
+            f"{', '.join(result.settings.choices.keep_as)} (LEVEL[:SINKS][/UNIT[:W]])"
         )
     is_usual = (ways == ["text", "token", 0]).all(axis=1)
     return tuple(ways.iloc[is_usual.argmax()])  # the first where none is

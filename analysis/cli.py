@@ -39,10 +39,14 @@ from olmo_sparsity.util.text_files import TextFiles
 SELECTION = """methods that choose the far tokens, comma-separated, from the list above (default: leave-one-out,
 leave-one-out-kl, leave-one-in, random, nearest)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
-the target's group), shuffled (the true one in random order) (default: placebo)"""
+the target's group), shuffled (the true one in random order), other-target (the true one, with the tokens chosen for
+another target of its block) (default: placebo)"""
 KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
 context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, not counted as
-chosen; text/word keeps whole words, text/neighbors tokens with theirs (default: text; docs/method.md, 2.2a)"""
+chosen; text/word keeps whole words, text/neighbors tokens with theirs, text:4/before:2 also the 2 tokens before each;
+controls with as many: behind:2, ranked:2 (more of the ranking), drawn:2; cache:4/read:2 reads what text:4/before:2
+reads, and keeps only the chosen ones; its controls are read-behind:2, read-ranked:2 and read-drawn:2 (default: text;
+docs/method.md, 2.2a)"""
 PER_BLOCK = "B consecutive targets that share a far context; 1: a far context for each target (default: 16)"
 
 MEASURE = """How much far context helps a model, and how much of that k influential far tokens recover (Eq. 20).

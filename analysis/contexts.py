@@ -16,8 +16,9 @@ from olmo_sparsity.util.rng import Stream
 
 NO_FAR = np.empty((1, 0), dtype=np.int64)
 """The empty subset of the far tokens, (1, 0): the short context alone."""
-SAME_GROUP, SHUFFLED = "same-group", "shuffled"
-"""Far contexts beside the true one and the placebo: from elsewhere in the target's group, and in random order."""
+SAME_GROUP, SHUFFLED, OTHER_TARGET = "same-group", "shuffled", "other-target"
+"""Far contexts beside the true one and the placebo: from elsewhere in the target's group; in random order; and the true
+one, with the tokens that were chosen for another target of the block."""
 
 
 @dataclass(frozen=True)

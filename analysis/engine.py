@@ -10,7 +10,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import (
+    OTHER_TARGET,
     SAME_GROUP,
     SHUFFLED,
     Contexts,
@@ -38,7 +39,6 @@ from analysis.selectors import (
     find_selector,
     ranked_in,
     reads_subsequences,
-    tokens_to_rank,
 )
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
@@ -48,16 +48,20 @@ from olmo_sparsity.util.errors import UserError
 log = logging.getLogger(__name__)
 
 DEFAULT_SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
-PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED)
-"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, and the true one with
-its tokens in random order [ours]."""
+PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED, OTHER_TARGET)
+"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, the true one with its
+tokens in random order, and the true one with the tokens that were chosen for another target of the block [ours]."""
 ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
+STEP_BY_STEP = "greedy"
+"""How the names of selectors begin that rank no tokens beyond k."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets over tau that selectors choose for at once where B = 1; otherwise those of one block."""
-CHOICE_COLUMNS = ("target_id", *SELECTION, "selected", "influence", "loss_nats")
+CHOICE_COLUMNS = (
+    "target_id", *SELECTION, "selected", "influence", "loss_nats", "loss_base_nats", "tokens_read", "tokens_kept"
+)  # fmt: skip
 SCORE_COLUMNS = ("target_id", "selector", "far_context", "influence")
 TEXT_COLUMNS = ("block", "text", "first_position", "pieces")
 """Columns of the frames of a `Result` where no target is over tau."""
@@ -134,28 +138,35 @@ class Engine:
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
+        following = next_in_block(over["target_id"].to_numpy() // self.size)
+        chosen_of_true: dict[str, Selection] = {}
         for far_context in self.choice_settings.far_contexts:
-            targets_there = over
+            there = np.ones(len(over), dtype=bool)
             if far_context in ELSEWHERE:
-                targets_there = over[over[f"{ELSEWHERE[far_context]}_start"] >= 0]
-            if len(targets_there):
-                contexts, index = self._far_context(targets_there, far_context)
-                chosen = self._select(contexts, index)
-                further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
-                words = self._words(contexts)[index[:, 0]]
-                for name, choice in chosen.items():
+                there = over[f"{ELSEWHERE[far_context]}_start"].to_numpy() >= 0
+            elif far_context == OTHER_TARGET:
+                there = following != np.arange(len(over))
+            targets_there = over[there]
+            if targets_there.empty:
+                continue
+            contexts, index = self._far_context(targets_there, far_context)
+            if far_context == OTHER_TARGET:
+                chosen = {name: _of_rows(one, following[there]) for name, one in chosen_of_true.items()}
+                choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, {})
+                continue
+            chosen = self._select(contexts, index)
+            if far_context == "true":
+                chosen_of_true = chosen
+            further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+            choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, further)
+            for name, choice in chosen.items():
+                if choice.scores is not None:
                     keys = {
                         "target_id": targets_there["target_id"],
                         "selector": name,
                         "far_context": far_context,
                     }
-                    for kept_as in self.keep_as:
-                        columns = self._kept_columns(kept_as, choice, contexts, index, words)
-                        if kept_as == KeptAs():
-                            columns |= _rounded_nats(further.get(name, {}))
-                        choices.append(_rows(keys | kept_as.columns, columns))
-                    if choice.scores is not None:
-                        scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
+                    scores.append(_rows(keys, {"influence": choice.scores.astype(np.float32)}))
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.choice_settings.scores:
             frames["scores"] = stacked(scores)
@@ -211,12 +222,37 @@ class Engine:
             names=self.choice_settings.selectors,
             proposing=self.proposing,
         )
-        sinks = max(kept_as.sinks for kept_as in self.keep_as)
         chosen = {}
         for name in inputs.names:
-            count = tokens_to_rank(name, k_max=inputs.k, sinks=sinks)
-            chosen[name] = find_selector(name)(replace(inputs, k=min(count, self.lengths.n_far)))
+            count = tokens_to_rank(name, self.keep_as, inputs.k, self.lengths.n_far)
+            chosen[name] = find_selector(name)(replace(inputs, k=count))
         return chosen
+
+    def _choice_rows(
+        self,
+        targets: pd.DataFrame,
+        far_context: str,
+        contexts: Contexts,
+        index: np.ndarray,
+        chosen: Mapping[str, Selection],
+        further: Mapping[str, dict[str, np.ndarray]],
+    ) -> list[pd.DataFrame]:
+        """Rows of `Result.choices` of what was ``chosen`` for some targets, by selector, kept in every way.
+
+        ``further``: what faithfulness adds, by selector.
+        """
+        words = self._words(contexts)[index[:, 0]]
+        bases = self._base_losses(targets, contexts, index)
+        rows = []
+        for name, choice in chosen.items():
+            keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
+            for kept_as in self.keep_as:
+                columns = self._kept_columns(kept_as, choice, contexts, index, words)
+                columns["loss_base_nats"] = bases[kept_as]
+                if kept_as == KeptAs():
+                    columns |= _rounded_nats(further.get(name, {}))
+                rows.append(_rows(keys | kept_as.columns, columns))
+        return rows
 
     def _kept_columns(
         self, kept_as: KeptAs, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
@@ -229,15 +265,33 @@ class Engine:
             influence = np.take_along_axis(choice.influence, rank, axis=1)
         else:
             influence = np.take_along_axis(choice.scores, first, axis=1)
-        losses = kept_as.losses(self.scorer, contexts, index, choice, words, ks)
+        seed = self.lengths.seed
+        losses = kept_as.losses(self.scorer, contexts, index, choice, words, ks, seed)
+        read, kept = kept_as.token_counts(contexts, index, choice, words, ks, seed)
         columns = {
             "selected": first.astype(np.int32),
             "influence": influence.astype(np.float32),
             "loss_nats": rounded(losses),
+            "tokens_read": read.astype(np.int32),
+            "tokens_kept": kept.astype(np.int32),
         }
         if self.settings.texts.special_tokens:
             columns["selected_special"] = self.texts.is_special(contexts.tokens[index[:, :1], first])
         return columns
+
+    def _base_losses(
+        self, targets: pd.DataFrame, contexts: Contexts, index: np.ndarray
+    ) -> dict[KeptAs, np.ndarray]:
+        """Loss of the targets given the sinks alone and the short context, (m,) nats, by the way of keeping."""
+        # without sinks it is L_short, which is measured
+        measured = {(False, 0): targets["loss_short_nats"].to_numpy()}
+        bases = {}
+        for kept_as in self.keep_as:
+            key = (kept_as.reads_all and kept_as.sinks > 0, kept_as.sinks)
+            if key not in measured:
+                measured[key] = rounded(kept_as.base_losses(self.scorer, contexts, index))
+            bases[kept_as] = measured[key]
+        return bases
 
     def _words(self, contexts: Contexts) -> np.ndarray:
         """Number of the word that every far token is a part of, (n, F)."""
@@ -306,6 +360,39 @@ def _rounded_nats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: rounded(values) if name.endswith("_nats") else values for name, values in columns.items()}
 
 
+def next_in_block(block: np.ndarray) -> np.ndarray:
+    """The row that comes next among those of the same block, the first one behind the last, (m,); alone the row itself.
+
+    ``block``: the block of each row, (m,).
+    """
+    rows = np.arange(len(block))
+    following = np.empty_like(rows)
+    for number in np.unique(block):
+        of_block = rows[block == number]
+        following[of_block] = np.roll(of_block, -1)
+    return following
+
+
+def _of_rows(choice: Selection, rows: np.ndarray) -> Selection:
+    """What was chosen for the targets of some rows."""
+    scores = None if choice.scores is None else choice.scores[rows]
+    by_head = None if choice.by_head is None else choice.by_head[rows]
+    return replace(
+        choice,
+        columns=choice.columns[rows],
+        influence=choice.influence[rows],
+        scores=scores,
+        by_head=by_head,
+    )
+
+
+def tokens_to_rank(name: str, keep_as: Sequence[KeptAs], k_max: int, n_far: int) -> int:
+    """How many far tokens a selector must rank for the largest k, kept in all these ways."""
+    where = ranked_in(name)
+    ranked_without = 0 if where is None else where.sinks
+    return max(kept_as.ranks(k_max, n_far, ranked_without) for kept_as in keep_as)
+
+
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
     if unknown := [name for name in placebos if name not in PLACEBOS]:
@@ -318,7 +405,7 @@ def drops_tokens(choices: ChoiceSettings) -> bool:
     return (
         choices.faithfulness
         or any(reads_subsequences(name) for name in choices.selectors)
-        or any(KeptAs.parse(text).level == "text" for text in choices.keep_as)
+        or any(not KeptAs.parse(text).reads_all for text in choices.keep_as)
     )
 
 
@@ -331,13 +418,34 @@ def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
 
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
     """Raise `UserError` for settings that do not go together, before a model is opened."""
+    if OTHER_TARGET in choices.far_contexts and contexts.targets_per_block == 1:
+        raise UserError(
+            f"{OTHER_TARGET} takes the tokens of another target of the block: give a targets_per_block of 2 or more, "
+            "or leave it out"
+        )
     ks = choices.ks
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
         raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    for kind, names in {"selector": choices.selectors, "way to keep tokens": choices.keep_as}.items():
-        if not names or len(set(names)) < len(names):
+    keep_as = [KeptAs.parse(text) for text in choices.keep_as]
+    once: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
+        "selector": (choices.selectors, choices.selectors),
+        "way to keep tokens": (keep_as, choices.keep_as),
+    }
+    for kind, (values, names) in once.items():
+        if not values or len(set(values)) < len(values):
             raise UserError(f"name at least one {kind}, and each once, not {list(names)}")
-    sinks = max(KeptAs.parse(text).sinks for text in choices.keep_as)
+    for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
+        if ks[-1] + kept_as.sinks > n_far:
+            raise UserError(
+                f"{text}: k = {ks[-1]} and {kept_as.sinks} sinks are more than the {n_far} far tokens; lower either, "
+                "or raise n_long"
+            )
+    goes_on = [kept_as.name for kept_as in keep_as if kept_as.windows == "ranked" and kept_as.width]
     for name in choices.selectors:
-        check_selector(name, k_max=ks[-1], sinks=sinks, n_far=n_far)
+        if goes_on and name.startswith(STEP_BY_STEP):
+            raise UserError(
+                f"{name} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
+                "one of them out"
+            )
+        check_selector(name, k_max=max(ks[-1], tokens_to_rank(name, keep_as, ks[-1], n_far)), n_far=n_far)

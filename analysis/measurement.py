@@ -54,9 +54,11 @@ class Measurement:
                   [run], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
         choices   target_id, [run], selector, far_context, level, unit and sinks (see `analysis.kept`),
                   selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
-                  [influence (k_max)], [selected_special (k_max): whether each is a special token; where the texts have
-                  some], [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and
-                  subset_influence, or in a result made smaller their lds and r2]
+                  [loss_base_nats: given the sinks alone, k = 0], [tokens_read (K), tokens_kept (K): how many far tokens
+                  the model read, and how many were kept, sinks included], [influence (k_max)],
+                  [selected_special (k_max): whether each is a special token; where the texts have some],
+                  [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and subset_influence, or in a
+                  result made smaller their lds and r2]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
     """

@@ -88,7 +88,8 @@ def measure(
         selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
         placebos: far contexts beside the true one, of `PLACEBOS`.
         keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
-            and values are left; maybe with sinks or as words, such as cache:4 or text/word (`analysis.kept`).
+            and values are left; maybe with sinks, as words or with windows, such as cache:4, text/word, text:4/before:2
+            or cache:4/read:2 (`analysis.kept`).
         prefix: what stands before every context: auto (what the tokenizer puts before a text), none, bos, eos, or ids.
         seed: of everything that is drawn.
         tokenizer: a tokenizer.json, or the path of one, where the model has none.

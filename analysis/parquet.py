@@ -39,7 +39,7 @@ _TYPES = {
     **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
     **dict.fromkeys(_STRINGS, pa.string()),
     **dict.fromkeys(_FLOAT_LISTS, pa.list_(pa.float32())),
-    "selected": pa.list_(pa.int32()),
+    **dict.fromkeys(("selected", "tokens_read", "tokens_kept"), pa.list_(pa.int32())),
     "selected_special": pa.list_(pa.bool_()),
     **dict.fromkeys(("pieces", "placebo_pieces"), pa.list_(pa.string())),
 }

@@ -331,34 +331,26 @@ def list_selectors() -> list[str]:
     return listed
 
 
-def tokens_to_rank(name: str, *, k_max: int, sinks: int) -> int:
-    """How many tokens a selector must rank, so that k are left without the ``sinks`` that are kept beside them."""
-    where = ranked_in(name)
-    ranked_without = 0 if where is None else where.sinks
-    return k_max + max(0, sinks - ranked_without)
+def check_selector(name: str, *, k_max: int, n_far: int) -> None:
+    """Raise `UserError` where a selector does not exist, or is to rank more tokens than it has candidates.
 
-
-def check_selector(name: str, *, k_max: int, n_far: int, sinks: int = 0) -> None:
-    """Raise `UserError` where a selector does not exist, or has fewer candidates than it must rank, or more than F.
-
-    ``sinks``: how many are kept beside the k, at most.
+    A screened form has those that were proposed, of which there are at most F without the sinks.
     """
     find_selector(name)
     where = ranked_in(name)
-    of_name = 0 if where is None else where.sinks
-    candidates = n_far - of_name
-    least = tokens_to_rank(name, k_max=k_max, sinks=sinks)
-    if least > candidates:
+    sinks = 0 if where is None else where.sinks
+    candidates = n_far - sinks
+    if k_max > candidates:
         raise UserError(
-            f"{name}: {of_name} of the {n_far} far tokens are sinks, so that k = {k_max} cannot be chosen; lower k"
+            f"{name}: {sinks} of the {n_far} far tokens are sinks, so that k = {k_max} cannot be chosen; lower k"
         )
     if "@" not in name:
         return
     _, _, count = name.rpartition(":")
     m = int(count)
-    if not least <= m <= candidates:
+    if not k_max <= m <= candidates:
         raise UserError(
-            f"{name}: m = {m} must be at least k = {least} and at most the {candidates} far tokens"
+            f"{name}: m = {m} must be at least k = {k_max} and at most the {candidates} far tokens"
         )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from analysis.contexts import OTHER_TARGET
 from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS
 from analysis.settings import Settings
 from olmo_sparsity.util.progress import duration
@@ -148,7 +149,8 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     long = lengths.n_long + lengths.targets_per_block - 1
     short = lengths.n_short + lengths.targets_per_block - 1
     num_choices = len(choice_settings.selectors) * len(choice_settings.ks)
-    read = targets * num_choices * len(choice_settings.keep_as) * (short + choice_settings.k_max / 2)
+    of_losses = targets * num_choices * len(choice_settings.keep_as) * (short + choice_settings.k_max / 2)
+    read = 0.0
     unscreened = [name for name in choice_settings.selectors if "@" not in name]
     in_cache = [name for name in unscreened if "/cache" in name]
     as_text = [name for name in unscreened if "/cache" not in name]
@@ -164,4 +166,6 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     read += targets * greedy * choice_settings.k_max * n_far * (short + choice_settings.k_max / 2)
     if choice_settings.faithfulness:
         read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * num_choices * long
-    return read * len(choice_settings.far_contexts)
+    # the tokens of another target were chosen before
+    chosen_in = [far_context for far_context in choice_settings.far_contexts if far_context != OTHER_TARGET]
+    return of_losses * len(choice_settings.far_contexts) + read * len(chosen_in)

@@ -10,6 +10,7 @@ recovery is defined, as with no target over tau, the mean losses of all targets 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ from olmo_sparsity.util.errors import UserError
 
 POLICIES = ("h2o", "snapkv")
 """Selectors that keep what an eviction policy of a KV cache keeps."""
+TITLE_WIDTH = 27
+"""Characters in a line of the title of a panel that stands beside two others."""
 Curves = dict[str, tuple[str, str]]
 """What a colour stands for: by label, the name of a Result and of a selector of it."""
 
@@ -224,7 +227,7 @@ def levels_figure(
     all_looks = style.selector_styles(recovery["selector"].unique())
     main = _main_selectors(list(all_looks), selectors)
     looks = {name: all_looks[name] for name in main}
-    titles = [f"as {way_in_words(*way)}" for way in ways]
+    titles = [textwrap.fill(f"as {way_in_words(*way)}", TITLE_WIDTH) for way in ways]
     labels = ("k [far tokens kept]", f"recovery\n{style.OF_GAIN}")
     figure, panels = style.small_panels(titles, *labels, width=width)
     for axes, of_way in zip(panels, ways.values(), strict=True):

@@ -106,6 +106,34 @@ def losses_by_head(
 
 @retry_smaller_on_oom
 @torch.inference_mode()
+def part_read_losses(
+    scorer: Scorer, contexts: Contexts, read: np.ndarray, kept: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """-log p of targets where some far tokens are read, and some of these left in the cache, (m,) nats.
+
+    What is read is one subsequence, every token at its own position id; the short context sees what is kept.
+
+    Args:
+        scorer: computes them.
+        contexts: n blocks.
+        read: columns that are read, (m, j), ascending.
+        kept: those of them that are kept, (m, i), ascending.
+        targets: (m, 2) block and place in it of each target.
+    """
+    losses = np.empty(len(targets))
+    rows_by_tokens = scorer.tokens_per_batch // max(read.shape[1], contexts.n_short)
+    for rows in chunks(np.arange(len(targets)), rows_by_tokens):
+        block, place = targets[rows].T
+        tokens = scorer.tensor(contexts.tokens[block[:, None], read[rows]])
+        far = scorer.model.key_values(tokens, scorer.tensor(read[rows]))
+        among_read = (read[rows][:, None] == kept[rows][:, :, None]).argmax(axis=-1)
+        past = _kept_key_values(far, np.arange(len(rows)), among_read[:, None, None], scorer)
+        losses[rows] = _losses_behind(scorer, contexts, past, kept[rows], block, place)
+    return losses
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
 def _far_of_blocks(scorer: Scorer, contexts: Contexts) -> KeyValues:
     """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
     return scorer.prefixes(contexts, contexts.n_far)
@@ -118,36 +146,42 @@ def _gathered_losses(
 ) -> np.ndarray:
     """`losses_by_head` of one set of columns, whose keys and values are copied for every row, (m,) nats."""
     losses = np.empty(len(targets))
-    count = kept.shape[-1]
     longest = contexts.n_short + contexts.targets_per_block
     rows_by_tokens = scorer.tokens_per_batch // longest
-    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + count)
+    rows_by_cache = CACHE_TOKENS * scorer.tokens_per_batch // (longest + kept.shape[-1])
     order = np.argsort(targets[:, 1], kind="stable")
     for rows in chunks(order, min(rows_by_tokens, rows_by_cache)):
-        block, offset = targets[rows].T
-        behind = contexts.n_far + np.arange(contexts.n_short + offset.max())
-        # heads differ, and the ids of cached tokens are not read
-        no_ids = np.zeros((len(rows), count), dtype=np.int64)
-        ids = np.concatenate([no_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-        past = _kept_key_values(far, scorer.tensor(block), scorer.tensor(kept[rows]))
-        tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
-        queries = int(np.ptp(offset)) + 1
-        logits = scorer.model.logits_after(past, tokens, scorer.tensor(ids), queries)
-        of_target = logits[torch.arange(len(rows)), scorer.tensor(offset - offset.min())].float()
-        target_tokens = scorer.tensor(contexts.targets[block, offset])
-        losses[rows] = _array(F.cross_entropy(of_target, target_tokens, reduction="none"))
+        block, place = targets[rows].T
+        past = _kept_key_values(far, block, kept[rows], scorer)
+        no_ids = np.zeros((len(rows), kept.shape[-1]), dtype=np.int64)  # heads differ, and they are not read
+        losses[rows] = _losses_behind(scorer, contexts, past, no_ids, block, place)
     return losses
 
 
-def _kept_key_values(far: KeyValues, block: Tensor, kept: Tensor) -> KeyValues:
-    """The keys and values of the kept columns, (R, layers, G, j), of the far contexts of some blocks (R,)."""
-    rows = block[:, None, None]
+def _kept_key_values(far: KeyValues, block: np.ndarray, kept: np.ndarray, scorer: Scorer) -> KeyValues:
+    """The keys and values of the kept columns, (R, layers or 1, G or 1, j), of some of the far contexts, (R,)."""
+    columns = scorer.tensor(kept).expand(-1, len(far), -1, -1)
+    rows = scorer.tensor(block)[:, None, None]
     layers = []
     for layer, (keys, values) in enumerate(far):
-        heads = torch.arange(keys.shape[1], device=block.device)[:, None]
-        columns = kept[:, layer]
-        layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
+        of_layer = columns[:, layer].expand(-1, keys.shape[1], -1)
+        heads = torch.arange(keys.shape[1], device=scorer.device)[:, None]
+        layers.append((keys[rows, heads, of_layer], values[rows, heads, of_layer]))
     return layers
+
+
+def _losses_behind(
+    scorer: Scorer, contexts: Contexts, past: KeyValues, ids: np.ndarray, block: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    """-log p of targets behind cached tokens (R, j) of these ids and their short contexts, (R,) nats."""
+    behind = contexts.n_far + np.arange(contexts.n_short + place.max())
+    all_ids = np.concatenate([ids, np.broadcast_to(behind, (len(block), len(behind)))], axis=1)
+    tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
+    queries = int(np.ptp(place)) + 1
+    logits = scorer.model.logits_after(past, tokens, scorer.tensor(all_ids), queries)
+    of_target = logits[torch.arange(len(block)), scorer.tensor(place - place.min())].float()
+    target_tokens = scorer.tensor(contexts.targets[block, place])
+    return _array(F.cross_entropy(of_target, target_tokens, reduction="none"))
 
 
 def _of_block(

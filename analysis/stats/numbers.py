@@ -29,11 +29,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import OTHER_TARGET, SAME_GROUP, SHUFFLED
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.recovery import (
     BEST,
+    CONTROLS,
     KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
@@ -57,6 +59,8 @@ SHARE_NEEDED = 0.9
 """Of L_short - L_long: a target has what it needs when k tokens recover so much. [ours]"""
 BLIND_FORMS = ("kl", "tv")
 """What the name of a selector's target-blind forms ends with."""
+OWN, RANDOM, SINKS_ALONE = "own", CONTROLS[0], "sinks"
+"""Rungs of the ladder of specificity beside the far contexts."""
 LARGEST = "largest"
 """Name of the largest positive placebo, beside those that it is taken from."""
 ENOUGH_NATS = 0.1
@@ -470,14 +474,15 @@ def special_tokens(measured: Measured) -> Iterator[Row]:
 def placebos(measured: Measured) -> Iterator[Row]:
     """Recovery in every far context, and its parts, of the targets that have every far context.
 
-    No rows without a further placebo. ``blind``: name of the selector's target-blind form, of parts only. Names:
+    No rows without a further placebo; other targets' tokens are none (see `specificity`). ``blind``: name of the
+    selector's target-blind form, of parts only. Names:
 
         recovery          by selector and far_context
         selection_bias    what the signed selector has more than the blind one in the placebo (winner's curse)
         common_context    what the blind one has in each placebo, and `LARGEST`: the largest of these that is positive
         specific          what the blind one has in its own text beyond the largest
     """
-    contexts = measured.result.far_contexts
+    contexts = [context for context in measured.result.far_contexts if context != OTHER_TARGET]
     selectors = measured.selectors
     losses = [measured.losses[selectors[0], context] for context in contexts]  # every selector has all
     comparable = np.isfinite(losses).all(axis=(0, 2))
@@ -492,7 +497,9 @@ def placebos(measured: Measured) -> Iterator[Row]:
         blind = f"{signed}-{form}"
         if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
-            parts["selection_bias", signed, blind, PLACEBO] = recoveries[signed][PLACEBO] - common[PLACEBO]
+            if PLACEBO in common:
+                bias = recoveries[signed][PLACEBO] - common[PLACEBO]
+                parts["selection_bias", signed, blind, PLACEBO] = bias
             largest = np.max(list(common.values()), axis=0)
             common[LARGEST] = np.maximum(largest, 0.0)
             for context, draws in common.items():
@@ -502,6 +509,38 @@ def placebos(measured: Measured) -> Iterator[Row]:
     for (name, selector, form_of, context), draws in parts.items():
         keys = {"name": name, "selector": selector, "blind": form_of, "far_context": context}
         yield from measured.rows(draws, **keys, n_targets=n_targets)
+
+
+@frame_of("name", "selector", "k", "n_targets", printed="default")
+def specificity(measured: Measured) -> Iterator[Row]:
+    """The ladder of specificity: recovery of the tokens chosen for a target, and of what they are compared with.
+
+    Of the targets that have every rung, so that rungs are paired; what no target has is left out. Names:
+
+        own                               the tokens that the selector chose for the target
+        other-target                      those that it chose for another target of the block
+        same-group, shuffled, placebo     those that it chose in this far context
+        random                            random tokens of the target's far context; not of ``random`` itself
+        sinks                             no token but the sinks, the same at every k; of ways with sinks
+    """
+    for selector in measured.selectors:
+        rungs = {OWN: measured.losses[selector, TRUE]}
+        for context in (OTHER_TARGET, SAME_GROUP, SHUFFLED, PLACEBO):
+            if context in measured.result.far_contexts:
+                rungs[context] = measured.losses[selector, context]
+        if RANDOM in measured.selectors and selector != RANDOM:
+            rungs[RANDOM] = measured.losses[RANDOM, TRUE]
+        if measured.way["sinks"] and "loss_base_nats" in measured.result.choices:
+            base = measured.of_choices("loss_base_nats", selector, TRUE)
+            rungs[SINKS_ALONE] = np.repeat(base[:, None], len(measured.ks), axis=1)
+        rungs = {name: losses for name, losses in rungs.items() if np.isfinite(losses).any()}
+        members = np.isfinite(list(rungs.values())).all(axis=(0, 2))
+        if not members.any():
+            continue
+        for name, losses in rungs.items():
+            saved = np.nan_to_num(measured.short_nats[:, None] - losses)
+            draws = measured.draws(saved * members[:, None], measured.gain_nats * members)
+            yield from measured.rows(draws, name=name, selector=selector, n_targets=int(members.sum()))
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---

@@ -36,6 +36,19 @@ DEFAULT_K = 4
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
 """The way that is shown where nothing else is said, and a result has it."""
 KEPT_AS_COLUMNS = tuple(AS_TEXT)
+UNITS_IN_WORDS = {
+    "word": "words",
+    "neighbors": "tokens with their neighbors",
+    "before": "each with {width} before it",
+    "behind": "each with {width} behind it",
+    "ranked": "as many by rank as with {width} before each",
+    "drawn": "as many drawn as with {width} before each",
+    "read": "each read with {width} before it",
+    "read-behind": "each read with {width} behind it",
+    "read-ranked": "read with as many by rank as {width} before each",
+    "read-drawn": "read with as many drawn as {width} before each",
+}
+"""Units of `analysis.kept` for people to read, by their names."""
 Row = dict[str, Any]
 """Of a frame of numbers, by column."""
 
@@ -46,11 +59,11 @@ def ways_kept(result: Measurement) -> list[dict[str, Any]]:
 
 
 def way_in_words(level: str, unit: str, sinks: int) -> str:
-    """Such as "cache, 4 sinks"."""
+    """Such as "cache, 4 sinks" or "text, each with 2 before it"."""
     words = [level]
+    name, _, width = unit.partition(":")
     if unit != "token":
-        units = {"word": "words", "neighbors": "tokens with their neighbors"}
-        words.append(units.get(unit, unit))
+        words.append(UNITS_IN_WORDS.get(name, unit).format(width=width))
     if sinks:
         words.append(f"{sinks} sinks")
     return ", ".join(words)
@@ -116,7 +129,7 @@ class Measured:
         self.losses = {}
         for selector in self.selectors:
             for context in result.far_contexts:
-                self.losses[selector, context] = self.of_choices("loss_nats", selector, context)
+                self.losses[selector, context] = self._losses_of(selector, context)
         no_controls = [selector for selector in self.selectors if selector not in CONTROLS]
         if len(no_controls) >= 2:
             for context in result.far_contexts:
@@ -142,6 +155,12 @@ class Measured:
         """A column of the choices for these targets, (m,) or (m, length)."""
         of_over = self.result.of_choices(column, selector, far_context, **self.way)
         return of_over[self.finished]
+
+    def _losses_of(self, selector: str, far_context: str) -> np.ndarray:
+        """L_k of these targets, (m, K); NaN where none of them has such a far context."""
+        if (selector, far_context, *self.way.values()) not in self.result.rows_of_choices:
+            return np.full((len(self.finished), len(self.ks)), np.nan)
+        return self.of_choices("loss_nats", selector, far_context)
 
     def column(self, values: np.ndarray | float) -> np.ndarray:
         """Values of these targets, (m,) or (m, C), as columns of all targets, (n,) or (n, C)."""

@@ -15,6 +15,7 @@ from analysis.stats.recovery import (
     AS_TEXT,
     KEPT_AS_COLUMNS,
     NET,
+    PLACEBO,
     TRUE,
     choose_k,
     default_selector,
@@ -25,6 +26,9 @@ from analysis.stats.recovery import (
     why_no_recovery,
 )
 from analysis.stats.tables import interval_text, show
+
+IN_RECOVERY = {numbers.OWN, PLACEBO, numbers.RANDOM}
+"""Rungs of the ladder of specificity that the table of recoveries has as well."""
 
 
 def findings(result: Measurement) -> str:
@@ -161,7 +165,9 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
         title = name
         if NUMBERS[name].printed == "default":
             frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
-        if name in ("faithfulness", "placebos"):
+        if name == "specificity" and set(frame["name"]) <= IN_RECOVERY:
+            continue
+        if name in ("faithfulness", "placebos", "specificity"):
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
         if name == "kinds":
             frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]

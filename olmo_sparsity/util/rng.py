@@ -33,6 +33,7 @@ class Stream(IntEnum):
     WOVEN_NEEDLES = 13  # needles in training windows
     GIVEN_IDS = 14  # which training samples have coupled ids, and which of these are wrong
     SECOND_IDS = 15  # where the ids of a second level start
+    DRAWN_TOKENS = 16  # far tokens that are kept in place of windows, by target
     HELDOUT_WINDOWS = 0x686C64  # which windows the held-out loss reads
     ID_TABLE = 0x696473  # weights of the id embedding and the id head; this word is XORed with the seed
     NEEDLES = 0x6E6565  # needles, and where they stand

@@ -67,6 +67,15 @@ def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
         replace(result, texts=None).xray()
 
 
+def test_the_tokens_of_another_target_are_shown_as_text_of_the_true_far_context() -> None:
+    result = small(placebos=("other-target",), targets_per_block=4)
+    shown = result.chosen(far_context="other-target")
+    own = result.chosen()
+    pieces = own.set_index([own["target_id"] // 4, "position_id"])["piece"].to_dict()
+    for row in shown.itertuples():
+        assert row.piece == pieces[row.target_id // 4, row.position_id]
+
+
 @pytest.fixture(scope="module")
 def with_placebos() -> Result:
     return small(placebos=("placebo", "same-group", "shuffled"))

@@ -26,8 +26,10 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.files import folder_lock
 from olmo_sparsity.util.progress import duration
 from tests.support import small_measurement, tiny
+from tests.support.plain import plain_loss
 from tests.support.refusals import refused
 from tests.support.small_measurement import (
+    KS,
     F,
     M,
     N,
@@ -41,10 +43,15 @@ from tests.support.small_measurement import (
 ROOT = Path(__file__).parents[2]
 
 
+def placebos_of(size):
+    """All placebos that targets of such blocks may have."""
+    return PLACEBOS if size > 1 else PLACEBOS[:-1]
+
+
 @pytest.fixture(scope="module", params=[1, 3])
 def whole(request):
     """The result with all placebos, of single targets and of blocks."""
-    return small(placebos=PLACEBOS, targets_per_block=request.param)
+    return small(placebos=placebos_of(request.param), targets_per_block=request.param)
 
 
 def kept_in(out):
@@ -71,7 +78,7 @@ def shown_by_the_bar(monkeypatch):
 
 def again(whole, **changes):
     per_block = whole.settings.contexts.targets_per_block
-    return small(**{"placebos": PLACEBOS, "targets_per_block": per_block, **changes})
+    return small(**{"placebos": placebos_of(per_block), "targets_per_block": per_block, **changes})
 
 
 @pytest.fixture
@@ -118,6 +125,86 @@ def test_what_was_measured_without_further_placebos_is_the_same(whole):
         for far_context in bare.far_contexts:
             for name in ("loss_nats", "selected", "influence"):
                 one, other = (getattr(result, name)(selector, far_context) for result in (bare, whole))
+                assert np.array_equal(one, other)
+
+
+def test_tokens_of_another_target_are_those_of_the_next_one_in_the_block(tmp_path):
+    """In every way of keeping, with losses by plain passes; a target alone in its block has none."""
+    ways = ("text", "text:2/before:1", "cache:2")
+    settings = {"targets_per_block": 3, "keep_as": ways, "selectors": ("leave-one-out", "snapkv")}
+    result = small(placebos=("other-target",), out=tmp_path, **settings)
+    target_id = result.targets["target_id"].to_numpy()[result.over]
+    inner, tokens = model()[0], small_tokens()
+    bare = small(placebos=(), **settings)
+    lone = 0
+    for selector in result.selectors:
+        for way in ({}, {"unit": "before:1", "sinks": 2}, {"level": "cache", "sinks": 2}):
+            own = result.selected(selector, **way)
+            assert own.tolist() == bare.selected(selector, **way).tolist()
+            other = result.selected(selector, "other-target", **way)
+            for row, target in enumerate(target_id):
+                of_block = [place for place in range(len(target_id)) if target_id[place] // 3 == target // 3]
+                following = of_block[(of_block.index(row) + 1) % len(of_block)]
+                if len(of_block) == 1:
+                    lone += 1
+                    assert set(other[row]) == {-1}
+                    continue
+                assert other[row].tolist() == own[following].tolist()
+    assert lone
+    losses = result.loss_nats("leave-one-out", "other-target", unit="before:1", sinks=2)
+    other = result.selected("leave-one-out", "other-target", unit="before:1", sinks=2)
+    assert load(tmp_path).loss_nats("snapkv", "other-target").shape == losses.shape
+    for row in np.flatnonzero(np.isfinite(losses).all(axis=1))[:4]:
+        target = result.targets.iloc[result.over[row]]
+        text = small_measurement.window(result, target, tokens, "true")
+        kept = {0, 1, *other[row], *(other[row] - 1)}
+        expected = plain_loss(inner, text, [*sorted(kept), *range(F, len(text))], target.token)
+        assert losses[row, -1] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_measurement_says_what_was_read_and_kept_and_what_the_sinks_give(tmp_path):
+    """Of every way and far context, saved and loaded; L_short where there are no sinks."""
+    ways = ("text", "text:2/before:1", "cache:2", "cache:2/read:1")
+    result = small(targets_per_block=3, keep_as=ways, selectors=("leave-one-out",), out=tmp_path)
+    inner, tokens = model()[0], small_tokens()
+    over = result.targets.iloc[result.over]
+    for one in (result, load(tmp_path)):
+        for far_context in ("true", "placebo"):
+            base = one.of_choices("loss_base_nats", "leave-one-out", far_context)
+            assert base.tolist() == over["loss_short_nats"].tolist()
+            read, kept = (one.of_choices(f"tokens_{what}", "leave-one-out") for what in ("read", "kept"))
+            assert read.tolist() == kept.tolist() == [list(KS)] * len(over)
+            with_sinks = {"level": "cache", "sinks": 2}
+            read, kept = (
+                one.of_choices(f"tokens_{what}", "leave-one-out", **with_sinks) for what in ("read", "kept")
+            )
+            assert (read == F).all() and kept.tolist() == [[2 + k for k in KS]] * len(over)
+            chosen = one.selected("leave-one-out", unit="before:1", sinks=2)
+            windows = [
+                [len({0, 1, *row[:k].tolist(), *(row[:k] - 1).tolist()}) for k in KS] for row in chosen
+            ]
+            as_text = {"unit": "before:1", "sinks": 2}
+            partly = {"level": "cache", "unit": "read:1", "sinks": 2}
+            for name, way in (("read", as_text), ("kept", as_text), ("read", partly)):
+                assert one.of_choices(f"tokens_{name}", "leave-one-out", **way).tolist() == windows
+            assert one.of_choices("tokens_kept", "leave-one-out", **partly).tolist() == kept.tolist()
+            for row in range(3):
+                text = small_measurement.window(result, over.iloc[row], tokens, far_context)
+                expected = plain_loss(inner, text, [0, 1, *range(F, len(text))], over.iloc[row].token)
+                for way in (as_text, with_sinks, partly):
+                    of_way = one.of_choices("loss_base_nats", "leave-one-out", far_context, **way)
+                    assert of_way[row] == pytest.approx(expected, abs=1e-4)
+
+
+def test_ways_and_placebos_beside_it_change_no_number_of_a_way():
+    few = {"targets_per_block": 3, "selectors": ("leave-one-out", "leave-one-in@random:20", "random")}
+    alone = small(keep_as=("text", "cache:2"), **few)
+    ways = ("text", "cache:2", "text:2/ranked:2", "cache:2/read:3", "text/drawn:4")
+    among = small(keep_as=ways, placebos=("placebo", "other-target"), **few)
+    for selector in alone.selectors:
+        for way in ({}, {"level": "cache", "sinks": 2}):
+            for name in ("loss_nats", "selected", "influence"):
+                one, other = (getattr(result, name)(selector, **way) for result in (alone, among))
                 assert np.array_equal(one, other)
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from analysis.api import load
-from analysis.kept import KeptAs, word_numbers
+from analysis.kept import READ, WINDOWS, KeptAs, drawn_orders, word_numbers
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
 from olmo_sparsity.attention import ATTENTIONS
+from olmo_sparsity.util.rng import Stream
 from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
@@ -112,6 +113,139 @@ def test_every_layer_and_head_may_keep_tokens_of_its_own(shares):
         assert losses[row] == pytest.approx(expected.item(), abs=5e-5)
 
 
+# --- windows ---
+
+
+def ranked_choice(contexts, seed=1):
+    """A made-up ranking of all far tokens for every target."""
+    count = len(contexts.all_targets)
+    columns = np.random.default_rng(seed).permuted(np.tile(np.arange(FAR), (count, 1)), axis=1)
+    return Selection(columns, np.zeros(columns.shape))
+
+
+def beside_chosen(window, width, ranked, sinks, k, target_id, seed=0):
+    """The far tokens that are read with the first k of ``ranked``, and those alone, with sinks: sets, one by one."""
+    chosen = [token for token in ranked if token >= sinks][:k]
+    alone = {*range(sinks), *chosen}
+    step = 1 if window == "behind" else -1
+    in_windows = {token + step * distance for token in chosen for distance in range(width + 1)}
+    in_windows = alone | {token for token in in_windows if 0 <= token < FAR}
+    if window in ("before", "behind"):
+        return in_windows, alone
+    order = ranked
+    if window == "drawn":
+        order = np.random.default_rng([Stream.DRAWN_TOKENS, seed, target_id]).permutation(FAR)
+    others = [token for token in order if token not in alone]
+    return alone | set(others[: len(in_windows) - len(alone)]), alone
+
+
+def partly_read_pass(model, contexts, block, place, read, kept):
+    """Loss in one pass over everything: nobody sees far tokens that are not read, and none behind them the not kept."""
+    tokens = torch.from_numpy(contexts.tokens[block, : N_LONG + place])[None]
+    length = tokens.shape[1]
+    bias = torch.zeros(1, length, length)
+    for column in range(FAR):
+        if column not in read:
+            bias[:, column + 1 :, column] = LOWEST
+        elif column not in kept:
+            bias[:, FAR:, column] = LOWEST
+    logits = model.biased_logits(tokens, torch.arange(length)[None], bias, 1)[0, -1].double()
+    return -logits.log_softmax(-1)[contexts.targets[block, place]].item()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "gemma3", "rope", "alibi"])
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+@pytest.mark.parametrize("sinks", [0, 4])
+@torch.no_grad()
+def test_what_has_read_its_windows_lies_between_text_and_cache(name, prefix, sinks):
+    """With w = 0 it is the text, with w = F the cache; between them and for the controls, one masked pass each."""
+    adapter, contexts = with_prefix(tiny_adapter(name), prefix), make_blocks()
+    scorer, targets = Scorer(adapter, tokens_per_batch=60), contexts.all_targets
+    choice, words, ks = ranked_choice(contexts), np.zeros((len(targets), FAR), dtype=int), (1, 4)
+
+    def losses(level, unit):
+        return KeptAs(level, unit, sinks).losses(scorer, contexts, targets, choice, words, ks, 3)
+
+    np.testing.assert_allclose(losses("cache", "read:0"), losses("text", "token"), atol=1e-5)
+    np.testing.assert_allclose(losses("cache", f"read:{FAR}"), losses("cache", "token"), atol=1e-5)
+    for unit, window in READ.items():
+        of_unit = losses("cache", f"{unit}:2")
+        for row, (block, place) in enumerate(targets):
+            target_id = contexts.target_id[block, place]
+            for column, k in enumerate(ks):
+                read, kept = beside_chosen(window, 2, choice.columns[row], sinks, k, target_id, seed=3)
+                expected = partly_read_pass(adapter, contexts, block, place, read, kept)
+                assert of_unit[row, column] == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("sinks", [0, 4])
+@torch.no_grad()
+def test_windows_are_kept_as_text_and_as_cache(window, sinks):
+    adapter, contexts = tiny_adapter("llama"), make_blocks()
+    scorer, targets = Scorer(adapter, tokens_per_batch=60), contexts.all_targets
+    choice, words, ks = ranked_choice(contexts), np.zeros((len(targets), FAR), dtype=int), (1, 4)
+    for width in (0, 2, FAR):
+        ways = {level: KeptAs(level, f"{window}:{width}", sinks) for level in ("text", "cache")}
+        losses = {
+            level: way.losses(scorer, contexts, targets, choice, words, ks) for level, way in ways.items()
+        }
+        for row, (block, place) in enumerate(targets):
+            near = range(FAR, N_LONG + place)
+            for column, k in enumerate(ks):
+                kept, _ = beside_chosen(
+                    window, width, choice.columns[row], sinks, k, contexts.target_id[block, place]
+                )
+                text = contexts.tokens[block]
+                as_text = plain_loss(adapter, text, [*sorted(kept), *near], contexts.targets[block, place])
+                in_cache = masked_pass(adapter, contexts, block, place, sorted(kept))
+                assert losses["text"][row, column] == pytest.approx(as_text, abs=2e-5)
+                assert losses["cache"][row, column] == pytest.approx(in_cache, abs=2e-5)
+
+
+@pytest.mark.parametrize("level", ["text", "cache"])
+def test_controls_read_and_keep_as_many_tokens_as_the_windows(level):
+    contexts = make_blocks()
+    targets, choice = contexts.all_targets, ranked_choice(contexts)
+    words, ks = np.zeros((len(targets), FAR), dtype=int), (1, 2, 4)
+
+    def counts(unit, level=level):
+        return KeptAs(level, unit, 2).token_counts(contexts, targets, choice, words, ks, 0)
+
+    read, kept = counts("before:3")
+    for row, ranked in enumerate(choice.columns):
+        sets = [beside_chosen("before", 3, ranked, 2, k, 0) for k in ks]
+        assert kept[row].tolist() == [len(in_windows) for in_windows, _ in sets]
+    assert (read == (kept if level == "text" else FAR)).all()
+    for window in ("ranked", "drawn"):
+        assert np.array_equal(counts(f"{window}:3"), (read, kept))
+        assert np.array_equal(counts(f"read-{window}:3", "cache"), counts("read:3", "cache"))
+    partly_read, chosen = counts("read:3", "cache")
+    assert np.array_equal(partly_read, kept) and (chosen == 2 + np.array(ks)).all()
+
+
+def test_what_is_drawn_is_a_function_of_the_seed_and_the_target():
+    contexts = make_blocks()
+    all_orders = drawn_orders(contexts, contexts.all_targets, 5)
+    some = contexts.all_targets[[4, 1]]
+    assert drawn_orders(contexts, some, 5).tolist() == all_orders[[4, 1]].tolist()
+    assert drawn_orders(contexts, some, 6).tolist() != all_orders[[4, 1]].tolist()
+    assert np.sort(all_orders, axis=1).tolist() == [list(range(FAR))] * len(all_orders)
+
+
+@pytest.mark.parametrize("name", ["llama", "rope"])
+@pytest.mark.parametrize("way", [KeptAs("text", "token", 3), KeptAs("cache", "token", 3), KeptAs("cache")])
+@torch.no_grad()
+def test_the_base_of_a_way_is_its_loss_with_the_sinks_alone(name, way):
+    adapter, contexts = tiny_adapter(name), make_blocks()
+    targets = contexts.all_targets
+    bases = way.base_losses(Scorer(adapter, tokens_per_batch=60), contexts, targets)
+    for base, (block, place) in zip(bases, targets, strict=True):
+        columns = [*range(way.sinks), *range(FAR, N_LONG + place)]
+        expected = plain_loss(adapter, contexts.tokens[block], columns, contexts.targets[block, place])
+        assert base == pytest.approx(expected, abs=2e-5)
+
+
 def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by_head():
     contexts = make_blocks()
     kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 2, 2, 4)
@@ -181,8 +315,48 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
 def test_ways_are_written_in_one_form():
     assert KeptAs.parse("text") == KeptAs()
     assert KeptAs.parse("cache:4/word") == KeptAs("cache", "word", 4)
-    with refused("is no way to keep tokens"):
-        KeptAs.parse("cache:x")
+    assert KeptAs.parse("text/before:2") == KeptAs("text", "before:2")
+    assert KeptAs.parse("cache:04/read-drawn:016") == KeptAs("cache", "read-drawn:16", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cache:x", "is no way to keep tokens; write LEVEL"),
+        ("text:4/bevore:2", "is no way to keep tokens; write LEVEL.*before, behind, ranked, drawn, read"),
+        ("text/before:-1", "is no way to keep tokens"),
+        ("text/before:2:3", "is no way to keep tokens"),
+        ("", "is no way to keep tokens"),
+        ("text/word:2", "the unit word has no number behind it; leave it out"),
+        ("cache:4/read", "say how many tokens its windows have, such as read:2"),
+        ("text:4/read:2", "as text all tokens that are read are kept; write before in place of read"),
+    ],
+)
+def test_a_way_that_there_is_not_is_refused(text, message):
+    with refused(message):
+        KeptAs.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep_as": ("text:4", "text:04")}, "name at least one way to keep tokens, and each once"),
+        ({"keep_as": ("text/before:2", "text/before:02")}, "each once"),
+        ({"keep_as": ("cache:34",)}, "cache:34: k = 4 and 34 sinks are more than the 35 far tokens"),
+        (
+            {"keep_as": ("text", "text/ranked:2"), "selectors": ("random", "greedy-kl")},
+            "greedy-kl chooses step by step and ranks no tokens beyond k, which the unit ranked needs",
+        ),
+        (
+            {"keep_as": ("text/ranked:2",), "selectors": ("leave-one-out@gradient:8",)},
+            "m = 8 must be at least k = 12",
+        ),
+        ({"placebos": ("other-target",)}, "other-target takes the tokens of another target of the block"),
+    ],
+)
+def test_ways_that_do_not_go_with_the_rest_are_refused_before_a_model_is_opened(changes, message):
+    with refused(message):
+        small("no/such/model", **changes)
 
 
 def test_words_are_runs_of_letters_and_digits():

@@ -69,6 +69,10 @@ def window(result: Result, target: Any, tokens: Sequence[np.ndarray], far_contex
         return np.concatenate([text[:F][order], text[F:]])
     if far_context == "true":
         return text
+    if far_context == "other-target":
+        size = result.settings.contexts.targets_per_block
+        of_block = result.targets.iloc[result.over]["target_id"] // size == target.target_id // size
+        return text if of_block.sum() > 1 else None
     name = far_context.replace("-", "_")
     number, start = getattr(target, f"{name}_text"), getattr(target, f"{name}_start")
     return None if number < 0 else np.concatenate([tokens[number][start : start + F], text[F:]])

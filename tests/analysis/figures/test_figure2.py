@@ -132,6 +132,18 @@ def test_ways_of_giving_back_stand_side_by_side(result):
         _, y = line(axes, "leave-one-out")
         of_level = recovery[recovery["level"] == level]
         np.testing.assert_array_equal(y, values_of(of_level, "leave-one-out", "true"))
+    units = [
+        "before:16",
+        "ranked:16",
+        "drawn:16",
+        "read:16",
+        "read-behind:16",
+        "read-ranked:16",
+        "read-drawn:16",
+    ]
+    windows = [cache.assign(unit=unit) for unit in units]
+    many = replace(result, choices=pd.concat([cache, *windows], ignore_index=True))
+    assert_readable(levels_figure(many, **FEW))
     only = replace(result, choices=cache)
     _, net = line(figure2({"": only}, **FEW).axes[1], "random")
     np.testing.assert_array_equal(net, values_of(numbers.recovery(only, **FEW), "random", "net"))

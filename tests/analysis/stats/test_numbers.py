@@ -17,7 +17,7 @@ from analysis.stats import bootstrap, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
 from analysis.stats.recovery import Measured, choose_k, default_selector
-from analysis.stats.summary import findings
+from analysis.stats.summary import findings, summary
 from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
@@ -26,7 +26,8 @@ KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
 FURTHER = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
 OF_CHOICES = (
-    "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness"
+    "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "specificity",
+    "faithfulness",
 )  # fmt: skip
 
 
@@ -522,6 +523,114 @@ def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
     assert numbers.placebos(bare).empty
     for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, numbers.faithfulness):
         pd.testing.assert_frame_equal(frame_of(bare, resamples=50), frame_of(with_placebos, resamples=50))
+
+
+def test_parts_need_no_placebo_of_another_text(with_placebos: Result) -> None:
+    """The winner's curse is what the placebo shows; the other parts are those of the placebos that there are."""
+    settings = with_placebos.settings.but(far_contexts=["true", "same-group"])
+    choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "same-group"))]
+    frame = numbers.placebos(replace(with_placebos, settings=settings, choices=choices), resamples=50)
+    assert set(frame["name"]) == {"recovery", "common_context", "specific"}
+    both = numbers.placebos(with_placebos, resamples=50)
+    where = {"name": "common_context", "blind": "leave-one-out-kl", "far_context": "same-group", "k": 4}
+    assert value(frame, **where) == value(both, **where)
+
+
+# --- the ladder of specificity ---
+
+
+def ladder(other_target: bool = True, sinks: int = 4) -> Result:
+    """Five targets over tau in two documents, by hand; the last has no other target in its block."""
+    gain = np.array([2.0, 4.0, 2.0, 1.5, 4.0])
+    targets = pd.DataFrame(
+        {
+            "target_id": np.arange(5), "text": [0, 0, 1, 1, 1], "position": np.arange(5) + 10, "token": 0,
+            "loss_long_nats": 1.0, "loss_short_nats": 1 + gain, "over_tau": True, "kind": "name",
+        }
+    )  # fmt: skip
+    recovered: dict[tuple[str, str], list[list[float]]] = {
+        ("leave-one-out", "true"): [[0.5, 0.9], [0.6, 0.8], [0.2, 0.4], [1.0, 1.0], [0.3, 0.7]],
+        ("leave-one-out", "placebo"): [[0.1, 0.2], [0.0, 0.1], [-0.1, 0.0], [0.2, 0.1], [0.9, 0.9]],
+        ("random", "true"): [[0.0, 0.1], [0.1, 0.1], [0.0, 0.2], [0.1, 0.3], [0.5, 0.5]],
+        ("random", "placebo"): [[0.0, 0.0]] * 5,
+    }
+    far_contexts = ["true", "placebo"]
+    if other_target:
+        far_contexts.append("other-target")
+        recovered["leave-one-out", "other-target"] = [[0.3, 0.4], [0.1, 0.5], [0.0, 0.2], [0.2, 0.6]]
+        recovered["random", "other-target"] = [[0.0, 0.1]] * 4
+    base = [0.05, 0.1, -0.1, 0.0, 0.9]
+    rows = [
+        (target, selector, far_context, "cache", "token", sinks, [0, 1, 2], 1 + gain[target] * (1 - np.array(shares)),
+         1 + gain[target] * (1 - base[target]))
+        for (selector, far_context), of_targets in recovered.items()
+        for target, shares in enumerate(of_targets)
+    ]  # fmt: skip
+    settings = made_result().settings.but(
+        n_long=8, n_short=2, ks=[1, 3], selectors=["leave-one-out", "random"], far_contexts=far_contexts,
+        keep_as=[f"cache:{sinks}"],
+    )  # fmt: skip
+    columns = ["target_id", *SELECTION, "selected", "loss_nats", "loss_base_nats"]
+    return Result(settings, targets, pd.DataFrame(rows, columns=columns))
+
+
+def test_the_ladder_of_specificity_by_hand() -> None:
+    """Over the four targets that have every rung; gains 2, 4, 2 and 1.5."""
+    frame = numbers.specificity(ladder())
+    own = frame[frame["selector"] == "leave-one-out"]
+    expected = {
+        "own": [(1 + 2.4 + 0.4 + 1.5) / 9.5, (1.8 + 3.2 + 0.8 + 1.5) / 9.5],
+        "other-target": [(0.6 + 0.4 + 0.0 + 0.3) / 9.5, (0.8 + 2.0 + 0.4 + 0.9) / 9.5],
+        "placebo": [(0.2 + 0.0 - 0.2 + 0.3) / 9.5, (0.4 + 0.4 + 0.0 + 0.15) / 9.5],
+        "random": [(0.0 + 0.4 + 0.0 + 0.15) / 9.5, (0.2 + 0.4 + 0.4 + 0.45) / 9.5],
+        "sinks": [(0.1 + 0.4 - 0.2 + 0.0) / 9.5] * 2,
+    }
+    assert list(own["name"].unique()) == list(expected)
+    assert set(own["n_targets"]) == {4}
+    for name, values in expected.items():
+        assert [value(own, name=name, k=k) for k in (1, 3)] == pytest.approx(values)
+    of_random = frame[frame["selector"] == "random"]
+    assert list(of_random["name"].unique()) == ["own", "other-target", "placebo", "sinks"]
+    assert value(of_random, name="own", k=1) == pytest.approx(value(own, name="random", k=1))
+
+
+def test_without_a_rung_the_others_are_of_all_targets_that_have_them() -> None:
+    """A far context that was to be measured but that no target has is none, nor sinks where there are none."""
+    result = ladder(other_target=False)
+    there = result.settings.but(far_contexts=["true", "placebo", "other-target"], keep_as=["cache"])
+    none_has_it = replace(ladder(other_target=False, sinks=0), settings=there)
+    older = replace(result, choices=result.choices.drop(columns="loss_base_nats"))
+    for one, names in (
+        (result, ["own", "placebo", "random", "sinks"]),
+        (none_has_it, ["own", "placebo", "random"]),
+        (older, ["own", "placebo", "random"]),
+    ):
+        own = numbers.specificity(one, selector="leave-one-out")
+        assert list(own["name"].unique()) == names and set(own["n_targets"]) == {5}
+        expected = (1 + 2.4 + 0.4 + 1.5 + 1.2) / 13.5
+        assert value(own, name="own", k=1) == pytest.approx(expected)
+        true = only(numbers.recovery(one), selector="leave-one-out", far_context="true", k=1)
+        assert value(own, name="own", k=1) == pytest.approx(true["value"])
+
+
+def test_the_ladder_is_printed_where_it_says_more_than_the_recoveries(result: Result) -> None:
+    assert "\nspecificity [%]" in summary(ladder(), resamples=50)
+    assert "specificity" not in summary(result, resamples=50)
+
+
+def test_intervals_of_the_ladder_equal_a_bootstrap_of_whole_documents(
+    percentiles: None, with_placebos: Result
+) -> None:
+    has = np.isfinite(with_placebos.loss_nats("random", "same-group")).all(axis=1)
+    short, long = losses(with_placebos)
+    saved = short - with_placebos.loss_nats("leave-one-out", "shuffled")[:, 2]
+    drawn = []
+    for rows, _ in resampled_rows(with_placebos, 200):
+        rows = [row for row in rows if has[row]]
+        drawn.append(saved[rows].sum() / (short - long)[rows].sum())
+    frame = numbers.specificity(with_placebos, resamples=200)
+    found = bounds(frame, name="shuffled", selector="leave-one-out", k=4)
+    assert found == pytest.approx(middle(drawn)) and found[0] < found[1]
 
 
 def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) -> None:
