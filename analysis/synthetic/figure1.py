@@ -32,7 +32,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 import analysis.figures.style as style
-from analysis.stats.tables import show
+from analysis.stats.tables import INTERVAL, OF_RUNS, show
 from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder, path
 from olmo_sparsity.util.files import write_json
@@ -186,7 +186,8 @@ def main() -> None:
     rows = load(options.paths, options.only)
     points = pool(rows)
     # before the figures are drawn over those of a checkout, whose commit it tells
-    table = points.drop(columns=["parameters", "trained", "options"])
+    not_in_file = ["parameters", "trained", "options", *OF_RUNS]  # runs stand in of_seeds
+    table = points.drop(columns=not_in_file, errors="ignore")
     write_tables(options.out / "figure1.json", {"points": table}, {})
     planted = points[points["k_train"] > 0]
     figures = {}
@@ -198,6 +199,6 @@ def main() -> None:
         style.save_figure(figure, options.out, f"{name}.png")
     if options.rows:
         save(options.rows, rows)
-    shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]
-    print(show(points[shown], title="exact match [%] with its 95 % interval"), end="\n\n")
+    shown = [*GROUP, "k", "length", "seeds", "samples", *INTERVAL, *OF_RUNS]
+    print(show(points.filter(shown), title="exact match [%] with its 95 % interval"), end="\n\n")
     print(f"wrote {', '.join(figures)} and figure1.json to {options.out}")
