@@ -394,9 +394,12 @@ class ProbeResult:
 
     def intervals_by(self) -> str:
         """What the intervals are by, in words; or that there are too few documents for any."""
+        return by_clusters({**self.settings, "runs": self.most_runs()})
+
+    def most_runs(self) -> int:
+        """Of how many runs a model's numbers are means, at most."""
         labels = [model["label"] for model in self.models]
-        runs = max(labels.count(label) for label in labels)
-        return by_clusters({**self.settings, "runs": runs})
+        return max(labels.count(label) for label in labels)
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained

@@ -311,7 +311,7 @@ def _facts(settings: Settings) -> dict[str, str]:
 
 
 def describe(points: pd.DataFrame) -> str:
-    """One line on what was evaluated: scheme if there is one, seeds, steps, samples, the bands."""
+    """One line on what was evaluated: scheme if there is one, seeds, steps, samples."""
     parts: list[str] = []
     schemes = {scheme_label(row) for row in points.to_dict("records")}
     if len(schemes) == 1:
@@ -324,8 +324,20 @@ def describe(points: pd.DataFrame) -> str:
     steps = f"{_range_text(points['steps'].explode())} steps"
     if points["options"].str.contains("initial_weights").any():
         steps += " of the last stage"
-    parts += [steps, f"{_range_text(points['samples'])} samples a point", "bands: 95 %"]
+    parts += [steps, f"{_range_text(points['samples'])} samples a point"]
     return "; ".join(parts)
+
+
+def describe_bands(points: pd.DataFrame) -> str:
+    """What the intervals of `exact_interval` are of, for headings; two seeds are pooled."""
+    of_samples = "of the samples"
+    if (points["seeds"] == LEAST_RUNS - 1).any():
+        of_samples += ", two seeds pooled"
+    if points["seeds"].max() < LEAST_RUNS:
+        return f"bands: 95 %, {of_samples}"
+    if points["seeds"].min() >= LEAST_RUNS:
+        return "bands: 95 %, over seeds"
+    return f"bands: 95 %, over {LEAST_RUNS} seeds or more, else {of_samples}"
 
 
 def _range_text(values: pd.Series) -> str:

@@ -12,8 +12,8 @@ pools the training seeds of one setting, prints the numbers and writes
   figure1-schemes.png   tasks with coupled ids: exact match, a panel per task, a curve per position scheme
   figure1.json          every number, and of what is not exact the sort of first error
 
-Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. What the rows do not tell, such as
-precision, heads and weight decay, is not compared.
+Intervals are 95 %: Wilson's of the samples of one seed, or of two together, Student's t over three seeds or more. What
+the rows do not tell, such as precision, heads and weight decay, is not compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from matplotlib.patches import Patch
 
 import analysis.figures.style as style
 from analysis.stats.tables import INTERVAL, OF_RUNS, show
-from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
+from analysis.synthetic.exact_match import GROUP, describe, describe_bands, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder, path
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit, library_versions
@@ -85,7 +85,7 @@ def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
     if (points["k"] > points["k_train"]).any():
         looks[r"$k > K_{train}$"] = {"color": "0.3", **_UNTRAINED}
     style.add_legend(figure, looks, Patch(**SPAN), Line2D([], [], **_CHANCE))
-    style.add_heading(figure, describe(points))
+    style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 
@@ -117,7 +117,7 @@ def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
         axes.set(title=title, xlabel=length, ylabel="exact match [% of samples]")
         axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
     style.add_legend(figure, looks, Patch(**SPAN))
-    style.add_heading(figure, describe(points))
+    style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 
