@@ -5,6 +5,7 @@ examples:
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
   python scripts/benchmark.py measure                                the weights and the text of this repository
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
+  python scripts/benchmark.py show results/benchmarks/train.json     what was recorded
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), of this project's loop, data loading and PoSE
 included, and of transformers' Trainer on its own model of the same shape; the last two also compiled, which is not
@@ -14,6 +15,8 @@ timed. Ratios are throughput over that of "olmo" and of both Trainers: the media
 per second, share of the matrix product, and how far the influences are from the loop's.
 
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
+
+`show` prints the numbers of records, of older commits, too.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import importlib
 import json
 
 from olmo_sparsity.cli import run_script
-from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number
+from olmo_sparsity.util.arguments import Parser, out_folder, path, texts, whole_number
 
 
 def main() -> int:
@@ -30,7 +33,13 @@ def main() -> int:
     parser = _parser()
     arguments, overrides = parser.parse_known_args()
     options = vars(arguments)
-    name, as_json = options.pop("benchmark"), options.pop("json")
+    name = options.pop("benchmark")
+    if name == "show":
+        if overrides:
+            parser.error(f"{overrides[0]} is no option of show")
+        print(importlib.import_module("benchmarks.records").show(options["records"]))
+        return 0
+    as_json = options.pop("json")
     if name == "train":
         options["overrides"] = overrides
     elif overrides:
@@ -70,6 +79,11 @@ def _parser() -> Parser:
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
     gpu.add_argument("--agreement", action="store_true", help="what the part of that name calls")
+    what = "print the numbers of recorded benchmarks"
+    show: Parser = benchmarks.add_parser("show", help=what, description=f"{what}; see --help without show")
+    show.add_argument(
+        "records", nargs="+", type=path, metavar="FILE", help="of --json, or of gpu; .jsonl: its last line"
+    )
     return parser
 
 

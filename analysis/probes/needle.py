@@ -132,9 +132,14 @@ class Needles(ProbeResult):
         from analysis.figures.needle import needle_figure, needle_lengths_figure
 
         cells = self.with_training(self.cells, labels)
-        heading = self.heading()
-        figures = {"needle": needle_figure, "needle_lengths": needle_lengths_figure}
-        return {name: figure(cells, heading=heading) for name, figure in figures.items()}
+        of_runs = ""
+        if self.most_runs() > 1:
+            of_runs = f"; means of {self.most_runs()} runs"
+        by_length = f"{self.heading()}, {self.intervals_by()}"
+        return {
+            "needle": needle_figure(cells, heading=self.heading() + of_runs),
+            "needle_lengths": needle_lengths_figure(cells, heading=by_length),
+        }
 
     def __str__(self) -> str:
         """The numbers as tables of text."""

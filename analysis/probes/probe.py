@@ -33,6 +33,7 @@ from analysis.stats.bootstrap import (
     count_clusters,
     enough_for_intervals,
 )
+from analysis.stats.tables import INTERVAL, OF_RUNS, without_empty_runs
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
@@ -296,7 +297,7 @@ def intervals_frame(
     named: Sequence[tuple[str, pd.DataFrame]],
     trials: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Model, name, what the columns of draws say, value, low and high of each.
+    """Model, name, what the columns of draws say, value, low and high of each, and of two runs `OF_RUNS`.
 
     ``named``: names and draws, as `draws_of_means` gives them; ``trials``: of those that are shares, by name.
     """
@@ -307,7 +308,7 @@ def intervals_frame(
             interval = bootstrap.share(drawn, trials[name]) if name in trials else bootstrap.interval(drawn)
             keys = dict(zip(draws.columns.names, key, strict=True))
             rows.append({"model": model, "name": name, **keys, **vars(interval)})
-    return pd.DataFrame(rows)
+    return without_empty_runs(pd.DataFrame(rows))
 
 
 # --- what was measured ---
@@ -363,7 +364,7 @@ class ProbeResult:
             value = about[name]
             if name != "models" and isinstance(value, list):
                 frame = pd.DataFrame(value)
-                numbers = [column for column in ("value", "low", "high", "depth") if column in frame]
+                numbers = frame.columns.intersection([*INTERVAL, *OF_RUNS, "depth"])
                 value = frame.astype(dict.fromkeys(numbers, float))
             content[name] = value
         rows = read_parquet(path.with_suffix(".parquet"))
@@ -393,9 +394,12 @@ class ProbeResult:
 
     def intervals_by(self) -> str:
         """What the intervals are by, in words; or that there are too few documents for any."""
+        return by_clusters({**self.settings, "runs": self.most_runs()})
+
+    def most_runs(self) -> int:
+        """Of how many runs a model's numbers are means, at most."""
         labels = [model["label"] for model in self.models]
-        runs = max(labels.count(label) for label in labels)
-        return by_clusters({**self.settings, "runs": runs})
+        return max(labels.count(label) for label in labels)
 
     def with_training(self, frame: pd.DataFrame, labels: Sequence[str] | None = None) -> pd.DataFrame:
         """What figures draw: rows of the models with these labels, in that order (None: all), and what each was trained

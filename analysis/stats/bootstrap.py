@@ -3,7 +3,7 @@ corpus names groups (docs/method.md, 2.4).
 
 A number is made of sums over targets: a mean is Σ loss / Σ 1, recovery is Σ (L_short - L_k) / Σ (L_short - L_long).
 It is held as *draws*, (1 + R,): first its value in the sample, then in each resample. Arithmetic on draws gives draws,
-so a difference of two numbers is paired.
+so a difference of two numbers is paired. Of two runs draws are (1 + R + 2,), the value in either run at the end.
 
 Up to a hundred units, and three runs or more, have Student's t of a jackknife in place of the bootstrap's
 percentiles, which would be too narrow; two runs are pooled [ours].
@@ -13,8 +13,9 @@ Shapes: n targets, D documents (clusters), G groups of them, S runs, R resamples
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RESAMPLES = 2000
 CONFIDENCE = 0.95
+_ROUNDING = 1e-12
+"""Values that differ by less, relative to 1 or to themselves if that is more, are the same."""
 _CHUNK_ELEMENTS = 1 << 22  # of (resamples, documents) that are drawn, or multiplied, at once: 32 MiB of int64
 MOST_UNITS_OF_T = 100
 """Up to so many groups or, where there are none, documents, Student's t takes the place of percentiles [ours]."""
@@ -43,12 +46,16 @@ class Interval:
     """A value and its 95 % interval.
 
     A bound is NaN where the data do not support one: fewer than `LEAST_UNITS` groups (without groups: documents) have a
-    part in the value, or so few that it is undefined in 2.5 % of the resamples or more, or without one of them.
+    part in the value, or so few that it is undefined in 2.5 % of the resamples or more, or without one of them; or all
+    resamples give the same value, which says nothing of how it varies.
     """
 
     value: float
     low: float
     high: float
+    first_run: float | None = None
+    """The value in the first of two pooled runs by itself; None where there are not two."""
+    second_run: float | None = None
 
 
 class ClusterBootstrap:
@@ -100,8 +107,14 @@ class ClusterBootstrap:
         """How many groups there are; without groups, documents."""
         seeds = [labels.count(label) for label in dict.fromkeys(labels)]
         repeated = [number for number in seeds if number >= LEAST_RUNS]
+        self._of_two_runs: tuple[np.ndarray, np.ndarray] | None = None
+        """As a part below: each of two runs by itself, counted twice so that sums stay comparable."""
+        if 2 in seeds:
+            self._of_two_runs = (np.zeros_like(unit), np.ones((2, 1)))  # `over_seeds` picks the seed
         if runs is not None:
             runs = _numbered(runs)
+            if runs.max() + 1 == 2:
+                self._of_two_runs = (runs, 2 * np.eye(2))
             if runs.max() + 1 < LEAST_RUNS:
                 runs = None
         self.is_jackknife = runs is not None or bool(repeated) or self.units <= MOST_UNITS_OF_T
@@ -128,13 +141,18 @@ class ClusterBootstrap:
         sizes = [sum(map(len, counts)) for _, counts in self._parts]
         self._ends = np.cumsum([1, *sizes]).tolist()
         """Of the sample and each part in draws, rows."""
-        self._weights = [np.full((self._ends[-1], number), 1 / number) for number in seeds]
+        rows = self._ends[-1]
+        if self._of_two_runs is not None:
+            rows += 2
+        self._weights = [np.full((rows, number), 1 / number) for number in seeds]
         """Of the seeds of each model in each draw, (1 + R, seeds)."""
         first = self._ends[-1] - sum(repeated)
         for weights, seed_count in zip(self._weights, seeds, strict=True):
             if seed_count >= LEAST_RUNS:
                 weights[first : first + seed_count] = (1 - np.eye(seed_count)) / (seed_count - 1)
                 first += seed_count
+            elif seed_count == 2:
+                weights[-2:] = np.eye(2)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Σ of ``values`` over the targets of the sample and of each resample: (n,) to (1 + R,), (n, C) to (1 + R, C).
@@ -146,7 +164,11 @@ class ClusterBootstrap:
             raise ValueError("a value is not finite")
         rows = [values.sum(axis=0, keepdims=True)]
         columns = values.reshape(len(values), -1).T
-        for cluster, counts in self._parts:
+        parts = list(self._parts)
+        if self._of_two_runs is not None:
+            cluster, of_runs = self._of_two_runs
+            parts.append((cluster, [of_runs]))
+        for cluster, counts in parts:
             of_clusters = np.stack([np.bincount(cluster, column) for column in columns], axis=1)
             for part in counts:
                 sums = part @ of_clusters
@@ -167,7 +189,7 @@ class ClusterBootstrap:
         divisor = np.where(positive, denominator, 1.0)
         draws = np.where(positive, numerator / divisor, np.nan)
         too_few = self._units_with(below) < LEAST_UNITS
-        draws[1:, ..., too_few] = np.nan
+        draws[1 : self._ends[-1], ..., too_few] = np.nan
         return draws
 
     def _units_with(self, values: np.ndarray) -> np.ndarray:
@@ -188,14 +210,22 @@ class ClusterBootstrap:
         wider by it.
         """
         value = float(draws[0])
-        resampled = draws[1:]
-        if self.units < LEAST_UNITS:
-            return Interval(value, float("nan"), float("nan"))
+        first_run = second_run = None
+        if self._of_two_runs is not None:
+            first_run, second_run = draws[-2:].tolist()
+        low, high = self._bounds(value, draws[1 : self._ends[-1]])
+        return Interval(value, low, high, first_run, second_run)
+
+    def _bounds(self, value: float, resampled: np.ndarray) -> tuple[float, float]:
+        """Both ends of the interval of a value, NaN where there is none; ``resampled``: (R,)."""
+        if self.units < LEAST_UNITS or _is_constant(resampled):
+            return math.nan, math.nan
         if not self.is_jackknife:
-            return percentile_interval(value, resampled, self.confidence)
-        _, *changes = np.split(draws - value, self._ends[:-1])
+            interval = percentile_interval(value, resampled, self.confidence)
+            return interval.low, interval.high
+        changes = np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
         half = _half_width(changes, self.confidence)
-        return Interval(value, value - half, value + half)
+        return value - half, value + half
 
     def share(self, draws: np.ndarray, trials: float) -> Interval:
         """Interval of a share of so many ``trials``, cut at 0 and 1.
@@ -203,10 +233,12 @@ class ClusterBootstrap:
         Where no unit has any, or every one all, resamples do not differ: then it is Wilson's.
         """
         interval = self.interval(draws)
-        if interval.high - interval.low < 1e-9 and interval.value in (0, 1):
-            return wilson(round(interval.value) * round(trials), round(trials), self.confidence)
+        is_none_or_all = interval.value in (0, 1) and _is_constant(draws[1 : self._ends[-1]])
+        if is_none_or_all and self.units >= LEAST_UNITS:
+            of_trials = wilson(round(interval.value) * round(trials), round(trials), self.confidence)
+            return replace(interval, low=of_trials.low, high=of_trials.high)
         low, high = np.clip((interval.low, interval.high), 0, 1)
-        return Interval(interval.value, float(low), float(high))
+        return replace(interval, low=float(low), high=float(high))
 
     def ratio_interval(self, above: np.ndarray, below: np.ndarray) -> Interval:
         """Interval of Σ above / Σ below, (n,) both; of a share where every numerator is in 0 … denominator."""
@@ -215,6 +247,11 @@ class ClusterBootstrap:
         if is_share:
             return self.share(draws, float(below.sum()))
         return self.interval(draws)
+
+
+def _is_constant(resampled: np.ndarray) -> bool:
+    """Whether all resamples give the same value, but for rounding; False where one is undefined."""
+    return bool(np.ptp(resampled) <= _ROUNDING * max(1.0, abs(resampled[0])))
 
 
 def percentile_interval(value: float, resampled: np.ndarray, confidence: float = CONFIDENCE) -> Interval:

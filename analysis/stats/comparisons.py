@@ -45,7 +45,7 @@ from analysis.stats.recovery import (
     over_tau_column,
     selecting_gain_nats,
 )
-from analysis.stats.tables import INTERVAL
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_frame
 from olmo_sparsity.util.errors import UserError
 
 SAME_GROUP = "same-group"
@@ -149,7 +149,7 @@ def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFram
     Columns and ``options``: those of `numbers.distances`, without uniform.
     """
     frame = distances(result, **options)
-    for column in INTERVAL:
+    for column in frame.columns.intersection([*INTERVAL, *OF_RUNS]):
         frame[column] /= frame["uniform"]
     return frame.drop(columns="uniform")
 
@@ -184,7 +184,7 @@ def level_differences(
             for context, draws in minuend.items():
                 difference = draws - subtrahend[context]
                 rows += of_first.rows(difference, selector=selector, far_context=context)
-    return pd.DataFrame(rows, columns=["selector", "far_context", "k", *INTERVAL])
+    return interval_frame(rows, ["selector", "far_context", "k"])
 
 
 def by_tau(frame: Frame, result: Measurement, taus_nats: Iterable[float], **options: Any) -> pd.DataFrame:
@@ -235,7 +235,7 @@ def with_equal_groups(result: Measurement, *, resamples: int = 2000, seed: int =
         {"name": name, **asdict(bootstrap.ratio_interval(weight * values, weight))}
         for name, values in numbers.items()
     ]
-    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+    return interval_frame(rows, ["name"])
 
 
 def group_weights(targets: pd.DataFrame) -> np.ndarray:
@@ -270,8 +270,7 @@ def result_overlaps(
             shared[over] = np.rint(overlap(chosen[0][:, :k], chosen[1][:, :k]) * k)
             keys = {"selector": selector, "far_context": context, "n_targets": len(over), "k": k}
             rows.append(keys | {"chance": k / first.n_far} | of_first.ratio_of_all(shared, k * one))
-    columns = ["selector", "far_context", "n_targets", "k", "chance", *INTERVAL]
-    return pd.DataFrame(rows, columns=columns)
+    return interval_frame(rows, ["selector", "far_context", "n_targets", "k", "chance"])
 
 
 def refuse_other_targets(first: Measurement, second: Measurement) -> None:
@@ -303,7 +302,7 @@ def persistence_between(runs: Sequence[Measurement], *, resamples: int = 2000, s
         {"name": name, **asdict(bootstrap.interval(bootstrap.ratio(above, over)))}
         for name, above in sums.items()
     ]
-    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+    return interval_frame(rows, ["name"])
 
 
 def result_differences(
@@ -355,7 +354,7 @@ def result_differences(
         for key, draws in of_results[0].items()
         if key in of_results[1]
     ]
-    return pd.DataFrame(rows, columns=["name", "far_context", "k", *INTERVAL])
+    return interval_frame(rows, ["name", "far_context", "k"])
 
 
 Key = tuple[str, str | None, int | None]
@@ -410,7 +409,7 @@ def _of_all_ways(
     """The rows of every level of a result, as one frame."""
     of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
     rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
-    return pd.DataFrame(rows, columns=[*KEPT_AS_COLUMNS, *names, *INTERVAL])
+    return interval_frame(rows, [*KEPT_AS_COLUMNS, *names])
 
 
 def _choices_of(choices: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:

@@ -1,9 +1,10 @@
 """Every number of a Result, as tidy frames with 95 % intervals: one row a number, in the columns value, low and high.
 
 Shares and recoveries are fractions, losses nats per token. ``low`` and ``high`` are NaN where the data support no
-interval. Of a Result joined of several runs the numbers are those of all together, and the intervals also say how
-much runs differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
-Result rest on the same resamples. Recoveries are of the targets over tau.
+interval. Of a Result joined of three runs or more the numbers are those of all together, and the intervals also say how
+much runs differ. Two are pooled: the columns first_run and second_run have the value in either by itself. Every
+function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a Result rest on the same
+resamples. Recoveries are of the targets over tau.
 
     recovery(k)     Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
     placebo         the same sums, L_k measured in the placebo far context, same denominator   [ours]
@@ -47,7 +48,7 @@ from analysis.stats.recovery import (
     over_tau_column,
     selecting_gain_nats,
 )
-from analysis.stats.tables import INTERVAL
+from analysis.stats.tables import INTERVAL, interval_frame
 from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
 
@@ -123,7 +124,7 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
                 at_k = choose_k(result.ks, k)
             of_all_ways = Measured.of_all_ways(result, at_k, resamples=resamples, seed=seed)
             rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
-            all_rows = pd.DataFrame(rows, columns=list(columns))
+            all_rows = interval_frame(rows, [*KEPT_AS_COLUMNS, *names])
             if one_k:
                 return rows_with(all_rows, selector=selector, far_context=far_context)
             return rows_with(all_rows, selector=selector, far_context=far_context, k=k)
@@ -285,7 +286,7 @@ def _of_targets(
     for name, above, below in ratios:
         interval = of_all.ratio_interval(above, below)
         rows.append({"name": name, **asdict(interval)})
-    return pd.DataFrame(rows, columns=["name", *INTERVAL])
+    return interval_frame(rows, ["name"])
 
 
 # --- of what k far tokens recover ---

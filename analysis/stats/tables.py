@@ -1,22 +1,36 @@
-"""The one printer of frames of numbers: `show`."""
+"""Frames of numbers with intervals, and their one printer: `show`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 INTERVAL = ("value", "low", "high")
+OF_RUNS = ("first_run", "second_run")
+"""Columns of numbers of two pooled runs: the value in either by itself."""
 NOTHING = "–"
 """Stands for a number that does not exist."""
+
+
+def interval_frame(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> pd.DataFrame:
+    """Rows as a frame of the columns ``keys`` and `INTERVAL`, and of two runs `OF_RUNS`."""
+    frame = pd.DataFrame(rows, columns=[*keys, *INTERVAL, *OF_RUNS])
+    return without_empty_runs(frame)
+
+
+def without_empty_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without the columns `OF_RUNS` where they hold nothing, as there are not two runs."""
+    empty = [name for name in OF_RUNS if name in frame and frame[name].isna().all()]
+    return frame.drop(columns=empty)
 
 
 def show(
     frame: pd.DataFrame, *, across: str | None = None, percent: bool = True, digits: int = 1, title: str = ""
 ) -> str:
-    """A tidy frame as a table of text: ``value [low, high]`` in each cell, a dash for what does not exist.
+    """A tidy frame as a table of text: `interval_text` in each cell, a dash for what does not exist.
 
     Args:
         frame: value, low and high, and columns that say what they are of. One that is the same in all rows stands above
@@ -29,7 +43,7 @@ def show(
     keys = []
     alike = []
     for name in frame:
-        if name in INTERVAL or name == across or frame[name].isna().all():
+        if name in (*INTERVAL, *OF_RUNS) or name == across or frame[name].isna().all():
             continue
         if len(frame) > 1 and frame[name].nunique(dropna=False) == 1:
             alike.append(f"{name} {_key_text(frame[name].iloc[0])}")
@@ -89,24 +103,44 @@ def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
 def interval_text(row: Mapping[str, Any], *, percent: bool = False, digits: int = 1) -> str:
     """``value [low, high]``, in per cent (without the sign) or as it is, with one digit more; a dash for NaN.
 
-    The value alone where there is no interval.
+    The value alone where there is no interval. Of two pooled runs the values stand beside it where `runs_differ`:
+    ``10 [8, 12] (runs 20 and 0)``.
     """
     scale = 100
     if not percent:
         scale = 1
         digits += 1
-    texts = []
-    for name in INTERVAL:
-        if np.isfinite(row[name]):
-            # + 0.0: no minus before what is rounded to 0
-            number = round(row[name] * scale, digits) + 0.0
-            texts.append(f"{number:,.{digits}f}")
-        else:
-            texts.append(NOTHING)
-    value, low, high = texts
-    if low == high == NOTHING:
-        return value
-    return f"{value} [{low}, {high}]"
+
+    def text_of(number: float) -> str:
+        if not np.isfinite(number):
+            return NOTHING
+        # + 0.0: no minus before what is rounded to 0
+        return f"{round(number * scale, digits) + 0.0:,.{digits}f}"
+
+    value, low, high = (text_of(row[name]) for name in INTERVAL)
+    text = value
+    if not low == high == NOTHING:
+        text = f"{value} [{low}, {high}]"
+    first_run, second_run = (text_of(of_run) for of_run in _values_of_runs(row))
+    if not runs_differ(row) or first_run == second_run:
+        return text
+    return f"{text} (runs {first_run} and {second_run})"
+
+
+def runs_differ(row: Mapping[str, Any]) -> bool:
+    """Whether the value of either of two pooled runs lies outside of the interval of both, or there is none [ours].
+
+    The interval is by group alone: it says nothing of how runs differ. False where there are not two runs.
+    """
+    of_runs = _values_of_runs(row)
+    inside = all(row["low"] <= of_run <= row["high"] for of_run in of_runs)
+    return bool(np.isfinite(of_runs).all() and not inside)
+
+
+def _values_of_runs(row: Mapping[str, Any]) -> list[float]:
+    """`OF_RUNS` of a row, NaN where there are not two runs."""
+    values = [row.get(name) for name in OF_RUNS]
+    return [np.nan if value is None else value for value in values]
 
 
 def _key_text(value: Any) -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from analysis.parquet import read_parquet, write_table
 from analysis.stats.bootstrap import LEAST_RUNS, Interval, student_t, wilson
+from analysis.stats.tables import without_empty_runs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH_NAME, read_exact_match, user_path
 
@@ -140,7 +141,7 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
         task, k_train, model    which group: K_train (0: it plants no tokens) and `labels`
         k, length               length in the task's unit
         seeds, samples, steps   how many, samples of all seeds together, the training steps of each
-        value, low, high        `exact_interval`
+        value, low, high        `exact_interval`; of two seeds also first_run, second_run
         of_seeds                the share of each seed that is exact
         wrong_token, wrong_id, wrong_stop      share whose first error it is, mean over seeds
         chance                  accuracy of guessing, where all labels are equally likely whatever k; NaN elsewhere
@@ -170,7 +171,7 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
         groups.append(points.assign(**settings))
     names = labels([points.iloc[0] for points in groups])
     named = [points.assign(model=name) for points, name in zip(groups, names, strict=True)]
-    whole = pd.concat(named, ignore_index=True)
+    whole = without_empty_runs(pd.concat(named, ignore_index=True))
     others = [column for column in whole if column not in GROUP]
     return whole[[*GROUP, *others]]
 
@@ -235,7 +236,8 @@ def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
 def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
     """Mean share of S seeds with Student's t, S - 1 degrees of freedom, within 0 … 1 [ours]; from three seeds on.
 
-    Never narrower than the interval of the samples alone: few seeds may agree by chance.
+    Never narrower than the interval of the samples alone: few seeds may agree by chance. Two have that of the samples,
+    and the share of either stands beside it.
     """
     value = float(shares.mean())
     half = 0.0
@@ -245,7 +247,10 @@ def over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
     low = min(value - half, of_samples.low)
     high = max(value + half, of_samples.high)
     low, high = np.clip((low, high), 0, 1)
-    return Interval(value, float(low), float(high))
+    first_run = second_run = None
+    if len(shares) == 2:
+        first_run, second_run = shares.tolist()
+    return Interval(value, float(low), float(high), first_run, second_run)
 
 
 # --- names ---
@@ -306,7 +311,7 @@ def _facts(settings: Settings) -> dict[str, str]:
 
 
 def describe(points: pd.DataFrame) -> str:
-    """One line on what was evaluated: scheme if there is one, seeds, steps, samples, the bands."""
+    """One line on what was evaluated: scheme if there is one, seeds, steps, samples."""
     parts: list[str] = []
     schemes = {scheme_label(row) for row in points.to_dict("records")}
     if len(schemes) == 1:
@@ -319,8 +324,20 @@ def describe(points: pd.DataFrame) -> str:
     steps = f"{_range_text(points['steps'].explode())} steps"
     if points["options"].str.contains("initial_weights").any():
         steps += " of the last stage"
-    parts += [steps, f"{_range_text(points['samples'])} samples a point", "bands: 95 %"]
+    parts += [steps, f"{_range_text(points['samples'])} samples a point"]
     return "; ".join(parts)
+
+
+def describe_bands(points: pd.DataFrame) -> str:
+    """What the intervals of `exact_interval` are of, for headings; two seeds are pooled."""
+    of_samples = "of the samples"
+    if (points["seeds"] == LEAST_RUNS - 1).any():
+        of_samples += ", two seeds pooled"
+    if points["seeds"].max() < LEAST_RUNS:
+        return f"bands: 95 %, {of_samples}"
+    if points["seeds"].min() >= LEAST_RUNS:
+        return "bands: 95 %, over seeds"
+    return f"bands: 95 %, over {LEAST_RUNS} seeds or more, else {of_samples}"
 
 
 def _range_text(values: pd.Series) -> str:

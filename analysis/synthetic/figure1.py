@@ -12,8 +12,8 @@ pools the training seeds of one setting, prints the numbers and writes
   figure1-schemes.png   tasks with coupled ids: exact match, a panel per task, a curve per position scheme
   figure1.json          every number, and of what is not exact the sort of first error
 
-Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. What the rows do not tell, such as
-precision, heads and weight decay, is not compared.
+Intervals are 95 %: Wilson's of the samples of one seed, or of two together, Student's t over three seeds or more. What
+the rows do not tell, such as precision, heads and weight decay, is not compared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 import analysis.figures.style as style
-from analysis.stats.tables import show
-from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
+from analysis.stats.tables import INTERVAL, OF_RUNS, show
+from analysis.synthetic.exact_match import GROUP, describe, describe_bands, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder, path
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit, library_versions
@@ -85,7 +85,7 @@ def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
     if (points["k"] > points["k_train"]).any():
         looks[r"$k > K_{train}$"] = {"color": "0.3", **_UNTRAINED}
     style.add_legend(figure, looks, Patch(**SPAN), Line2D([], [], **_CHANCE))
-    style.add_heading(figure, describe(points))
+    style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 
@@ -117,7 +117,7 @@ def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
         axes.set(title=title, xlabel=length, ylabel="exact match [% of samples]")
         axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
     style.add_legend(figure, looks, Patch(**SPAN))
-    style.add_heading(figure, describe(points))
+    style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 
@@ -186,7 +186,8 @@ def main() -> None:
     rows = load(options.paths, options.only)
     points = pool(rows)
     # before the figures are drawn over those of a checkout, whose commit it tells
-    table = points.drop(columns=["parameters", "trained", "options"])
+    not_in_file = ["parameters", "trained", "options", *OF_RUNS]  # runs stand in of_seeds
+    table = points.drop(columns=not_in_file, errors="ignore")
     write_tables(options.out / "figure1.json", {"points": table}, {})
     planted = points[points["k_train"] > 0]
     figures = {}
@@ -198,6 +199,6 @@ def main() -> None:
         style.save_figure(figure, options.out, f"{name}.png")
     if options.rows:
         save(options.rows, rows)
-    shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]
-    print(show(points[shown], title="exact match [%] with its 95 % interval"), end="\n\n")
+    shown = [*GROUP, "k", "length", "seeds", "samples", *INTERVAL, *OF_RUNS]
+    print(show(points.filter(shown), title="exact match [%] with its 95 % interval"), end="\n\n")
     print(f"wrote {', '.join(figures)} and figure1.json to {options.out}")

@@ -28,7 +28,7 @@ from analysis.faithfulness import row_spearman
 from analysis.older_records import renamed_frames
 from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
-from analysis.stats.tables import INTERVAL, interval_text
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
@@ -85,8 +85,14 @@ def by_position(rows: Sequence[Row], times: int) -> Model:
         length = times * window if name == "rise" else window
         for row in rows:
             if row["name"] == column and row["to_tokens"] == length:
-                numbers[name] = {bound: row[bound] for bound in INTERVAL}
+                numbers[name] = number_of(row)
     return Model(loss_at, numbers)
+
+
+def number_of(row: Row) -> Row:
+    """Value, interval and values of runs of a row of JSON, where NaN is null."""
+    names = [name for name in (*INTERVAL, *OF_RUNS) if name in row]
+    return {name: np.nan if row[name] is None else row[name] for name in names}
 
 
 def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[str, Model]:
@@ -110,7 +116,8 @@ def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[st
                 add_numbers(model, study)
                 at_length = [row for row in exact if row["model"] == label and row["length"] == 128 * times]
                 for one_of_them in (model, *model.seeds) if at_length else ():
-                    one_of_them.numbers["needles"] = min(at_length, key=lambda row: row["value_tokens"])
+                    shortest = min(at_length, key=lambda row: row["value_tokens"])
+                    one_of_them.numbers["needles"] = number_of(shortest)
             models[label] = model
     return models
 

@@ -22,7 +22,7 @@ from analysis import Result, load_study
 from analysis.probes.length import LossByPosition
 from analysis.stats import numbers
 from analysis.stats.comparisons import distances_beside_uniform, with_equal_groups
-from analysis.stats.tables import interval_text, show
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, show
 
 HERE = Path(__file__).parent
 CORPORA = ("english", "french", "german", "spanish", "russian", "python")
@@ -47,9 +47,8 @@ def percent(row: Row, digits: int = 0) -> str:
 
 def nats(row: Row, digits: int, bytes_per_token: float = 1.0) -> str:
     """Value and interval in nats per token, or per byte."""
-    return interval_text(
-        {name: row[name] / bytes_per_token for name in ("value", "low", "high")}, digits=digits - 1
-    )
+    names = [name for name in (*INTERVAL, *OF_RUNS) if name in row]
+    return interval_text({name: row[name] / bytes_per_token for name in names}, digits=digits - 1)
 
 
 def far_row(corpus: str, result: Result, bytes_per_token: float, options: dict[str, int]) -> Row:
@@ -165,9 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table.to_string())
     print_equal_groups(study, options)
     of_distances = pd.concat(distances)
-    columns = ["corpus", "from_tokens", "to_tokens", "value", "low", "high"]
+    columns = ["corpus", "from_tokens", "to_tokens", *INTERVAL, *OF_RUNS]
     title = "first four tokens of leave-one-out-kl, times as frequent as under uniform choice"
-    print("\n" + show(of_distances[columns], across="corpus", percent=False, title=title))
+    print("\n" + show(of_distances.filter(columns), across="corpus", percent=False, title=title))
 
 
 if __name__ == "__main__":

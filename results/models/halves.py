@@ -77,10 +77,10 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
         }
         for name, (part, whole) in both.items():
             ratio = bootstrap.ratio(np.asarray(part, float), np.asarray(whole, float))
-            interval = vars(bootstrap.interval(ratio))
+            interval = bootstrap.interval(ratio)
             if not name.startswith("persistence"):
-                interval = {bound: float(np.clip(of_bound, 0, 1)) for bound, of_bound in interval.items()}
-            rows.append({"name": name, "tau_nats": tau, **interval})
+                interval = bootstrap.share(ratio, float(np.sum(whole)))
+            rows.append({"name": name, "tau_nats": tau, **vars(interval)})
     return pd.DataFrame(rows)
 
 

@@ -128,13 +128,19 @@ def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
     rows: list[Row] = []
     for selector in SELECTORS:
         selected = measured.of_choices("selected", selector, "true")
-        is_word, is_any = selected == word[:, None], (selected[:, :, None] == of_text[:, None]).any(axis=-1)
-        for name, hits in {"its word": is_word, "all words": is_any / of_text.shape[1]}.items():
-            within = np.stack([hits[:, :k].sum(axis=1) for k in KS], axis=-1)
-            rows += measured.rows(measured.draws(within), selector=selector, recall=name)
+        is_word = selected == word[:, None]
+        is_any = (selected[:, :, None] == of_text[:, None]).any(axis=-1)
         in_sentence = (selected >= of_text[:, :1] - ANNOUNCED_TOKENS) & (selected <= of_text[:, -1:])
-        alone = np.stack([in_sentence[:, :k].all(axis=1) for k in KS], axis=-1).astype(float)
-        rows += measured.rows(measured.draws(alone), selector=selector, recall="nothing but the sentence")
+        for k in KS:
+            shares = {
+                "its word": is_word[:, :k].sum(axis=1),
+                "all words": is_any[:, :k].sum(axis=1) / of_text.shape[1],
+                "nothing but the sentence": in_sentence[:, :k].all(axis=1),
+            }
+            for name, share in shares.items():
+                rows.append(
+                    {"selector": selector, "recall": name, "k": k, **measured.ratio(share.astype(float))}
+                )
     return pd.DataFrame(rows)
 
 

@@ -84,10 +84,11 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     ones = np.ones(len(frame))
 
     def row(name: str, context: int, values: np.ndarray | pd.Series) -> dict[str, str | int | float]:
-        interval = vars(bootstrap.interval(bootstrap.ratio(np.asarray(values, dtype=float), ones)))
+        draws = bootstrap.ratio(np.asarray(values, dtype=float), ones)
+        interval = bootstrap.interval(draws)
         if name.startswith("share"):
-            interval = {bound: float(np.clip(of_bound, 0, 1)) for bound, of_bound in interval.items()}
-        return {"name": name, "context": context, **interval}
+            interval = bootstrap.share(draws, len(frame))
+        return {"name": name, "context": context, **vars(interval)}
 
     rows = []
     for length, loss in zip(lengths, losses.T.to_numpy(), strict=True):
@@ -109,7 +110,7 @@ def gain_between(frame: pd.DataFrame, first: int, last: int) -> pd.DataFrame:
     shares = {"share_gain_over_1": gain > 1, "share_gain_below_-1": gain < -1}
     rows = []
     for name, which in shares.items():
-        interval = bootstrap.interval(bootstrap.ratio(which.astype(float), np.ones(len(frame))))
+        interval = bootstrap.ratio_interval(which.astype(float), np.ones(len(frame)))
         rows.append({"name": name, **vars(interval)})
     return pd.DataFrame(rows)
 

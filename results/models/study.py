@@ -12,14 +12,14 @@ over all texts. Intervals are 95 %, by group and text.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis import Result, load, load_study
+from analysis import InfluenceMap, Result, load, load_study
 from analysis.figures.figure2 import levels_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
@@ -278,6 +278,38 @@ def print_loss_by_position(records: Path) -> None:
     print(f"\nYaRN, the last bin, without celery: {last['sum'].sum() / last['count'].sum():.2f} nats")
 
 
+def print_costs(study: Mapping[str, Result]) -> None:
+    """Print the seconds that a sampled target took, of every measurement."""
+    rows = []
+    for cell, result in study.items():
+        contexts = result.settings.contexts
+        seconds = result.provenance["seconds"] / len(result.targets)
+        row = {"cell": cell, "N": contexts.n_long, "M": contexts.n_short, "B": contexts.targets_per_block}
+        machine = result.provenance["machine"]
+        features = " ".join(machine["features"])
+        rows.append(row | {"seconds a target": seconds, "processor": f"{machine['processor']} {features}"})
+    print("\nwhat it cost\n" + pd.DataFrame(rows).to_string(index=False, float_format="{:.1f}".format))
+
+
+def print_xray(story: InfluenceMap, strongest: int = 20) -> None:
+    """Print how many tokens of the story gain and lose, and the strongest influences."""
+    tokens = story.tokens
+    gain = tokens["loss_short_nats"] - tokens["loss_long_nats"]
+    gains = gain > 1
+    print(
+        f"\nthe story: of {gain.notna().sum()} tokens {gains.sum()} gain more than 1 nat, {gain[gains].sum():.1f} "
+        f"together, {(gain < -1).sum()} lose more; all together {gain.sum():.1f}"
+    )
+    influence = np.nan_to_num(story.matrix())
+    rows = []
+    for place in np.argsort(influence, axis=None)[: -strongest - 1 : -1]:
+        target, source = np.unravel_index(place, influence.shape)
+        pieces = {"token": tokens["piece"][target], "needs": tokens["piece"][source]}
+        nats = {"influence": influence[target, source], "gain": gain[target]}
+        rows.append({"position": target, **pieces, "tokens back": target - source, **nats})
+    print(pd.DataFrame(rows).to_string(index=False, float_format="{:.1f}".format))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables of every cell, and draw the figures where a folder for them is given."""
     parser = argparse.ArgumentParser(
@@ -304,6 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             assert figure is not None, f"{cell} was kept in one way"
             save_figure(figure, given.figures, f"{cell}.png")
     print_loss_by_position(given.records)
+    measured = load_study(given.records)
+    print_costs({**measured, "checkpoint": load(given.records / "checkpoint")})
+    print_xray(InfluenceMap.load(given.records / "story"))
 
 
 if __name__ == "__main__":

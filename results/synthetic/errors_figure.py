@@ -43,7 +43,7 @@ def errors_figure(points):
             panels[0].set_ylabel(f"{title}:\nwrong [%]")
         bars = [Patch(**looks, **EDGES) for looks in LOOKS.values()]
         style.add_legend(figure, {}, *bars, Patch(**SPAN))
-        style.add_heading(figure, describe(points).removesuffix("; bands: 95 %"))
+        style.add_heading(figure, describe(points))
     return figure
 
 

@@ -15,7 +15,7 @@ import matplotlib
 import pandas as pd
 
 from analysis.figures import style
-from analysis.synthetic.exact_match import GROUP, describe, load, pool
+from analysis.synthetic.exact_match import GROUP, describe, describe_bands, load, pool
 from analysis.synthetic.figure1 import MULTIPLES, TASKS
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def option_figure(points, names):
         panels[0].set_ylabel("exact match [% of samples]")
         panels[0].set_ylim(-3, 103)
         style.add_legend(figure, looks)
-        style.add_heading(figure, describe(points))
+        style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 

@@ -40,6 +40,7 @@ from analysis.synthetic.exact_match import (
     GROUP,
     SETTINGS,
     describe,
+    describe_bands,
     exact_interval,
     labels,
     load,
@@ -248,7 +249,7 @@ def bound_figure(points):
             handles.append(Line2D([], [], color="0.3", label="none wrong: upper limit", **LIMIT))
         handles += [Line2D([], [], color="0.3", **THEOREM), Line2D([], [], color="black", **IMPROVED)]
         style.add_legend(figure, looks, *handles, Line2D([], [], **FITTED))
-        style.add_heading(figure, describe(points))
+        style.add_heading(figure, describe(points), describe_bands(points))
     return figure
 
 

@@ -60,7 +60,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_study(folder / name, cut(study))
     study = load_study(RESULTS / "models")
     save_study(folder / "models", {cell: study[cell] for cell in CELLS})
-    for name in ("length", "planted", "policies"):
+    for name in ("length", "planted", "policies", "story", "checkpoint"):
         shutil.copytree(RESULTS / "models" / name, folder / "models" / name)
     for path in (RESULTS / "models").glob("*.parquet"):
         if path.name.startswith(("recent-", "halves-")):
@@ -203,6 +203,19 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
     assert f"{100 * (there - placebo):.1f} [" in of_document
     assert "four choices with their neighbors: 9.7 tokens on average" in printed
     assert "smollm2-code-tau-0.1-n256, by half, sinks add" in printed
+    seconds = document.provenance["seconds"] / len(document.targets)
+    assert line_of(printed, "smollm2-document-n256 256 ").split()[-6] == f"{seconds:.1f}"
+    assert (
+        "of 281 tokens 75 gain more than 1 nat, 193.8 together, 14 lose more; all together 190.7" in printed
+    )
+    assert line_of(printed, " compass  compass ").split() == [
+        "264",
+        "compass",
+        "compass",
+        "255",
+        "9.0",
+        "7.4",
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["smollm2-releases-n256.png"]
 
 

@@ -148,9 +148,19 @@ def test_cells_are_means_over_samples_and_runs():
             "absent_loss_nats": absent["loss_nats"].mean(),
         }
         assert cell.value == pytest.approx(expected[cell.name]) and cell.low <= cell.value <= cell.high
+        if cell.name in (
+            "exact",
+            "absent_exact",
+            "absent_loss_nats",
+        ):  # which are of one context, not a difference
+            of_run = (absent if cell.name.startswith("absent") else at_depth).groupby("number")
+            column = cell.name.removeprefix("absent_")
+            assert [cell.first_run, cell.second_run] == pytest.approx(of_run[column].mean().tolist())
         if not np.isnan(cell.depth):
             start = round(cell.depth * (cell.length - 2 * Q - cell.value_tokens))
             assert cell.distance_tokens == cell.length - Q - start
+    by_depth, by_length = (figure.get_suptitle() for figure in measured.figures().values())
+    assert "means of 2 runs" in by_depth and "two runs pooled" in by_length
 
 
 @pytest.mark.parametrize(

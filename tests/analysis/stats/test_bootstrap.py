@@ -9,6 +9,7 @@ from scipy.stats import sem, t
 
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import ClusterBootstrap, Interval, by_clusters, interval_caption
+from analysis.stats.tables import runs_differ
 
 
 @pytest.fixture
@@ -266,6 +267,63 @@ def test_two_trainings_are_pooled(groups: int) -> None:
             0.95, squares.sum() ** 2 / (squares**2).sum(), loc=mean.mean(), scale=sem(mean)
         )
         assert (rows.low, rows.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("groups", [40, 140])
+def test_the_value_of_either_of_two_runs_stands_beside_that_of_both(groups: int) -> None:
+    """As rows and as seeds of one model; of a ratio it is that of the run's own sums, of a net value its own too."""
+    rng = np.random.default_rng(groups)
+    above, below = rng.normal(3, 1, (2, 2, groups)), rng.uniform(1, 2, (2, groups))
+    clusters, runs = np.tile(np.arange(groups), 2), np.repeat([7, 9], groups)
+    of_rows = ClusterBootstrap(clusters, runs=runs)
+    ratios = [of_rows.ratio(values.ravel(), below.ravel()) for values in above]
+    interval = of_rows.interval(ratios[0] - np.maximum(0, ratios[1]))
+    own = above.sum(axis=2) / below.sum(axis=1)
+    assert (interval.first_run, interval.second_run) == pytest.approx(own[0] - np.maximum(0, own[1]))
+    columns = ClusterBootstrap(np.arange(groups), labels=["one", "two", "two"])
+    of_seeds = [columns.ratio(values, below[0]) for values in above[:, 0]]
+    two = columns.interval(columns.over_seeds(1, of_seeds))
+    assert (two.first_run, two.second_run) == pytest.approx(above[:, 0].sum(axis=1) / below[0].sum())
+    one = columns.interval(columns.over_seeds(0, of_seeds[:1]))
+    assert (one.first_run, one.second_run) == pytest.approx((one.value, one.value))
+    alone = interval_of(np.stack([above[0, 0], below[0]], axis=1), np.arange(groups))
+    assert alone.first_run is alone.second_run is None
+    assert (alone.low, alone.high) == pytest.approx((one.low, one.high))
+
+
+@pytest.mark.parametrize("units", [13, 140])
+@pytest.mark.parametrize("value", [0.1, 0.5, 0.9, -2.0])
+def test_no_interval_where_all_resamples_are_alike(units: int, value: float) -> None:
+    """Two runs whose units are all alike, as needles that one finds and the other does not; t's and percentiles."""
+    values = np.concatenate([np.full(units, value + 0.1), np.full(units, value - 0.1)])
+    clusters, runs = np.tile(np.arange(units), 2), np.repeat([0, 1], units)
+    bootstrap = ClusterBootstrap(clusters, runs=runs)
+    interval = bootstrap.ratio_interval(values, np.ones(2 * units))
+    assert interval.value == pytest.approx(value) and np.isnan([interval.low, interval.high]).all()
+    assert (interval.first_run, interval.second_run) == pytest.approx((value + 0.1, value - 0.1))
+    values[0] += 0.01
+    other = bootstrap.ratio_interval(values, np.ones(2 * units))
+    assert other.low < other.value < other.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("differ", "marked", "covered"),
+    [(0.0, 0.0, 0.97), (1.0, 0.0, 0.94), (3.0, 0.25, 0.70), (10.0, 0.73, 0.27)],
+)
+def test_how_often_two_runs_are_marked_and_how_often_pooled_intervals_hold(
+    differ: float, marked: float, covered: float
+) -> None:
+    """Means of runs vary by so many standard errors of the mean of 13 groups that both share; the truth is 0."""
+    rng, differing, inside = np.random.default_rng(0), 0, 0
+    for _ in range(1000):
+        values = rng.normal(0, 13**0.5, 13) + rng.normal(0, differ, (2, 1)) + rng.normal(0, 1, (2, 13))
+        columns = np.stack([values.ravel(), np.ones(26)], axis=1)
+        interval = interval_of(columns, np.tile(np.arange(13), 2), runs=np.repeat([0, 1], 13))
+        differing += runs_differ(vars(interval))
+        inside += interval.low <= 0 <= interval.high
+    shares = (differing / 1000, inside / 1000)
+    assert shares == (pytest.approx(marked, abs=0.04), pytest.approx(covered, abs=0.04))
 
 
 def test_confidence_is_an_argument() -> None:

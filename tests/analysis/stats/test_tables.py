@@ -43,6 +43,27 @@ def test_a_value_without_an_interval_stands_alone() -> None:
     assert interval_text({"value": nan, "low": nan, "high": nan}) == "–"
 
 
+def test_two_runs_stand_beside_an_interval_that_does_not_hold_both() -> None:
+    nan = float("nan")
+    pooled = {"value": 0.1, "low": 0.08, "high": 0.12, "first_run": 0.2, "second_run": 0.0}
+    assert interval_text(pooled, percent=True, digits=0) == "10 [8, 12] (runs 20 and 0)"
+    assert interval_text(pooled) == "0.10 [0.08, 0.12] (runs 0.20 and 0.00)"
+    assert interval_text(pooled | {"low": nan, "high": nan}) == "0.10 (runs 0.20 and 0.00)"
+    inside = pooled | {"first_run": 0.081, "second_run": 0.119}
+    assert interval_text(inside) == "0.10 [0.08, 0.12]"
+    outside = pooled | {"first_run": 0.079, "second_run": 0.119}
+    assert interval_text(outside) == "0.10 [0.08, 0.12] (runs 0.08 and 0.12)"
+    alike = pooled | {"low": nan, "high": nan, "first_run": 0.1001, "second_run": 0.0999}
+    assert interval_text(alike) == "0.10"
+    assert interval_text(pooled | {"first_run": nan, "second_run": nan}) == "0.10 [0.08, 0.12]"
+    frame = pd.DataFrame([{"k": 1} | pooled, {"k": 2} | inside])
+    assert show(frame, digits=0).splitlines() == [
+        "k                       value",
+        "1  10 [8, 12] (runs 20 and 0)",
+        "2                  10 [8, 12]",
+    ]
+
+
 @pytest.mark.parametrize("texts", [2, 4])
 def test_no_interval_is_printed_below_four_documents(texts: int) -> None:
     """Two texts, the example of the README, once had a recovery of 79.0 [-1,330.4, 1,488.5] %."""

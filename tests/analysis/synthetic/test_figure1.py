@@ -5,10 +5,12 @@ import sys
 from itertools import product
 
 import numpy as np
+import pandas as pd
+import pytest
 from matplotlib.collections import PolyCollection
 
 from analysis.synthetic import figure1
-from analysis.synthetic.exact_match import NAME, describe, load, save
+from analysis.synthetic.exact_match import NAME, describe, describe_bands, load, save
 from analysis.synthetic.figure1 import accuracy_by_length_figure, scheme_comparison_figure
 from tests.analysis.figures.drawn import line
 from tests.analysis.synthetic.made_up import pooled, row, rows
@@ -41,7 +43,22 @@ def test_accuracy_by_length_draws_the_points_of_every_k():
                 assert np.isclose(drawn, 100 * bound).any()
         assert line(axes, "chance")[1].tolist() == [50, 50]
         assert sorted({x for x, _ in axes.patches[0].get_corners()}) == [20, 50]
-    assert describe(points).startswith("RoPE + PoSE; 2 training seeds; 3,000 steps; 400 samples a point; ")
+    assert describe(points).startswith("RoPE + PoSE; 2 training seeds; 3,000 steps; 400 samples a point")
+    assert figure.get_suptitle().endswith("bands: 95 %, of the samples, two seeds pooled")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "bands"),
+    [
+        ([1], "of the samples"),
+        ([1, 2], "of the samples, two seeds pooled"),
+        ([3, 4], "over seeds"),
+        ([1, 3], "over 3 seeds or more, else of the samples"),
+        ([2, 3], "over 3 seeds or more, else of the samples, two seeds pooled"),
+    ],
+)
+def test_the_heading_says_what_bands_are_of(seeds, bands):
+    assert describe_bands(pd.DataFrame({"seeds": seeds})) == f"bands: 95 %, {bands}"
 
 
 def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
