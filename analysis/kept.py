@@ -233,7 +233,7 @@ class KeptAs:
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F); ``seed``: of what ``drawn`` draws.
         """
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
-            open_to_choice = choice.by_head.copy()  # (m, layers, heads, F)
+            open_to_choice = choice.by_head.copy()  # (m, G, F)
             open_to_choice[..., : self.sinks] = -np.inf
             ranked = np.argsort(-open_to_choice, axis=-1, kind="stable")
             sinks = np.broadcast_to(np.arange(self.sinks), (*ranked.shape[:-1], self.sinks))

@@ -167,7 +167,7 @@ class Selection:
     """(m, F) influence of every far token, NaN where the selector gives it none; None of a sequential one (`greedy`),
     whose influence is that of a token given those before it."""
     by_head: np.ndarray | None = None
-    """(m, layers, heads of keys, F) the same for every head, of a policy that keeps other tokens in each; or None."""
+    """(m, G, F) the same for every head of keys, layer after layer, of a policy that keeps other tokens in each."""
 
 
 _SPLIT, _SHORTEST = 4, 4
@@ -606,15 +606,15 @@ class SnapKV:
         """S_k, by head."""
         observed = inputs.scorer.accumulated_attention(inputs.contexts, inputs.target_index, self.window)
         margin = self.pool // 2  # nothing stands beyond the ends, as in the authors' pooling
-        padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
+        padded = np.pad(observed, [(0, 0), (0, 0), (margin, margin)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1)
         pooled = windows.mean(axis=-1)
         return _of_heads(inputs, pooled)
 
 
 def _of_heads(inputs: SelectorInput, by_head: np.ndarray) -> Selection:
-    """The choice of each head by its influence, (m, layers, heads, F), and by their mean where all keep the same."""
-    chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=(1, 2))))
+    """The choice of each head by its influence, (m, G, F), and by their mean where all keep the same."""
+    chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=1)))
     return replace(chosen, by_head=by_head)
 
 

@@ -4,7 +4,7 @@ The far context is read once, whole. Then the near tokens, the short context and
 to one another and to the far keys and values that are left, in every layer and head: a token that is left out has still
 been read by those behind it. A pass reads the near tokens of many rows, each with far tokens of its own.
 Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens of one, S rows in all, R of
-one pass, L near tokens, F far tokens, G heads of keys, V vocabulary (logits). Losses are nats.
+one pass, L near tokens, F far tokens, G heads of keys in all layers, V vocabulary (logits). Losses are nats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Rows(Asked):
     """Rows that see some of the far keys and values of their block."""
 
     visible: np.ndarray
-    """(S, F) bool; or (S, layers, G, F)."""
+    """(S, F) bool; or (S, G, F), others in every head of keys, layer after layer."""
 
 
 def subset_masks(far: np.ndarray, n_far: int) -> np.ndarray:
@@ -63,11 +63,12 @@ def measures(
         scorer: computes them.
         contexts: n blocks.
         visible: which far tokens are in the cache: (C, F) bool, the same subsets for all targets, or (m, C, F); or
-            (m, 1, layers, G, F), others in every head.
+            (m, 1, G, F), others in every head of keys.
         names: of measures.
         targets: (m, 2) block and place in it of each target.
     """
-    values = np.empty((len(targets), visible.shape[-2] if visible.ndim < 5 else 1, len(names)))
+    num_subsets = visible.shape[0 if visible.ndim == 2 else 1]
+    values = np.empty((len(targets), num_subsets, len(names)))
     for block in np.unique(targets[:, 0]):
         of_block = np.flatnonzero(targets[:, 0] == block)
         one = contexts.take(slice(block, block + 1))
@@ -86,7 +87,7 @@ def losses_by_head(
     Args:
         scorer: computes them.
         contexts: n blocks.
-        kept: K sets of columns of the far context, each (m, layers, G, j).
+        kept: K sets of columns of the far context, each (m, G, j), of the heads of keys, layer after layer.
         targets: (m, 2) block and place in it of each target.
     """
     if scorer.model.shares_far_keys:
@@ -127,7 +128,7 @@ def part_read_losses(
         tokens = scorer.tensor(contexts.tokens[block[:, None], read[rows]])
         far = scorer.model.key_values(tokens, scorer.tensor(read[rows]))
         among_read = (read[rows][:, None] == kept[rows][:, :, None]).argmax(axis=-1)
-        past = _kept_key_values(far, np.arange(len(rows)), among_read[:, None, None], scorer)
+        past = _kept_key_values(far, np.arange(len(rows)), among_read[:, None], scorer)
         losses[rows] = _losses_behind(scorer, contexts, past, kept[rows], block, place)
     return losses
 
@@ -159,14 +160,14 @@ def _gathered_losses(
 
 
 def _kept_key_values(far: KeyValues, block: np.ndarray, kept: np.ndarray, scorer: Scorer) -> KeyValues:
-    """The keys and values of the kept columns, (R, layers or 1, G or 1, j), of some of the far contexts, (R,)."""
-    columns = scorer.tensor(kept).expand(-1, len(far), -1, -1)
+    """The keys and values of the kept columns, (R, G or 1, j), of some of the far contexts, (R,)."""
+    key_heads = [keys.shape[1] for keys, _ in far]
+    of_layers = scorer.tensor(kept).expand(-1, sum(key_heads), -1).split(key_heads, dim=1)
     rows = scorer.tensor(block)[:, None, None]
     layers = []
-    for layer, (keys, values) in enumerate(far):
-        of_layer = columns[:, layer].expand(-1, keys.shape[1], -1)
+    for (keys, values), columns in zip(far, of_layers, strict=True):
         heads = torch.arange(keys.shape[1], device=scorer.device)[:, None]
-        layers.append((keys[rows, heads, of_layer], values[rows, heads, of_layer]))
+        layers.append((keys[rows, heads, columns], values[rows, heads, columns]))
     return layers
 
 
@@ -195,7 +196,7 @@ def _of_block(
         def logits_of(some: np.ndarray, queries: int) -> Tensor:
             near = contexts.tokens[:, contexts.n_far : contexts.n_long + int(rows.last[some].max())]
             tokens = scorer.tensor(near).expand(len(some), -1)
-            logits = scorer.model.near_logits(far, _masks(rows.visible[some], scorer), tokens, queries)
+            logits = scorer.model.near_logits(far, _masks(rows.visible[some], far, scorer), tokens, queries)
             scorer.on_read(tokens.numel())
             return logits
 
@@ -240,10 +241,12 @@ def _batches(scorer: Scorer, rows: _Rows) -> Iterator[np.ndarray]:
         order = order[size:]
 
 
-def _masks(visible: np.ndarray, scorer: Scorer) -> Tensor | list[Tensor]:
+def _masks(visible: np.ndarray, far: KeyValues, scorer: Scorer) -> Tensor | list[Tensor]:
     """As `analysis.model.adapter.Adapter.near_logits` takes them."""
     masks = torch.from_numpy(np.ascontiguousarray(visible)).to(scorer.device)
-    return masks if masks.ndim == 2 else list(masks.unbind(dim=1))
+    if masks.ndim == 2:
+        return masks
+    return list(masks.split([keys.shape[1] for keys, _ in far], dim=1))
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -452,35 +452,38 @@ class Scorer(OnDevice):
     def accumulated_attention(
         self, contexts: Contexts, targets: np.ndarray, window: int | None = None
     ) -> np.ndarray:
-        """Attention to far tokens from all tokens before each target, by layer and head of keys, (m, layers, G, F).
+        """Attention to far tokens from all tokens before each target, by head of keys, (m, G, F).
 
         Summed over the last ``window`` tokens of the short context (None: over all tokens), mean over the heads of
-        queries that share one of the G heads of keys. ``targets``: as in `losses`.
+        queries that share one of the keys. G counts the heads of all layers, one layer after the other; layers may
+        differ in how many they have. ``targets``: as in `losses`.
         """
         length = contexts.tokens.shape[1]
         size = contexts.targets_per_block
         two_tokens = self.tensor(contexts.tokens[:1, :2])
         layers_of_keys = self.model.key_values(two_tokens, self.first_ids(1, 2))
-        keys, _ = layers_of_keys[0]
-        key_heads = keys.shape[1]
+        key_heads = [keys.shape[1] for keys, _ in layers_of_keys]
         ends = torch.arange(length - size, length, device=self.device)
 
         def reduce(attention: Tensor) -> Tensor:
-            """(R, G, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
+            """(R, H, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
             to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
             summed = to_far[:, :, ends]
             if window is not None:
                 begins = (ends - window).clamp(min=contexts.n_far - 1)
                 summed = summed - to_far[:, :, begins]
-            by_key_head = summed.unflatten(1, (key_heads, -1))
-            return by_key_head.mean(dim=2)
+            return summed
 
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
             layers = self.model.attention(self.tensor(tokens), ids, length, reduce)
-            parts.append(torch.stack(layers, dim=1).cpu().numpy())  # (R, layers, G, B, F)
-        return np.concatenate(parts)[targets[:, 0], :, :, targets[:, 1]]
+            of_keys = []
+            for layer, count in zip(layers, key_heads, strict=True):
+                by_key_head = layer.unflatten(1, (count, -1))
+                of_keys.append(by_key_head.mean(dim=2))
+            parts.append(torch.cat(of_keys, dim=1).cpu().numpy())  # (R, G, B, F)
+        return np.concatenate(parts)[targets[:, 0], :, targets[:, 1]]
 
     def long_parts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way."""

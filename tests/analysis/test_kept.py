@@ -30,7 +30,7 @@ make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
 
 
 def losses_of_cache(scorer, contexts, columns, targets):
-    """Losses with these columns (m, j) in the cache, or others in every head, (m, layers, heads, j)."""
+    """Losses with these columns (m, j) in the cache, or others in every head, (m, heads, j)."""
     if columns.ndim > 2:
         return far_cache.losses_by_head(scorer, contexts, [columns], targets)[:, 0]
     visible = far_cache.subset_masks(columns, FAR)[:, None]
@@ -92,7 +92,7 @@ def test_every_layer_and_head_may_keep_tokens_of_its_own(shares):
     adapter.shares_far_keys = shares
     scorer, targets = Scorer(adapter), contexts.all_targets
     heads = 4  # two of keys in each of the two layers
-    kept = random_subsets(len(targets) * heads).reshape(len(targets), 2, 2, 4)
+    kept = random_subsets(len(targets) * heads).reshape(len(targets), heads, 4)
     losses = losses_of_cache(scorer, contexts, kept, targets)
     masks = {}
 
@@ -106,7 +106,7 @@ def test_every_layer_and_head_may_keep_tokens_of_its_own(shares):
         for layer in range(2):
             mask = torch.full((length, length), LOWEST).triu(1).repeat(1, 4, 1, 1)
             for head in range(4):
-                mask[0, head, FAR:, :FAR] = hides(kept[row, layer, head // 2])
+                mask[0, head, FAR:, :FAR] = hides(kept[row, 2 * layer + head // 2])
             masks[layer] = mask
         tokens = torch.from_numpy(contexts.tokens[block, :length])[None]
         expected = -inner(tokens).logits[0, -1].double().log_softmax(-1)[contexts.targets[block, place]]
@@ -248,7 +248,7 @@ def test_the_base_of_a_way_is_its_loss_with_the_sinks_alone(name, way):
 
 def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by_head():
     contexts = make_blocks()
-    kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 2, 2, 4)
+    kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 4, 4)
     with refused("convert it with olmo-sparsity export_hf"):
         losses_of_cache(Scorer(tiny_adapter("ssmax")), contexts, kept, contexts.all_targets)
 
@@ -283,11 +283,12 @@ def test_policies_score_each_head_as_their_authors_do(prefix):
         np.testing.assert_allclose(last[row], attention[:, :, -1, :FAR].mean(axis=(0, 1)), atol=1e-5)
         of_keys = (attention[:, 0::2] + attention[:, 1::2]) / 2  # two heads of queries share one of keys
         far = of_keys[..., :FAR]
-        np.testing.assert_allclose(h2o[row], far.sum(axis=2), atol=1e-5)
-        observed = np.pad(far[:, :, FAR:].sum(axis=2), [(0, 0), (0, 0), (2, 2)])
+        far = far.reshape(4, N_LONG + place, FAR)  # two heads of keys in each of the two layers
+        np.testing.assert_allclose(h2o[row], far.sum(axis=1), atol=1e-5)
+        observed = np.pad(far[:, FAR:].sum(axis=1), [(0, 0), (2, 2)])
         pooled = [observed[..., column : column + 5].mean(axis=-1) for column in range(FAR)]
         np.testing.assert_allclose(snapkv[row], np.stack(pooled, axis=-1), atol=1e-5)
-        observed = np.pad(far[:, :, -2:].sum(axis=2), [(0, 0), (0, 0), (1, 1)])
+        observed = np.pad(far[:, -2:].sum(axis=1), [(0, 0), (1, 1)])
         pooled = [observed[..., column : column + 3].mean(axis=-1) for column in range(FAR)]
         np.testing.assert_allclose(narrow[row], np.stack(pooled, axis=-1), atol=1e-5)
 
@@ -301,7 +302,7 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
     losses = KeptAs("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
     scores = scorer.accumulated_attention(contexts, targets)
     for column, k in enumerate((1, 3)):
-        kept = np.empty((len(targets), 2, 2, 2 + k), dtype=int)
+        kept = np.empty((len(targets), 4, 2 + k), dtype=int)
         for place in np.ndindex(kept.shape[:-1]):
             beyond = 2 + np.argsort(-scores[place][2:], kind="stable")[:k]
             kept[place] = [0, 1, *sorted(beyond)]

@@ -116,13 +116,13 @@ def test_every_layer_and_head_may_lack_tokens_of_its_own():
     contexts = random_blocks(N, M, 1, count=1)
     targets = contexts.all_targets
     generator = np.random.default_rng(0)
-    visible = generator.random((1, 1, 1, 2, FAR)) < 0.5  # two heads of keys
+    visible = generator.random((1, 1, 2, FAR)) < 0.5  # two heads of keys
     losses = far_cache.measures(Scorer(adapter), contexts, visible, ("loss",), targets)[..., 0]
 
     def masked(_module, positional, named):
         mask = torch.full((N, N), torch.finfo(torch.float32).min).triu(1).repeat(1, 4, 1, 1)
         for head in range(4):
-            hidden = ~torch.from_numpy(visible[0, 0, 0, head // 2])
+            hidden = ~torch.from_numpy(visible[0, 0, head // 2])
             mask[0, head, FAR:, :FAR] += hidden * torch.finfo(torch.float32).min
         return positional, {**named, "attention_mask": mask}
 
