@@ -152,9 +152,9 @@ examples:
   olmo-sparsity figure2 runs/study --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/both
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
-Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
-and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
-Results without --labels are runs of one model, measured on the same targets."""
+Writes figure2 (with --length also loss by position), figure2-selectors, figure2-kept-as, kinds, distances,
+tokens_needed and placebos, those for which something was measured, and numbers.csv; of several labels figure2
+and numbers.csv. Results without --labels are runs of one model, measured on the same targets."""
 
 
 def figure2_parser() -> Parser:

@@ -73,7 +73,7 @@ def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(ClusterBootstrap(clusters, resamples=100, seed=1).sums(columns), whole)
 
 
-def test_two_levels_equal_a_plain_loop(many: None) -> None:
+def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
     """Groups one by one, then how often each of their documents comes, with every row copied out."""
     columns, clusters = clustered(np.random.default_rng(1), documents=9)
     group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
@@ -143,7 +143,7 @@ def test_nor_has_a_value_of_targets_in_fewer_than_four_units(units: int, bearing
     assert np.isnan(columns[1:, 0]).all() == (bearing < 4) and np.isfinite(columns[:, 1]).all()
 
 
-def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
+def test_covers_the_truth_where_documents_of_a_group_are_alike_and_documents_alone_do_not() -> None:
     """30 groups of 4 documents of 3 targets; groups, documents and targets vary alike; the truth is 0."""
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(120), 3)
@@ -269,12 +269,12 @@ def test_two_trainings_are_pooled(groups: int) -> None:
 
 
 def test_confidence_is_an_argument() -> None:
-    """Bonferroni's level of ten tests: t's quantile, the percentiles, and Wilson's."""
+    """Bonferroni's confidence of ten tests: t's quantile, the percentiles, and Wilson's."""
     rng = np.random.default_rng(0)
     for units in (40, 140):
         columns = np.stack([rng.normal(size=units), np.ones(units)], axis=1)
         usual, corrected = (
-            interval_of(columns, np.arange(units), confidence=level) for level in (0.95, 0.995)
+            interval_of(columns, np.arange(units), confidence=confidence) for confidence in (0.95, 0.995)
         )
         assert corrected.low < usual.low < usual.high < corrected.high
         if units <= 100:
