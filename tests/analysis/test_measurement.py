@@ -82,9 +82,9 @@ def test_arrays_follow_the_targets_over_tau_whatever_the_order_of_the_rows():
         [of_target] = result.choices.query(
             f"target_id == {target} and selector == 'greedy' and far_context == 'placebo'"
         ).itertuples()
-        for each in (result, shuffled):
-            assert np.array_equal(each.loss_nats("greedy", "placebo")[row], of_target.loss_nats)
-            assert np.array_equal(each.selected("greedy", "placebo")[row], of_target.selected)
+        for measurement in (result, shuffled):
+            assert np.array_equal(measurement.loss_nats("greedy", "placebo")[row], of_target.loss_nats)
+            assert np.array_equal(measurement.selected("greedy", "placebo")[row], of_target.selected)
 
 
 def test_a_target_without_a_far_context_has_no_loss_there():
@@ -101,8 +101,8 @@ def test_joined_trainings_stand_one_behind_the_other():
     runs = [made_result(run=number) for number in range(3)]
     joined = Result.join(runs)
     assert len(joined.targets) == 3 * len(runs[0].targets)
-    assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in runs]))
-    losses = np.concatenate([each.loss_nats("greedy") for each in runs])
+    assert np.array_equal(joined.gain_nats, np.concatenate([run.gain_nats for run in runs]))
+    losses = np.concatenate([run.loss_nats("greedy") for run in runs])
     assert np.array_equal(joined.loss_nats("greedy"), losses)
     assert joined.runs == tuple(runs) and Result.join(runs[:1]) is runs[0]
 

@@ -77,8 +77,8 @@ def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
     """Groups one by one, then how often each of their documents comes, with every row copied out."""
     columns, clusters = clustered(np.random.default_rng(1), documents=9)
     group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
-    groups = np.array([group_of[each] for each in clusters.tolist()])
-    members = {name: [each for each in group_of if group_of[each] == name] for name in "abcde"}
+    groups = np.array([group_of[cluster] for cluster in clusters.tolist()])
+    members = {name: [cluster for cluster in group_of if group_of[cluster] == name] for name in "abcde"}
     rng, resamples = np.random.default_rng(5), 100
     turns = [[int(rng.integers(5)) for _ in range(5)] for _ in range(resamples)]
     drawn: list[dict[int, int]] = [{} for _ in range(resamples)]
@@ -91,10 +91,10 @@ def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
             drawn[resample] |= zip(documents, counts, strict=True)
     slow = [
         [
-            math.fsum(columns[row, c] * of[each] for row, each in enumerate(clusters.tolist()))
+            math.fsum(columns[row, c] * counts[cluster] for row, cluster in enumerate(clusters.tolist()))
             for c in range(3)
         ]
-        for of in drawn
+        for counts in drawn
     ]
     bootstrap = ClusterBootstrap(clusters, groups=groups, resamples=resamples, seed=5)
     np.testing.assert_allclose(bootstrap.sums(columns)[1:], slow, rtol=1e-12)
@@ -103,8 +103,8 @@ def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
 
 def test_groups_of_one_document_change_nothing(many: None) -> None:
     columns, clusters = clustered(np.random.default_rng(3))
-    names = np.array([f"{each:03d}" for each in clusters])
-    plain, grouped = (ClusterBootstrap(clusters, groups=each, resamples=99) for each in (None, names))
+    names = np.array([f"{cluster:03d}" for cluster in clusters])
+    plain, grouped = (ClusterBootstrap(clusters, groups=groups, resamples=99) for groups in (None, names))
     np.testing.assert_array_equal(plain.sums(columns), grouped.sums(columns))
 
 
