@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.data.windows import Batch, collate
+from olmo_sparsity.data.training_batches import Batch
+from olmo_sparsity.data.windows import collate
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
 from olmo_sparsity.training.loop import forward_backward

@@ -25,7 +25,7 @@ from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
-from olmo_sparsity.data.windows import Batch
+from olmo_sparsity.data.training_batches import Batch
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.log import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
