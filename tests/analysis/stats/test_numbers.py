@@ -1,6 +1,7 @@
 """Every frame of numbers against plain loops over targets, and bootstraps of whole documents."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -302,6 +303,51 @@ def test_groups_and_trainings_are_units_where_there_are_any() -> None:
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
     assert numbers.counts(runs)["runs"] == 3 and "3 runs together" in findings(runs)
+
+
+def selector_lines(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Heading and columns, and the rows of what the findings say of every selector."""
+    lines = findings(result).splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("selector"))
+    rows = []
+    for line in lines[head + 1 :]:
+        cells = re.split(r"  +", line)
+        if len(cells) == 1:
+            break
+        rows.append(cells)
+    return lines[head - 1 : head + 1], rows
+
+
+@pytest.mark.parametrize("far_contexts", [("true", "placebo"), ("true",)])
+def test_findings_have_a_line_for_every_selector_the_largest_net_recovery_first(
+    far_contexts: tuple[str, ...],
+) -> None:
+    result = made_result(far_contexts=far_contexts, selectors=("random", "leave-one-out", "greedy"))
+    shown = "net" if "placebo" in far_contexts else "true"
+    frame = numbers.recovery(result)
+    frame = frame[(frame["far_context"] == shown) & frame["selector"].isin(result.selectors)]
+    at_four = frame[frame["k"] == 4].set_index("selector")["value"]
+    (title, columns), rows = selector_lines(result)
+    assert title == ("net recovery by k [%]" if shown == "net" else "recovery by k [%]")
+    assert columns.split() == ["selector", "1", "2", "4", "8"]
+    assert [cells[0] for cells in rows] == sorted(at_four.index, key=lambda name: -at_four[name])
+    for selector, *cells in rows:
+        of_selector = frame.loc[frame["selector"] == selector, ["value", "low", "high"]]
+        in_percent = (100 * of_selector).round().astype(int)
+        assert cells == [f"{value} [{low}, {high}]" for value, low, high in in_percent.to_numpy()]
+
+
+def test_findings_have_no_further_line_of_one_selector_and_lines_of_one_way_of_keeping() -> None:
+    assert "by k" not in findings(made_result(selectors=["leave-one-out"]))
+    result = made_result()
+    cache = result.choices.assign(level="cache", unit="word", sinks=4)
+    cache["loss_nats"] = cache["loss_nats"].map(lambda losses: losses + 0.5)
+    both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True))
+    _, rows_as_text = selector_lines(result)
+    heading, rows = selector_lines(both)
+    assert heading[0] == "net recovery by k, as text [%]" and rows == rows_as_text
+    heading, rows = selector_lines(replace(result, choices=cache))
+    assert heading[0] == "net recovery by k, as cache, words, 4 sinks [%]" and rows != rows_as_text
 
 
 def test_recovery_without_gain_is_refused() -> None:
