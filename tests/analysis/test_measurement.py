@@ -142,6 +142,57 @@ def test_of_many_results_the_one_without_its_settings_is_named(tmp_path):
         load(tmp_path)
 
 
+def without(content, *path):
+    """Remove what stands at a path of keys in a JSON object."""
+    *above, name = path
+    for key in above:
+        content = content[key]
+    del content[name]
+
+
+DAMAGES = {
+    "no cells": (lambda content: without(content, "cells"), "holds no cells"),
+    "empty cells": (lambda content: content.update(cells={}), "holds no cells"),
+    "cells in a list": (lambda content: content.update(cells=[*content["cells"].values()]), "holds no cells"),
+    "cells null": (lambda content: content.update(cells=None), "holds no cells"),
+    "no settings": (lambda content: without(content, "cells", "", "settings"), "cell '' has no settings"),
+    "settings null": (lambda content: content["cells"][""].update(settings=None), "cell '' has no settings"),
+    "no provenance": (
+        lambda content: without(content, "cells", "", "provenance"),
+        "cell '' has no provenance",
+    ),
+    "a cell null": (lambda content: content["cells"].update({"": None}), "cell '' has no settings"),
+    "ways of keeping in a number": (
+        lambda content: content["cells"][""]["settings"].update(keep_as=4),
+        "the result lacks settings",
+    ),
+    "a way of keeping in a number": (
+        lambda content: content["cells"][""]["settings"].update(keep_as=[4]),
+        "the result lacks settings",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_head_that_lacks_something_is_refused_with_the_remedy(tmp_path, damage, said):
+    made_result().save(tmp_path)
+    head = tmp_path / "result.json"
+    content = json.loads(head.read_text())
+    damage(content)
+    head.write_text(json.dumps(content))
+    for read in (load, load_study):
+        with refused(f"result.json.* {said}.*; .*measure again"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "4"])
+def test_a_head_that_is_no_json_object_is_refused_with_the_remedy(tmp_path, text):
+    made_result().save(tmp_path)
+    (tmp_path / "result.json").write_text(text)
+    with refused("result.json is damaged .*; give a folder"):
+        load(tmp_path)
+
+
 def test_a_save_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):
     made_result(groups=7).save(tmp_path)
     names, written = sorted(tmp_path.iterdir()), []

@@ -18,6 +18,7 @@ from analysis.synthetic.exact_match import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH, EXACT_MATCH_NAME, write_json
 from tests.analysis.synthetic.made_up import SPARSE, pooled, record, row, rows
+from tests.support.refusals import refused
 
 PARITY = "scratchpad_parity"
 Z = 1.959963984540054
@@ -62,6 +63,17 @@ class TestReading:
         assert [*load([tmp_path], ["study/text"])["seed"]] == [1]
         with pytest.raises(UserError, match="no rows of tex; there are run, study/text/x"):
             load([tmp_path], ["tex"])
+
+    @pytest.mark.parametrize("field", ["rows", "task", "options"])
+    def test_a_record_that_lacks_a_field_is_refused_with_the_remedy(self, tmp_path, field):
+        whole = {**EXACT_MATCH, **record([row(20, 3, 4)])}
+        for damaged in (
+            {name: value for name, value in whole.items() if name != field},
+            {**whole, field: None},
+        ):
+            write_json(tmp_path / EXACT_MATCH_NAME, damaged)
+            with refused(f"{EXACT_MATCH_NAME} is damaged: .*; make it with olmo-sparsity exact_match"):
+                load([tmp_path])
 
 
 class TestPooling:

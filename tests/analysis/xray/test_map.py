@@ -1,5 +1,6 @@
 """The influence map against a plain loop of one forward pass per pair of tokens."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError
 from tests.support.families import tiny_adapter
 from tests.support.plain import plain_loss
+from tests.support.refusals import refused
 from tests.support.results import made_result
 from tests.support.xrays import made_map
 
@@ -73,6 +75,12 @@ def test_a_saved_map_comes_back_and_knows_what_is_strongest(tmp_path: Path) -> N
     assert again.strongest(40, 3) == [(int(i), float(row[i])) for i in places]
     with pytest.raises(UserError, match="missing"):
         InfluenceMap.load(tmp_path / "none")
+    head = tmp_path / "xray.json"
+    about = json.loads(head.read_text())
+    for name in ("n_long", "tau_nats"):
+        head.write_text(json.dumps({key: value for key, value in about.items() if key != name}))
+        with refused(f"xray.json is damaged: it has no {name}; make it with"):
+            InfluenceMap.load(tmp_path)
 
 
 def test_what_a_token_needs_most_is_its_largest_influence_above_0_and_not_the_largest_magnitude() -> None:
