@@ -319,7 +319,8 @@ def run_xray() -> None:
     add("--text-number", type=whole_number_or_zero, default=0, metavar="I", help=which)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: FILE-xray)")
     n_long = (
-        "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024)"
+        "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024); of N tokens "
+        "the last has N - 1 before it, and this is the N that the map names"
     )
     add("--n-long", type=whole_number, metavar="N", help=n_long)
     n_short = "M, the last tokens before each token, which are always read and not measured (default: 16)"

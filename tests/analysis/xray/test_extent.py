@@ -46,11 +46,13 @@ def test_of_a_longer_text_the_first_n_tokens_are_read_and_one_line_says_so(
     assert measured.extent == "20 tokens (the first of 50)" and measured.extent in repr(measured)
     assert measured.extent in measured.to_html() and measured.extent in measured.plot().get_suptitle()
     assert alone.extent == "20 tokens"
+    assert measured.about["n_long"] == alone.about["n_long"] == N - 1, "what stands before the last token"
 
 
 def test_the_whole_text_is_read_in_windows(caplog: pytest.LogCaptureFixture) -> None:
     measured = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False, whole=True)
     assert not of_map(caplog) and len(measured) == measured.about["text_tokens"] == 50
+    assert measured.about["n_long"] == N
     starts = [start for part in windows(50, N) for start in [part.start] * (part.end - part.first)]
     assert measured.tokens["first_far"].tolist() == [0, *starts]
     first = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False)
