@@ -113,12 +113,12 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
         raise UserError(f"no {NAME} or {EXACT_MATCH_NAME} in {', '.join(map(str, paths))}")
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
     folders = sorted(rows["folder"].unique())
-    wanted = folders
+    chosen = folders
     if only:
-        wanted = [name for name in folders if any(Path(name).is_relative_to(folder) for folder in only)]
-    if not wanted:
+        chosen = [name for name in folders if any(Path(name).is_relative_to(folder) for folder in only)]
+    if not chosen:
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
-    return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
+    return rows[rows["folder"].isin(chosen)].reset_index(drop=True)
 
 
 def _read(file: Path, below: Path) -> pd.DataFrame:
