@@ -266,11 +266,10 @@ def _cells_of(head: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(cells, dict) or not cells:
         raise UserError(f"{path} is damaged: it holds no cells; restore it, or measure again")
     for cell, saved in cells.items():
+        which = f"cell {cell!r}" if cell else "it"  # one result alone has no name
         for name in ("settings", "provenance"):
             if not isinstance(saved, dict) or not isinstance(saved.get(name), dict):
-                raise UserError(
-                    f"{path} is damaged: cell {cell!r} has no {name}; restore it, or measure again"
-                )
+                raise UserError(f"{path} is damaged: {which} has no {name}; restore it, or measure again")
     return cells
 
 

@@ -155,13 +155,13 @@ DAMAGES = {
     "empty cells": (lambda content: content.update(cells={}), "holds no cells"),
     "cells in a list": (lambda content: content.update(cells=[*content["cells"].values()]), "holds no cells"),
     "cells null": (lambda content: content.update(cells=None), "holds no cells"),
-    "no settings": (lambda content: without(content, "cells", "", "settings"), "cell '' has no settings"),
-    "settings null": (lambda content: content["cells"][""].update(settings=None), "cell '' has no settings"),
+    "no settings": (lambda content: without(content, "cells", "", "settings"), "it has no settings"),
+    "settings null": (lambda content: content["cells"][""].update(settings=None), "it has no settings"),
     "no provenance": (
         lambda content: without(content, "cells", "", "provenance"),
-        "cell '' has no provenance",
+        "it has no provenance",
     ),
-    "a cell null": (lambda content: content["cells"].update({"": None}), "cell '' has no settings"),
+    "a cell null": (lambda content: content["cells"].update({"": None}), "it has no settings"),
     "ways of keeping in a number": (
         lambda content: content["cells"][""]["settings"].update(keep_as=4),
         "the result lacks settings",
