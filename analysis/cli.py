@@ -156,9 +156,9 @@ examples:
   olmo-sparsity figure2 runs/study --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/both
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
-Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
-and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
-Results without --labels are runs of one model, measured on the same targets."""
+Writes figure2 (with --length also loss by position), figure2-selectors, figure2-kept-as, kinds, distances,
+tokens_needed and placebos, those for which something was measured, and numbers.csv; of several labels figure2
+and numbers.csv. Results without --labels are runs of one model, measured on the same targets."""
 
 
 def figure2_parser() -> Parser:
@@ -323,7 +323,8 @@ def run_xray() -> None:
     add("--text-number", type=whole_number_or_zero, default=0, metavar="I", help=which)
     add("--out", type=out_folder, metavar="DIR", help="folder to write to (default: FILE-xray)")
     n_long = (
-        "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024)"
+        "N, maximum number of tokens that are read at once (default: what the model reads, at most 1,024); of N tokens "
+        "the last has N - 1 before it, and this is the N that the map names"
     )
     add("--n-long", type=whole_number, metavar="N", help=n_long)
     n_short = "M, the last tokens before each token, which are always read and not measured (default: 16)"

@@ -234,16 +234,17 @@ class Measurement:
             VERSION,
             "give a folder that `olmo-sparsity measure --out` or Result.save wrote",
         )
+        cells = _cells_of(head, folder / RESULT_NAME)
         paths = {name: folder / f"{name}.parquet" for name in FRAMES}
         frames = {
             name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()
         }
         frames["choices"] = renamed_choices(frames["choices"])
         by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
-        if any(saved["settings"].get("losses_not_over_tau") for saved in head["cells"].values()):
+        if any(saved["settings"].get("losses_not_over_tau") for saved in cells.values()):
             log.warning("%s: targets not over tau have mean losses, so no histogram and no other tau", folder)
         study = {}
-        for cell, saved in head["cells"].items():
+        for cell, saved in cells.items():
             of_cell = dict(frames)
             for name, rows in by_cell.items():
                 part = frames[name].iloc[rows.get(cell, [])].drop(columns="cell").reset_index(drop=True)
@@ -259,6 +260,19 @@ class Measurement:
 
     def __repr__(self) -> str:
         return f"Measurement({len(self.targets):,} targets, {len(self.over):,} over tau)"
+
+
+def _cells_of(head: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    """Settings and provenance of every cell in the JSON file at ``path``. Raises `UserError` where they are missing."""
+    cells = head.get("cells")
+    if not isinstance(cells, dict) or not cells:
+        raise UserError(f"{path} is damaged: it holds no cells; restore it, or measure again")
+    for cell, saved in cells.items():
+        which = f"cell {cell!r}" if cell else "it"  # one result alone has no name
+        for name in ("settings", "provenance"):
+            if not isinstance(saved, dict) or not isinstance(saved.get(name), dict):
+                raise UserError(f"{path} is damaged: {which} has no {name}; restore it, or measure again")
+    return cells
 
 
 def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:

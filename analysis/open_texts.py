@@ -162,11 +162,11 @@ def _table(texts: Any) -> list[dict[str, Any]]:
             f"the {type(texts).__name__} has no column text, only {', '.join(names)[:200]}; rename the column, or give "
             "its strings as a list"
         )
-    wanted = [name for name in _FIELDS if name in names]
-    if twice := [name for name in wanted if names.count(name) > 1]:
+    fields = [name for name in _FIELDS if name in names]
+    if twice := [name for name in fields if names.count(name) > 1]:
         raise UserError(f"the {type(texts).__name__} has the column {twice[0]} twice; rename or drop one")
-    columns = [_values(texts[name]) for name in wanted]
-    return [dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = [_values(texts[name]) for name in fields]
+    return [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _values(column: Any) -> list[Any]:

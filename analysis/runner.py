@@ -28,10 +28,11 @@ from analysis.arguments import whole_numbers
 from analysis.engine import Engine, targets_per_batch
 from analysis.measurement import FRAMES, RESULT_NAME, SELECTION, Measurement
 from analysis.parquet import stacked
-from analysis.saved import Parts, open_parts
+from analysis.saved import Parts, open_parts, remove_finished_parts
 from analysis.settings import Settings
 from analysis.work import Work, likely_tokens_to_choose, tokens_of_losses, tokens_to_choose
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import remove_leftovers
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
 
@@ -69,6 +70,7 @@ class Runner:
         there = self._result_there()
         if there is not None and there.settings.choices.tau_nats == self.settings.choices.tau_nats:
             log.info("%s is complete already", self.out)
+            remove_finished_parts(self.out / PARTS, differences=self._differences)
             return there
         known = None if there is None else self._known(there)
         return self._run_in_folder(self.out, mine, shard, known)
@@ -95,6 +97,7 @@ class Runner:
                 kept = self._finished(parts)
             result = self._joined(kept)
             if result.settings.complete and shard is None:
+                remove_leftovers(out, [RESULT_NAME, *(f"{name}.parquet" for name in FRAMES)])
                 result.save(out)
                 parts.remove()
             return result
@@ -167,14 +170,14 @@ class Runner:
 
     def _open_parts(self, out: Path, share: str | None) -> AbstractContextManager[Parts]:
         """The parts in ``out``. Raises `UserError` where they were begun with other settings."""
-
-        def differences(there: dict[str, Any]) -> str:
-            return Settings.from_json(there).differences(self.settings, when="resumed")
-
         # shares side by side, but not beside a run without one, which may measure the same batches
         return open_parts(
-            out / PARTS, RESULT_NAME, self.settings.to_json(), differences=differences, share=share
+            out / PARTS, RESULT_NAME, self.settings.to_json(), differences=self._differences, share=share
         )
+
+    def _differences(self, there: dict[str, Any]) -> str:
+        """How the settings that parts were begun with differ from these, as text."""
+        return Settings.from_json(there).differences(self.settings, when="resumed")
 
     def _finished(self, parts: Parts) -> list[Measurement]:
         """The parts that are finished. Raises `UserError` where one is damaged, or of other settings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,14 @@ import pandas as pd
 
 from analysis.parquet import write_frame
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, folder_lock, read_json, remove, write_json
+from olmo_sparsity.util.files import (
+    atomic_path,
+    folder_lock,
+    read_json,
+    remove,
+    remove_leftovers,
+    write_json,
+)
 
 Read = TypeVar("Read")
 
@@ -105,6 +112,7 @@ def open_parts(
     Raises `UserError` where the parts were begun with other settings, or another process is at it.
     """
     with folder_lock(folder, part=share):
+        remove_leftovers(folder.parent, [folder.name])
         begun = folder / "settings.json"
         if begun.is_file():
             there = read_json(
@@ -117,3 +125,19 @@ def open_parts(
                 )
         write_json(begun, settings)
         yield Parts(folder, head)
+
+
+def remove_finished_parts(folder: Path, *, differences: Callable[[dict[str, Any]], str]) -> None:
+    """Remove the parts of a measurement that is saved as a whole, which a process left that was killed before it had.
+
+    Parts that were begun with other settings stay, and those that another process is at. ``differences`` is as in
+    `open_parts`.
+    """
+    begun = folder / "settings.json"
+    with suppress(
+        OSError, UserError
+    ):  # in use, damaged, or nobody may write there: the result is whole all the same
+        remove_leftovers(folder.parent, [folder.name])
+        if begun.is_file() and not differences(read_json(begun, "remove it")):
+            with folder_lock(folder):
+                remove(folder)

@@ -159,10 +159,10 @@ class Settings:
 
         Raises `UserError` for a setting that there is not, and where one is missing that has no default.
         """
-        left = renamed_settings(flat)
         try:
+            left = renamed_settings(flat)
             settings = _from_json(cls, left)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:  # a value of another type is no setting either
             raise UserError(f"the result lacks settings ({error}); measure again") from error
         if left:
             raise UserError(f"the result has settings of another version: {', '.join(left)}; measure again")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.data.windows import Batch, collate
+from olmo_sparsity.data.training_batches import Batch
+from olmo_sparsity.data.windows import collate
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
 from olmo_sparsity.training.loop import forward_backward
@@ -41,7 +42,7 @@ def test_training_of_olmo_stays_on_the_device(encoding, changes, bf16):
         on_fake_cuda(model)
         one = batch()
         sums = model(**one.model_inputs, **one.targets, z_weight=1e-4)
-        assert {(each.device.type, each.dtype) for each in sums.values()} == {("cuda", torch.float32)}
+        assert {(total.device.type, total.dtype) for total in sums.values()} == {("cuda", torch.float32)}
     assert reads.seen == []
 
 
@@ -55,7 +56,7 @@ def test_training_on_tasks_stays_on_the_device(tmp_path, model, scheme, rotate, 
     with fake_cuda(), HostReads() as reads, autocast(bf16):
         one = batch(ids=scheme == "predicted")
         sums = on_fake_cuda(built)(**one.model_inputs, **one.targets)
-        assert {each.device.type for each in sums.values()} == {"cuda"}
+        assert {total.device.type for total in sums.values()} == {"cuda"}
     assert reads.seen == []
 
 
@@ -64,8 +65,8 @@ def test_gradients_of_the_loss_stay_on_the_device(dtype):
     with fake_cuda(), HostReads() as reads:
         hidden, weight = torch.empty(200, 8, device=DEVICE), torch.empty(50, 8, device=DEVICE)
         labels = torch.zeros(200, dtype=torch.long, device=DEVICE)
-        found = _loss_and_gradients(hidden, weight, labels, 0.5, 1e-4, dtype, True)
-        assert [(each.device.type, each.dtype) for each in found] == 4 * [("cuda", torch.float32)]
+        computed = _loss_and_gradients(hidden, weight, labels, 0.5, 1e-4, dtype, True)
+        assert [(tensor.device.type, tensor.dtype) for tensor in computed] == 4 * [("cuda", torch.float32)]
     assert reads.seen == []
 
 

@@ -147,7 +147,7 @@ def end(process: Forked) -> tuple[int, str]:
 
 def end_beside_a_stale_rank(process: Forked, rank: int) -> tuple[int, str]:
     """The same, where the other process has to end by itself and ``rank`` stands still, or has ended."""
-    stale, other = (list(process.exit_codes)[each] for each in (rank, 1 - rank))
+    stale, other = (list(process.exit_codes)[index] for index in (rank, 1 - rank))
     deadline = time.monotonic() + SECONDS
     while other in process.running:
         assert time.monotonic() < deadline, "the other process waits for ever"

@@ -20,7 +20,7 @@ def rotated_scores(q, k, relative, theta):
     """(H, Q, K) scores of queries (H, Q, D) and keys (H, K, D) that stand ``relative`` (Q, K) apart."""
     half = q.shape[-1] // 2
     angles = relative[..., None] * theta ** -(torch.arange(half) / half)
-    q, k = (torch.complex(each[..., :half], each[..., half:]) for each in (q, k))
+    q, k = (torch.complex(values[..., :half], values[..., half:]) for values in (q, k))
     turned = torch.einsum("hqd,hkd,qkd->hqk", q, k.conj(), torch.polar(torch.ones_like(angles), angles))
     return turned.real / (2 * half) ** 0.5
 
@@ -31,7 +31,7 @@ def attend(block, queries, keys, relative, sees, factor):
 
     def parts(hidden):
         q, k, v = block.att_proj(block.attn_norm(hidden)).split([config.d_model] * 3, dim=-1)
-        return [each.unflatten(-1, (config.n_heads, -1)).transpose(0, 1) for each in (q, k, v)]
+        return [values.unflatten(-1, (config.n_heads, -1)).transpose(0, 1) for values in (q, k, v)]
 
     q, k, v = parts(queries)[0], *parts(keys)[1:]
     scores = rotated_scores(q, k, relative, config.rope_theta) * factor[:, None]

@@ -1,18 +1,34 @@
-"""Pages that name code: the tour of both packages, and the API reference. What is renamed is renamed there too."""
+"""Pages that name code: the tour of both packages, the API reference, and tables of what is chosen by name.
+
+What is renamed or registered is renamed and named there too.
+"""
 
 import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import analysis
+from analysis import probes
+from analysis.figures.figure2 import POLICIES
+from analysis.probes.probe import Probe
+from analysis.selectors import BLIND, FAMILIES
+from olmo_sparsity.attention import ATTENTIONS
+from olmo_sparsity.attention.attention import SOFTMAX
+from olmo_sparsity.cli import COMMANDS
+from olmo_sparsity.model.rope_scaling import ROPE_SCALINGS
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
+from olmo_sparsity.tasks.task import TASKS
 from tests.test_structure import FILES, IMPORTS, stage_of
 
 ROOT = Path(__file__).parents[1]
 TOUR = (ROOT / "docs" / "extending.md").read_text(encoding="utf8")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PACKAGES = ("analysis", "olmo_sparsity")
+FAMILY_OF = {selector: family for family, selectors in FAMILIES.items() for selector in selectors}
+"""Of every registered selector, as the package has it: other tests may register more."""
 
 
 def rows_of(package):
@@ -65,3 +81,61 @@ def test_the_reference_has_every_public_name_of_the_analysis():
 def test_the_reference_names_what_there_is(page):
     for name in entries(page):
         assert pkgutil.resolve_name(name) is not None, name
+
+
+def rows_below(page, heading):
+    """The cells of every row of the table in a page of docs/ whose first line begins so."""
+    _, _, below = (ROOT / "docs" / page).read_text(encoding="utf8").partition(f"\n| {heading} |")
+    _, *rows = below.partition("\n\n")[0].splitlines()[1:]
+    assert rows, f"{page} has no table {heading}"
+    return [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+
+
+def names_in(cell):
+    """What stands between backticks in a cell of a table."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_selector_has_its_row_and_family_in_the_method_and_every_row_its_selector():
+    documented = {
+        name: family.strip()
+        for first, family, _ in rows_below("method.md", "selector | family")
+        for name in names_in(first)
+    }
+    assert documented.pop("EXACT@PROPOSER:m") == ""  # the screened form of any two
+    assert documented == FAMILY_OF
+
+
+def test_the_policies_of_the_method_are_selectors_that_never_look_at_the_target():
+    policies = {
+        name
+        for first, _ in rows_below("method.md", "selector | what it keeps, as cache")
+        for name in names_in(first)
+    }
+    assert {name for name in policies if FAMILY_OF[name] == BLIND} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "registered"),
+    [
+        ("method.md", "`positions.scheme`", {*SCHEMES, *COUPLED_SCHEMES}),
+        ("method.md", "`model.attention`", {*ATTENTIONS, SOFTMAX}),
+        ("synthetic.md", "`task.name`", set(TASKS)),
+    ],
+)
+def test_what_configs_choose_by_name_has_its_row_and_every_row_is_a_choice(page, heading, registered):
+    names = [name for cells in rows_below(page, heading) for name in names_in(cells[0])]
+    assert sorted(names) == sorted(registered)
+
+
+def test_every_scaling_of_rope_and_every_probe_is_named_where_they_are_described():
+    method = (ROOT / "docs" / "method.md").read_text(encoding="utf8")
+    encodings = re.search(r"\*\*Encodings\.\*\*.*?\n\n", method, re.DOTALL)[0]
+    assert set(ROPE_SCALINGS) <= set(names_in(encodings))
+    analysis_page = (ROOT / "docs" / "analysis.md").read_text(encoding="utf8")
+    for module in pkgutil.iter_modules(probes.__path__, "analysis.probes."):
+        import_module(module.name)
+    names = {
+        probe.RESULT.NAME for probe in Probe.__subclasses__() if probe.__module__.startswith("analysis.")
+    }
+    assert names and names <= set(names_in(analysis_page)) & COMMANDS.keys()

@@ -29,10 +29,10 @@ def test_the_result_is_what_they_give(tmp_path, run_here):
     prepared = run_here("scripts/prepare_data.py", "docs", "--tokenizer", tokenizer, "--out", tmp_path)
     assert prepared.returncode == 0, prepared.stderr
     options = ("--model", SHIPPED, "--corpus", tmp_path, "--targets", 10)
-    found = run_here("olmo_sparsity/cli/__main__.py", "verify", SHIPPED / "influence", *options)
-    if "give the text of the result" in found.stderr:
+    done = run_here("olmo_sparsity/cli/__main__.py", "verify", SHIPPED / "influence", *options)
+    if "give the text of the result" in done.stderr:
         pytest.skip(f"other package versions than in constraints.txt, under {sys.executable}")
-    assert found.returncode == 0 and "verified" in found.stdout, found.stderr
+    assert done.returncode == 0 and "verified" in done.stdout, done.stderr
 
 
 def test_a_text_that_the_result_does_not_lead_to_is_wanted_by_name(monkeypatch, tmp_path):

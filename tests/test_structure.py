@@ -40,15 +40,15 @@ FILES = {module_of(path): path for path in SOURCES}
 
 def imported(path):
     """Every module that a file imports, inside functions too, by its full dotted name."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & FILES.keys() or {node.module}
-    return found
+            modules |= names & FILES.keys() or {node.module}
+    return modules
 
 
 IMPORTS = {path: imported(path) for path in SOURCES}

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from analysis.figures import style
-from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
+from analysis.figures.figure2 import describe, figure2, kept_as_figure, selectors_figure
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
@@ -74,7 +74,7 @@ def all_figures(
         return {"figure2": first}
     others = {
         "figure2-selectors": selectors_figure(result, selectors=selectors, k=k, heading=False, **shown),
-        "figure2-levels": levels_figure(result, selectors=selectors, **shown),
+        "figure2-kept-as": kept_as_figure(result, selectors=selectors, **shown),
         "kinds": kinds_figure(result, k=k, **shown),
         "distances": distances_figure(result, k=k, **shown),
         "tokens_needed": tokens_needed_figure(result, **shown),

@@ -3,7 +3,7 @@
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
 selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
-`selectors_figure`; the ways in which tokens were kept (2.2a) stand side by side in `levels_figure`. Where no
+`selectors_figure`; the ways in which tokens were kept (2.2a) stand side by side in `kept_as_figure`. Where no
 recovery is defined, as with no target over tau, the mean losses of all targets stand in place of (a) to (c).
 """
 
@@ -211,7 +211,7 @@ def selectors_figure(
 
 
 @matplotlib.rc_context(style.STYLE)
-def levels_figure(
+def kept_as_figure(
     result: Measurement,
     *,
     selectors: Sequence[str] | None = None,

@@ -360,11 +360,11 @@ def draw(
             look = look | {"linestyle": "none"}
         bars: dict[str, Any] = {"ecolor": (look["color"], opacity), "elinewidth": 0.8}
         lengths = bar_lengths(rows)
-        how = {"label": label, "zorder": zorder, **bars, **look}
+        drawn_as = {"label": label, "zorder": zorder, **bars, **look}
         if across:
-            line, *_ = axes.errorbar(rows["value"], places, xerr=lengths, **how)
+            line, *_ = axes.errorbar(rows["value"], places, xerr=lengths, **drawn_as)
         else:
-            line, *_ = axes.errorbar(places, rows["value"], yerr=lengths, **how)
+            line, *_ = axes.errorbar(places, rows["value"], yerr=lengths, **drawn_as)
         line.set_label(label)
 
 

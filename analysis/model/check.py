@@ -131,7 +131,10 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str, drops_tok
     tolerance = _RELATIVE_TOLERANCE * float(hidden.std())
     wrong = ""
     if (dropped - behind).abs().max() > tolerance:
-        wrong = "reads a prefix otherwise than a whole text: it looks ahead, as BERT does, or caches no keys"
+        wrong = (
+            "gives other logits after a cached prefix than without a cache: it looks ahead, as BERT does, or "
+            "caches no keys"
+        )
     elif n_long > 2 and torch.equal(dropped, moved):
         wrong = (
             "does not read its position ids: ALiBi, or no positions at all, so that no token can be dropped"

@@ -37,7 +37,7 @@ from analysis.stats.tables import INTERVAL, OF_RUNS, without_empty_runs
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.arguments import add_arguments, argument, settings_from
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import user_path
+from olmo_sparsity.util.files import remove_leftovers, user_path
 from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
@@ -59,6 +59,10 @@ TRAINED = {
     "position_target": "trained_reach_tokens",
 }
 """What is known of a model's training, and the columns that it stands in where figures are drawn."""
+
+OF_NO_ROW = ("texts", "resamples")
+"""Settings that no row of a model depends on, so that a measurement goes on with others: the path of the texts, for
+which a checksum stands, and the resamples, which are of intervals."""
 
 # --- a probe ---
 
@@ -158,6 +162,8 @@ class Probe(ABC):
             of_all: dict[str, Any] = {"settings": settings, "models": described, "provenance": provenance()}
             result = self.RESULT(rows=rows, **of_all, **self.numbers(rows, labels))
             if out is not None and parts is not None:
+                files = [f"{self.RESULT.NAME}.json", f"{self.RESULT.NAME}.parquet"]
+                remove_leftovers(user_path(out), files)
                 result.save(out)
                 parts.remove()
         return result
@@ -173,7 +179,7 @@ class Probe(ABC):
             for name in {**there, **settings}:
                 before = there.get(name)
                 now = settings.get(name)
-                if before != now and name != "texts":  # their path: a checksum stands for it
+                if before != now and name not in OF_NO_ROW:
                     differing.append(f"{name} {before} -> {now}")
             return ", ".join(differing)
 
@@ -224,8 +230,8 @@ def default_labels(models: Sequence[Any]) -> list[str]:
 
 
 def _digest(about: dict[str, Any], settings: dict[str, Any]) -> str:
-    """A name for what is measured of a model, by its weights and all settings: names of models and texts may differ."""
-    names = ("label", "model", "training_seed", "texts")
+    """A name for what is measured of a model, by its weights and all settings but those of `OF_NO_ROW`."""
+    names = ("label", "model", "training_seed", *OF_NO_ROW)
     measured = {name: value for name, value in {**about, **settings}.items() if name not in names}
     text = json.dumps(measured, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -6,10 +6,10 @@ computed in every resample, and subtracted there.
 
     overlaps                   how many of a selector's tokens another one chooses, too, beside chance
     within                     how many targets come close to L_long, from k tokens or from k at most
-    held_by_few                the share of the gain of all targets that those hold whose gain k tokens give back
+    held_by_few                the share of the gain of all targets that those hold whose gain k tokens recover
     elsewhere                  what the same document gives elsewhere, net of another document's
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
-    level_differences          kept in one way, less in another: words and tokens, with sinks and without
+    kept_as_differences          kept in one way, less in another: words and tokens, with sinks and without
     by_tau                     any frame at several thresholds
     with_equal_groups          shares and gains in which no group weighs more than another
     result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
@@ -154,7 +154,7 @@ def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFram
     return frame.drop(columns="uniform")
 
 
-def level_differences(
+def kept_as_differences(
     result: Measurement,
     first: Mapping[str, Any],
     second: Mapping[str, Any],
@@ -162,21 +162,21 @@ def level_differences(
     resamples: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Recovery at one level less that at another, of the selectors that have both, paired.
+    """Recovery of tokens kept in one way less that in another, of the selectors that have both, paired.
 
     Args:
         first, second: level, unit and sinks, see `analysis.kept`, such as {"level": "cache", "unit": "token", "sinks":
             4}.
 
-    Columns: selector, far_context ("true", "placebo" and "net"), k, value, low, high. Raises `UserError` for a level
+    Columns: selector, far_context ("true", "placebo" and "net"), k, value, low, high. Raises `UserError` for a way
     that was not measured.
     """
     there = result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
-    for level in (first, second):
-        if dict(level) not in there:
-            raise UserError(f"{dict(level)} was not measured; choose among {', '.join(map(str, there))}")
+    for way in (first, second):
+        if dict(way) not in there:
+            raise UserError(f"{dict(way)} was not measured; choose among {', '.join(map(str, there))}")
     bootstrap = {"resamples": resamples, "seed": seed}
-    of_first, of_second = (Measured(of_one_way(result, level), **bootstrap) for level in (first, second))
+    of_first, of_second = (Measured(of_one_way(result, way), **bootstrap) for way in (first, second))
     rows: list[Row] = []
     for selector in of_first.selectors:
         if selector in of_second.selectors:
@@ -406,7 +406,7 @@ def _of_all_ways(
     resamples: int,
     seed: int,
 ) -> pd.DataFrame:
-    """The rows of every level of a result, as one frame."""
+    """The rows of every way of keeping in a result, as one frame."""
     of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
     rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
     return interval_frame(rows, [*KEPT_AS_COLUMNS, *names])

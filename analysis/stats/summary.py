@@ -13,6 +13,7 @@ from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.numbers import NUMBERS
 from analysis.stats.recovery import (
     AS_TEXT,
+    BEST,
     KEPT_AS_COLUMNS,
     NET,
     PLACEBO,
@@ -21,11 +22,12 @@ from analysis.stats.recovery import (
     default_selector,
     nats,
     none_over_tau,
+    of_one_way,
     way_in_words,
     ways_kept,
     why_no_recovery,
 )
-from analysis.stats.tables import interval_text, show
+from analysis.stats.tables import INTERVAL, interval_text, show
 
 IN_RECOVERY = {numbers.OWN, PLACEBO, numbers.RANDOM}
 """Rungs of the ladder of specificity that the table of recoveries has as well."""
@@ -88,6 +90,7 @@ def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str
     if reason := why_no_recovery(result):
         return [*lines, *_of_documents(result), reason]
     lines += _recoveries(result)
+    lines += _of_selectors(result)
     lines += _of_documents(result) + _measured_in(result)
     lines.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
@@ -112,6 +115,27 @@ def _recoveries(result: Measurement) -> list[str]:
         kept_as = "" if way == (*AS_TEXT.values(),) else f", as {way_in_words(*way)}"
         lines.append(f"{selector}, k = {k}{kept_as}: {', '.join(texts)}")
     return lines
+
+
+def _of_selectors(result: Measurement) -> list[str]:
+    """Net recovery at every k, a line for every selector, the largest at the usual k first; nothing of one alone.
+
+    Tokens are kept in one way: as text, or as was measured first. Without a placebo it is recovery.
+    """
+    if len(result.selectors) == 1:
+        return []
+    one_way = of_one_way(result)
+    recovery = numbers.recovery(one_way)
+    is_net = PLACEBO in result.far_contexts
+    is_shown = (recovery["far_context"] == (NET if is_net else TRUE)) & (recovery["selector"] != BEST)
+    shown = recovery.loc[is_shown, ["selector", "k", *INTERVAL]]
+    at_usual_k = shown[shown["k"] == choose_k(result.ks)].set_index("selector")["value"]
+    in_order = shown.sort_values("selector", key=lambda names: -names.map(at_usual_k), kind="stable")
+    title = "net recovery by k" if is_net else "recovery by k"
+    if ways_kept(result) != [AS_TEXT]:
+        [way] = ways_kept(one_way)
+        title += f", as {way_in_words(**way)}"
+    return [show(in_order, across="k", digits=0, title=f"{title} [%]")]
 
 
 def _measured_in(result: Measurement) -> list[str]:

@@ -114,18 +114,25 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
         raise UserError(f"no {NAME} or {EXACT_MATCH_NAME} in {', '.join(map(str, paths))}")
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
     folders = sorted(rows["folder"].unique())
-    wanted = folders
+    chosen = folders
     if only:
-        wanted = [name for name in folders if any(Path(name).is_relative_to(folder) for folder in only)]
-    if not wanted:
+        chosen = [name for name in folders if any(Path(name).is_relative_to(folder) for folder in only)]
+    if not chosen:
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
-    return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
+    return rows[rows["folder"].isin(chosen)].reset_index(drop=True)
 
 
 def _read(file: Path, below: Path) -> pd.DataFrame:
     """The rows of a file that lies ``below`` the folder that is read. Raises `UserError` for another format."""
-    is_json = file.suffix == ".json"
-    frame = record_frame(read_exact_match(file)) if is_json else read_parquet(file)
+    if file.suffix == ".json":
+        try:
+            frame = record_frame(read_exact_match(file))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{file} is damaged: it lacks fields of a record ({error}); make it with olmo-sparsity exact_match"
+            ) from error
+    else:
+        frame = read_parquet(file)
     if [*frame] != COLUMNS:
         raise UserError(f"{file} is no exact match of this format; make it with figure1 --rows")
     folders = [str(below / folder) for folder in frame["folder"]]

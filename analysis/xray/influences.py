@@ -14,6 +14,7 @@ from analysis.parquet import read_frame
 from analysis.pieces import readable
 from analysis.saved import write_saved
 from analysis.stats.recovery import nats
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, user_path
 
 
@@ -88,7 +89,10 @@ class Influences:
     def load(cls, folder: str | Path) -> Self:
         """What `save` wrote. Raises `UserError` where it is missing or damaged."""
         folder = user_path(folder)
-        about = read_json(folder / "xray.json", "make it with `olmo-sparsity xray MODEL --text FILE`")
+        remedy = "make it with `olmo-sparsity xray MODEL --text FILE`"
+        about = read_json(folder / "xray.json", remedy)
+        if missing := [name for name in ("model", "n_long", "n_short", "tau_nats") if name not in about]:
+            raise UserError(f"{folder / 'xray.json'} is damaged: it has no {', '.join(missing)}; {remedy}")
         return cls(read_frame(folder / "xray.parquet"), about)
 
     def __repr__(self) -> str:

@@ -83,7 +83,9 @@ def influence_map(
     Args:
         model: as in `analysis.measure`: a path, a hub id, or (model, tokenizer).
         text: what is read: a string, or the path of a file.
-        n_long: N, the most tokens that are read at once; by default what the model reads, up to 1,024.
+        n_long: N, the most tokens that are read at once; by default what the model reads, up to 1,024. The map names
+            the most tokens that one of its tokens has before it: N - 1 where N tokens are read, N where a longer text
+            is read whole.
         n_short: M; nearer tokens are not measured.
         tau_nats: tokens that gain more are marked.
         name: of the text, such as its file, for people to read.

@@ -22,14 +22,8 @@ from olmo_sparsity.data.tokens import (
     open_verified,
     tokenizer_file,
 )
-from olmo_sparsity.data.windows import (
-    NeedleWeaver,
-    Shard,
-    TextData,
-    TrainingBatches,
-    WindowDataset,
-    identity_of,
-)
+from olmo_sparsity.data.training_batches import Shard, TrainingBatches
+from olmo_sparsity.data.windows import NeedleWeaver, TextData, WindowDataset, identity_of
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file

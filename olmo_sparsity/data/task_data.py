@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import DataConfig, PositionsConfig
-from olmo_sparsity.data.windows import Batch, Shard, TrainingBatches
+from olmo_sparsity.data.training_batches import Batch, Shard, TrainingBatches
 from olmo_sparsity.model.linear_loss import IGNORE_INDEX
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.batch import between

@@ -104,12 +104,15 @@ def record_is_of(
     """
     try:
         record = read_exact_match(path)
-    except UserError:
+        rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
+        parameters = record["task"]["parameters"]
+        weights = record["weights_sha256"]
+        evaluation_seed = record["evaluation_seed"]
+    except (KeyError, TypeError, UserError):  # one that lacks fields is no record
         return False
-    rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
     return (
-        record["weights_sha256"] == weights_sha256(checkpoint, is_verified=True)
-        and record["evaluation_seed"] == seed
-        and record["task"]["parameters"] == json.loads(json.dumps(asdict(task)))
+        weights == weights_sha256(checkpoint, is_verified=True)
+        and evaluation_seed == seed
+        and parameters == json.loads(json.dumps(asdict(task)))
         and rows == [(length, k, samples) for length, k in sizes]
     )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.data.windows import Batch, collate
+from olmo_sparsity.data.training_batches import Batch
+from olmo_sparsity.data.windows import collate
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from olmo_sparsity.config.schema import Config, SchedulerConfig
-from olmo_sparsity.data.windows import Batch, local_batch_size
+from olmo_sparsity.data.training_batches import Batch, local_batch_size
 from olmo_sparsity.model.build import Model, empty_model
 from olmo_sparsity.training.build import build_optimizer, build_schedule
 from olmo_sparsity.training.engine import compile_options

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
 from olmo_sparsity.config.schema import CompilerConfig
-from olmo_sparsity.data.windows import Batch
+from olmo_sparsity.data.training_batches import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of

@@ -27,7 +27,7 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.build import open_training_data, verify_token_files
-from olmo_sparsity.data.windows import Batch, TrainingBatches
+from olmo_sparsity.data.training_batches import Batch, TrainingBatches
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model

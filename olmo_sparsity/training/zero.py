@@ -17,7 +17,7 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.windows import local_batch_size
+from olmo_sparsity.data.training_batches import local_batch_size
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.engine import (

@@ -4,13 +4,15 @@ that one process at a time writes to."""
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import logging
 import os
 import platform
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -115,9 +117,21 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         if ".tmp-" not in path.name:  # a kill in the middle must not leave half a folder under its name
             path = path.rename(_temporary(path))
-        shutil.rmtree(path)
+        with suppress(FileNotFoundError):  # another process removes it, too, see `remove_leftovers`
+            shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Remove what killed processes left in ``folder`` of writing or removing these files and folders.
+
+    Call it while no other process writes them.
+    """
+    for name in names:
+        for path in folder.glob(f".{glob.escape(name)}.tmp-*"):
+            if re.search(r"-\d+$", path.name):  # the number of a process, as in `_temporary`
+                remove(path)
 
 
 def set_aside(path: Path) -> Path:

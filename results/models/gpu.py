@@ -1,4 +1,4 @@
-"""What far context gives a real model, and what a few tokens give back, within some minutes of one GPU.
+"""What far context gives a real model, and what a few tokens recover, within some minutes of one GPU.
 
     python results/models/gpu.py MODEL TEXTS.jsonl OUT --n-long 1024 --minutes 8
     python results/models/gpu.py MODEL TEXTS.jsonl OUT --n-long 4096 --minutes 8 --proposals 64

@@ -46,13 +46,17 @@ def main(folder: str, texts: str, out: str) -> None:
         read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         tokens, places = np.array(read["input_ids"])[None], np.array(read["offset_mapping"])
         long, short = (losses[0] for losses in target_losses(token_losses, tokens, M, S))
-        ours = (short - long > ALPHA) & (long < BETA)
+        is_ours = (short - long > ALPHA) & (long < BETA)
         spans = find_key_token(text, model, tokenizer, M, S, alpha=ALPHA, beta=-BETA).tolist()
-        theirs = np.array([any(a <= start and end <= b for a, b in spans) for start, end in places[M + S :]])
-        for name, value in zip(counts, (np.ones_like(ours), theirs, ours, theirs & ours), strict=True):
+        is_theirs = np.array(
+            [any(a <= start and end <= b for a, b in spans) for start, end in places[M + S :]]
+        )
+        for name, value in zip(
+            counts, (np.ones_like(is_ours), is_theirs, is_ours, is_theirs & is_ours), strict=True
+        ):
             counts[name] += int(value.sum())
-        key_losses["theirs"] += long[theirs].tolist()
-        key_losses["ours"] += long[ours].tolist()
+        key_losses["theirs"] += long[is_theirs].tolist()
+        key_losses["ours"] += long[is_ours].tolist()
         print(line["group"], counts)
     perplexity = {name: float(np.exp(np.mean(losses))) for name, losses in key_losses.items()}
     model = loaded.identity

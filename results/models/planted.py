@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import Result, load, load_study, measure
-from analysis.figures.figure2 import levels_figure
+from analysis.figures.figure2 import kept_as_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import save_study
 from analysis.open_model import open_model
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     places = json.loads((given.records / "places.json").read_text(encoding="utf8"))
     study = load_study(given.records)
     if given.figures:
-        figure = levels_figure(study["parts-4"])
+        figure = kept_as_figure(study["parts-4"])
         assert figure is not None, "kept in one way"
         save_figure(figure, given.figures, "planted.png")
     for cell, result in study.items():

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import InfluenceMap, Result, load, load_study
-from analysis.figures.figure2 import levels_figure
+from analysis.figures.figure2 import kept_as_figure
 from analysis.figures.style import save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import read_parquet, stacked
@@ -112,7 +112,7 @@ def net_differences(result: Result) -> pd.DataFrame:
 
 def sinks_add(result: Result) -> pd.DataFrame:
     """What four sinks add to what is recovered as cache, paired, in the true far context and in the placebo."""
-    frame = comparisons.level_differences(result, WITH_SINKS, WITHOUT_SINKS)
+    frame = comparisons.kept_as_differences(result, WITH_SINKS, WITHOUT_SINKS)
     return frame[frame["far_context"] != "net"]
 
 
@@ -233,7 +233,7 @@ def print_cell(cell: str, result: Result) -> None:
 
 def print_sinks(cell: str, result: Result) -> None:
     """Print which share of four chosen tokens is another where sinks are not kept by themselves."""
-    chosen_at = [Measured(of_one_way(result, level)) for level in (WITH_SINKS, WITHOUT_SINKS)]
+    chosen_at = [Measured(of_one_way(result, way)) for way in (WITH_SINKS, WITHOUT_SINKS)]
     for selector in chosen_at[0].selectors:
         columns = [one.of_choices("selected", selector, "true")[:, :4] for one in chosen_at]
         others = 4 - np.rint(4 * numbers.overlap(*columns))
@@ -332,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if cell == "smollm2-units-n256":
             print_neighbors(result)
         if given.figures and cell in FIGURES:
-            figure = levels_figure(result)
+            figure = kept_as_figure(result)
             assert figure is not None, f"{cell} was kept in one way"
             save_figure(figure, given.figures, f"{cell}.png")
     print_loss_by_position(given.records)

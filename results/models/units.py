@@ -61,10 +61,10 @@ def as_units(engine: Engine, part: Result) -> pd.DataFrame:
                     of_tokens[which].set_index("target_id").loc[targets["target_id"]], part.k_max
                 )
                 keys = {"target_id": targets["target_id"], "selector": name, "far_context": far_context}
-                for how in engine.keep_as:
-                    columns = engine._kept_columns(how, choice, read, index, words)
+                for way in engine.keep_as:
+                    columns = engine._kept_columns(way, choice, read, index, words)
                     listed = {column: list(values) for column, values in columns.items()}
-                    rows.append(pd.DataFrame(keys | how.columns | listed))
+                    rows.append(pd.DataFrame(keys | way.columns | listed))
     return stacked(rows)
 
 

@@ -136,11 +136,11 @@ def with_found_coupling(task: type[Task]) -> None:
         """Of each segment: that id. Without them ids are the task's own."""
 
         def largest_id(self, length: int) -> int | None:
-            own = super().largest_id(length)
+            largest_of_task = super().largest_id(length)
             if not self.first_ids:
-                return own
+                return largest_of_task
             batches = self.sample("train", 0, np.arange(64)), self.at_length(length).sample("test", 0, [0])
-            return max(own or 0, *(int(batch.coupled_ids.max()) for batch in batches))
+            return max(largest_of_task or 0, *(int(batch.coupled_ids.max()) for batch in batches))
 
         def _check(self) -> None:
             super()._check()
@@ -154,7 +154,9 @@ def with_found_coupling(task: type[Task]) -> None:
             batch = super()._make(sizes, draws)
             if not self.first_ids:
                 return batch
-            segments = [Segment(*each) for each in zip(self.counted_from, self.first_ids, strict=True)]
+            segments = [
+                Segment(*start_and_id) for start_and_id in zip(self.counted_from, self.first_ids, strict=True)
+            ]
             return replace(batch, coupled_ids=found_ids(batch, self.marks, segments, self.end_id))
 
 

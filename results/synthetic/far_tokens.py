@@ -27,7 +27,7 @@ LENGTHS, WITHIN, SAMPLES, SEED = (10, 30, 50, 75, 100), (5, 10, 20, 40, None), 1
 @torch.no_grad()
 def wrong_digits(model, tokens, ids, start, within):
     """Which digits of the sums (samples, digits) are wrong."""
-    found = []
+    is_wrong = []
     for column in range(start, tokens.shape[1] - 1):  # the last one is the end of the sample
         kept = np.ones((len(tokens), column), dtype=bool)
         if within is not None:
@@ -35,10 +35,10 @@ def wrong_digits(model, tokens, ids, start, within):
             kept |= tokens[:, :column] < len(SPECIAL_TOKENS) + 2
             kept[:, -1] = True  # predicts
         columns = np.stack([np.flatnonzero(row) for row in kept])  # as many in each: all have the same layout
-        given = (torch.from_numpy(np.take_along_axis(each, columns, axis=1)) for each in (tokens, ids))
-        logits = model(*given, logits_to_keep=1).logits
-        found.append(logits[:, -1].argmax(dim=-1).numpy() != tokens[:, column])
-    return np.stack(found, axis=1)
+        inputs = (torch.from_numpy(np.take_along_axis(values, columns, axis=1)) for values in (tokens, ids))
+        logits = model(*inputs, logits_to_keep=1).logits
+        is_wrong.append(logits[:, -1].argmax(dim=-1).numpy() != tokens[:, column])
+    return np.stack(is_wrong, axis=1)
 
 
 @torch.no_grad()
@@ -46,17 +46,20 @@ def mass_on_own_id(model, tokens, ids, start):
     """By layer and head, a list of lists: mean over the digits of the sums."""
     if not isinstance(model.decoder, PositionedNeoX):
         return None
-    asked = slice(start, tokens.shape[1] - 2)  # each reads a digit and predicts the next one
-    own = torch.from_numpy(ids[:, None, :-1] == ids[:, asked, None])[:, None]
+    predicting = slice(start, tokens.shape[1] - 2)  # each reads a digit and predicts the next one
+    has_same_id = torch.from_numpy(ids[:, None, :-1] == ids[:, predicting, None])[:, None]
     model.decoder.model.set_attn_implementation("eager")
-    read, their_ids = (torch.from_numpy(each[:, :-1]) for each in (tokens, ids))
-    found = model.decoder.model(
+    read, their_ids = (torch.from_numpy(values[:, :-1]) for values in (tokens, ids))
+    attentions = model.decoder.model(
         inputs_embeds=model._embeddings(read, their_ids)["input_embeddings"],
         position_ids=their_ids,
         attention_mask=torch.ones_like(read),
         output_attentions=True,
     ).attentions
-    return [(each[:, :, asked] * own).sum(dim=-1).mean(dim=(0, 2)).tolist() for each in found]
+    return [
+        (weights[:, :, predicting] * has_same_id).sum(dim=-1).mean(dim=(0, 2)).tolist()
+        for weights in attentions
+    ]
 
 
 def with_interval(wrong):

@@ -239,8 +239,8 @@ def _ratios(
         yield f"{what}_placebo_recall", (of_placebo, everyone)
         for symbol in np.unique(symbols):
             alike = symbols == symbol
-            found = (is_found & alike[:, None]).sum(axis=2)
-            yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found, alike.sum(axis=1))
+            found_of_symbol = (is_found & alike[:, None]).sum(axis=2)
+            yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found_of_symbol, alike.sum(axis=1))
 
 
 def chance_recall(k: int, n_far: int, tokens_per_position: int) -> float:

@@ -25,7 +25,7 @@ from olmo_sparsity.cli import command_line
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
-from olmo_sparsity.data.windows import Batch
+from olmo_sparsity.data.training_batches import Batch
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.log import METRICS_NAME, read_metrics
 from olmo_sparsity.util.errors import UserError
@@ -68,10 +68,13 @@ def read_run(part: str, plain: str, bound_nats: float, steps: int | None, out: P
     config = config_of(resolve_checkpoint(out / "work" / part))
     row |= {"failed": "not compiled:" in printed, "micro_batch": config.device_train_microbatch_size}
     finding = f"{row['tokens_per_second']:,.0f} tokens/s" + (f", MFU {row['mfu']:.1%}" if row["mfu"] else "")
-    ours, theirs = row["loss_nats"][:steps], [step["loss_nats"] for step in others[:steps]]
-    if steps is None or (theirs and part != plain):
+    losses = row["loss_nats"][:steps]
+    plain_losses = [step["loss_nats"] for step in others[:steps]]
+    if steps is None or (plain_losses and part != plain):
         # Of a NaN this maximum is NaN, which no bound holds; Python's may pass over it.
-        apart = float(np.abs(np.subtract(ours, theirs)).max()) if len(ours) == len(theirs) else np.inf
+        apart = np.inf
+        if len(losses) == len(plain_losses):
+            apart = float(np.abs(np.subtract(losses, plain_losses)).max())
         row |= {"largest_loss_difference_nats": apart, "failed": row["failed"] or not apart <= bound_nats}
         finding = f"{finding}, losses within {apart:.1e} nats of {plain}"
     return {"found": finding, **row}
@@ -100,7 +103,7 @@ KINDS = {"train": ("", ""), "ddp": (ONE_OF_SEVERAL, ""), "zero2": (ONE_OF_SEVERA
 CHANGES = {"": "", "6-heads-": "--model.n_heads=6", "fp32-": "--precision=fp32", "checkpointed-": LAYERS}
 
 
-def speed(kind: str, change: str, size: str, how: str) -> Part:
+def speed(kind: str, change: str, size: str, mode: str) -> Part:
     """20 steps of configs/pose-c4-SIZE.yaml in bf16, but for a change; compared with the plain loop, not compiled."""
     environment, zero2 = KINDS[kind]
     commands = f"""
@@ -108,7 +111,7 @@ def speed(kind: str, change: str, size: str, how: str) -> Part:
             {environment} $RUN train configs/pose-c4-{size}.yaml $TOKENS --save_folder=$WORK/$PART --save_overwrite \
                 --max_duration=20 --scheduler.t_warmup=5 --speed_monitor.window_size=10 --console_log_interval=1 \
                 --global_train_batch_size=64 --activation_checkpointing=null {CHANGES[change]} \
-                --evaluation.interval=null --device_train_microbatch_size=$size $TINY {zero2} {COMPILE[how]} && exit
+                --evaluation.interval=null --device_train_microbatch_size=$size $TINY {zero2} {COMPILE[mode]} && exit
         done
         exit 1"""
     read = partial(read_run, plain=f"train-{change}{size}-eager", bound_nats=FIRST_BOUND_NATS, steps=4)
@@ -134,8 +137,8 @@ PARTS: dict[str, Part] = {
             --selectors leave-one-out,leave-one-in,gradient,attention --targets 64 $TINY_SIZES
         {OF_ANALYSIS} $RUN verify $WORK/influence-cpu --model $WORK/cpu --corpus $CORPUS --targets 64"""),
     **{
-        f"{kind}-{change}{size}-{how}": speed(kind, change, size, how)
-        for kind, change, size, how in product(KINDS, CHANGES, ("60m", "150m", "1b"), COMPILE)
+        f"{kind}-{change}{size}-{mode}": speed(kind, change, size, mode)
+        for kind, change, size, mode in product(KINDS, CHANGES, ("60m", "150m", "1b"), COMPILE)
     },
     "targets": Part(f"""
         {OF_ANALYSIS} {BENCHMARK} measure $WORK/train-150m-eager --text $CORPUS --blocks 8 \
@@ -232,13 +235,16 @@ def measure_agreement() -> Json:
         path, *changes = os.path.expandvars(command).split()
         config = load_config(path, changes, warn=False)
         with tempfile.TemporaryDirectory() as folder:
-            given = config if config.task.name else with_random_tokens(config, Path(folder))
-            batch = next(open_training_data(given).batches(0)).split(4)[0]
+            with_data = config if config.task.name else with_random_tokens(config, Path(folder))
+            batch = next(open_training_data(with_data).batches(0)).split(4)[0]
         for precision, bounds in BOUNDS.items():
-            (expected, *theirs), (loss, *ours) = (
+            (expected, *expected_gradients), (loss, *gradients) = (
                 gradients_on(device, precision, config, batch) for device in devices
             )
-            norms = [(a - b).norm() / b.norm().clamp_min(1e-12) for a, b in zip(ours, theirs, strict=True)]
+            norms = [
+                (a - b).norm() / b.norm().clamp_min(1e-12)
+                for a, b in zip(gradients, expected_gradients, strict=True)
+            ]
             apart = (loss - expected).abs().item(), torch.stack(norms).max().item()
             rows.append((case, precision, loss.item(), *apart, all(np.less_equal(apart, bounds))))
     names = ["loss_difference_nats", "gradient_difference"]

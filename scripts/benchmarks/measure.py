@@ -95,7 +95,10 @@ def agreement(result: Result, plain: dict[int, np.ndarray], k: int = 8) -> Json:
     """Share of targets whose first k tokens are those of the plain loop, and the largest difference of an influence."""
     assert result.scores is not None
     scores = result.scores.set_index("target_id")["influence"]
-    ours, theirs = np.stack([scores[target_id] for target_id in plain]), np.stack([*plain.values()])
-    first, expected = (np.sort(np.argsort(-influence, kind="stable")[:, :k]) for influence in (ours, theirs))
-    same, apart = (first == expected).all(axis=1).mean(), np.abs(ours - theirs).max()
+    shared = np.stack([scores[target_id] for target_id in plain])
+    one_by_one = np.stack([*plain.values()])
+    first, expected = (
+        np.sort(np.argsort(-influence, kind="stable")[:, :k]) for influence in (shared, one_by_one)
+    )
+    same, apart = (first == expected).all(axis=1).mean(), np.abs(shared - one_by_one).max()
     return {"same_set": float(same), "largest_difference_nats": float(apart)}

@@ -47,14 +47,13 @@ def run(config: str, overrides: Sequence[str], rounds: int, steps: int) -> Json:
         compiled = engine_of(replace(of_run, compile=compiler))
         is_bf16 = loop.settings.precision == "bf16"
         of_trainer: Json = {"torch_compile_backend": compiler.backend, "torch_compile_mode": compiler.mode}
-        given = (of_run, loop.device, is_bf16, steps)
         multiply, operations = matrix_product(loop.device, torch.bfloat16 if is_bf16 else torch.float32)
         runners: dict[str, Runner] = {
-            OLMO: plain_steps(*given),
+            OLMO: plain_steps(of_run, loop.device, is_bf16, steps),
             LOOP: loop_steps(loop, of_run, steps),
             LOOP + COMPILED: loop_steps(compiled, of_run, steps),
-            TRAINER: trainer_steps(*given),
-            TRAINER + COMPILED: trainer_steps(*given, **of_trainer),
+            TRAINER: trainer_steps(of_run, loop.device, is_bf16, steps),
+            TRAINER + COMPILED: trainer_steps(of_run, loop.device, is_bf16, steps, **of_trainer),
             PRODUCT: multiply,
         }
         seconds = time_in_turn(runners, rounds, warm_up=2)
@@ -139,7 +138,7 @@ def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: in
 
     What the Trainer does before its steps is not counted. ``compiler``: the Trainer's arguments, where it compiles.
     """
-    ours: Any = build_model(config)
+    built: Any = build_model(config)
     batch = config.global_train_batch_size
     size = min(config.device_train_microbatch_size, batch)
     if batch % size:
@@ -147,7 +146,7 @@ def trainer_steps(config: Config, device: torch.device, is_bf16: bool, steps: in
     windows = next(open_training_data(config).batches(0)).input_ids
     clock = _Clock()
     trainer = Trainer(
-        model=to_transformers(ours, config),
+        model=to_transformers(built, config),
         args=TrainingArguments(
             output_dir=config.save_folder,
             per_device_train_batch_size=size,

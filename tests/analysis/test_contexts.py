@@ -76,7 +76,7 @@ def test_strings_and_groups_of_strings():
     assert rows_of(grouped) == [([1, 2, 3], "book"), ([4], "book"), ([5, 6], "site")]
     assert open_texts(plain, READER) is plain
     assert rows_of(open_texts(np.array(["1 2 3", "4 5"]), READER)) == rows_of(plain)
-    checksums = [open_texts(each, READER).sha256 for each in (["1"], ["2"], {"1": ["1"]}, ["1"])]
+    checksums = [open_texts(texts, READER).sha256 for texts in (["1"], ["2"], {"1": ["1"]}, ["1"])]
     assert checksums[0] == checksums[3] and len(set(checksums)) == 3
 
 
@@ -105,7 +105,7 @@ def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):
     prepared = open_texts(str(corpus), READER)
     files = TokenFiles.of_split(corpus, "heldout")
     assert rows_of(prepared) == rows_of(texts) == [(files.document(n).tolist(), None) for n in range(6)]
-    drawn = [sample(each, 60, targets_per_block=3, same_group=True) for each in (prepared, texts)]
+    drawn = [sample(source, 60, targets_per_block=3, same_group=True) for source in (prepared, texts)]
     pd.testing.assert_frame_equal(*drawn)
     tiny.add_groups(corpus, ["a", None, "b", "b", "a", "a"])
     assert PreparedTexts(corpus).groups.tolist() == ["a", "document 1 by itself", "b", "b", "a", "a"]
@@ -255,8 +255,8 @@ def test_the_same_group_elsewhere_is_uniform_over_what_there_is(groups, block):
             starts, offered = ([s for d, s in some if d == number] for some in (places, expected))
             assert len(starts) / len(places) == pytest.approx(1 / len(numbers), abs=0.12)
             assert np.mean(starts) == pytest.approx(np.mean(offered), abs=0.2 * np.ptp(offered))
-        own = "own" if (text, places[0][1]) in expected else "other"
-        kinds.add("none" if (-1, -1) in expected else own)
+        kind = "own" if (text, places[0][1]) in expected else "other"
+        kinds.add("none" if (-1, -1) in expected else kind)
     assert kinds >= ({"own", "other"} if groups else {"none", "own"})
 
 

@@ -32,18 +32,20 @@ def fast():
 
 
 def test_tokens_of_the_template_are_read_and_are_no_targets(fast, tmp_path):
-    texts, own = [], []
+    texts, is_content = [], []
     for chat in CHATS:  # by hand: a token is as long as its bytes; no BOS, which stands before every context
         parts = [(f"<{m['role']}>\n", m["content"], "\n</>") for m in chat]
         texts.append("é  " + "".join(map("".join, parts)))
         inside = [0] * 4 + [i == 1 for part in parts for i, piece in enumerate(part) for _ in piece.encode()]
-        own.append([min([inside.pop(0) for _ in token]) for token in fast.tokenize(texts[-1])])
+        is_content.append([min([inside.pop(0) for _ in token]) for token in fast.tokenize(texts[-1])])
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in CHATS))
     model = random_model(vocab_size=258, initializer_range=0.3), fast
     options = {"n_long": 20, "n_short": 4, "targets": 96, "tau_nats": 0.5, "ks": [2], "progress": False}
     options |= {"selectors": ["attention"], "targets_per_block": 4}
     plain = measure(model, texts, **options).targets
-    expected = plain[[own[n][place] for n, place in zip(plain["text"], plain["position"], strict=True)]]
+    expected = plain[
+        [is_content[n][place] for n, place in zip(plain["text"], plain["position"], strict=True)]
+    ]
     blocks = sorted(set(expected["target_id"] // 4))  # those left are numbered anew
     assert 0 < len(blocks) < len(plain) // 4 and len(expected) < 4 * len(blocks)
     ids = [4 * blocks.index(target // 4) + target % 4 for target in expected["target_id"]]
@@ -81,8 +83,8 @@ def test_special_tokens_are_no_targets_and_the_date_stands_still(fast, tmp_path)
     fast.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%H') }}{{ messages[0].content }}")
     chat = open_model((random_model(vocab_size=258), tmp_path / "tokenizer.json")).chat
-    text, own = chat([{"role": "user", "content": "a<s>b"}])
-    assert text == "1 January 2026a<s>b" and own == [False] * 14 + [True, False, True]
+    text, is_content = chat([{"role": "user", "content": "a<s>b"}])
+    assert text == "1 January 2026a<s>b" and is_content == [False] * 14 + [True, False, True]
 
 
 def test_a_line_has_a_text_or_messages(fast, tmp_path):

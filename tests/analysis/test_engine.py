@@ -306,6 +306,65 @@ small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
     assert kept_in(tmp_path) == list(range(64))
 
 
+def killed(*_):
+    """Stands for what a kill cuts short."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("cut_short", ["analysis.saved.Parts.remove", "shutil.rmtree"])
+def test_what_a_kill_left_beside_a_finished_result_is_removed_by_the_next_run(
+    tmp_path, monkeypatch, cut_short
+):
+    """In the last milliseconds: the result is written, and its parts are not removed, or not all of them."""
+    monkeypatch.setattr(cut_short, killed)
+    with pytest.raises(KeyboardInterrupt):
+        small(out=tmp_path)
+    monkeypatch.undo()
+    whole = load(tmp_path)
+    frames = {path.name for path in tmp_path.iterdir() if path.suffix in (".json", ".parquet")}
+    others = {".parts.tmp-notes", ".hf.tmp-here-1"}  # of somebody, and of another command
+    for name in others:
+        (tmp_path / name).mkdir()
+    assert len([*tmp_path.iterdir()]) == len(frames | others) + 1
+    assert_same(small(out=tmp_path), whole)
+    assert {path.name for path in tmp_path.iterdir()} == frames | others
+
+
+def test_what_a_kill_left_of_a_save_is_removed_by_the_run_that_goes_on(tmp_path, stops_after):
+    with pytest.raises(KeyboardInterrupt):
+        stops_after(3)
+        small(out=tmp_path)
+    for name in (
+        ".parts.tmp-elsewhere-1",
+        ".result.json.tmp-elsewhere-1",
+        ".targets.parquet.tmp-elsewhere-1",
+    ):
+        (tmp_path / name).mkdir()
+    stops_after(1000)
+    small(out=tmp_path)
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_parts_of_another_tau_or_in_use_stay_where_a_result_is_complete(tmp_path, stops_after, monkeypatch):
+    """A result with nothing over tau lends its losses to a run with a lower one, which may be at it."""
+    small(out=tmp_path, tau_nats=50)
+    with pytest.raises(KeyboardInterrupt):
+        stops_after(1)
+        small(out=tmp_path)
+    kept = kept_in(tmp_path)
+    small(out=tmp_path, tau_nats=50)
+    assert kept and kept_in(tmp_path) == kept
+    stops_after(1000)
+    monkeypatch.setattr("analysis.saved.Parts.remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        small(out=tmp_path)
+    with folder_lock(tmp_path / "parts", part="1-of-2"):
+        small(out=tmp_path)
+        assert (tmp_path / "parts").is_dir()
+    small(out=tmp_path)
+    assert not (tmp_path / "parts").exists()
+
+
 @pytest.mark.parametrize(("file", "length"), [("result.json", 0), ("choices.parquet", 100)])
 def test_of_a_damaged_part_its_targets_alone_are_measured_again(
     tmp_path, stops_after, monkeypatch, file, length

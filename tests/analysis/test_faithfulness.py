@@ -95,12 +95,12 @@ def test_tokens_without_a_score_count_as_nothing():
         "screened": Selection(columns, influence, scores),
         "greedy": Selection(columns, influence),
     }
-    found = score_agreement(chosen)
+    agreement = score_agreement(chosen)
     expected = [
         spearmanr([4, 3, 2, 1], [1, 0, 3, -0.5]).statistic,
         spearmanr([1, 2, 3, 4], [0.5, 0.25, 0, 0]).statistic,
     ]
-    assert list(found) == ["screened"] and found["screened"].tolist() == pytest.approx(expected)
+    assert list(agreement) == ["screened"] and agreement["screened"].tolist() == pytest.approx(expected)
     assert score_agreement({"greedy": chosen["greedy"], "screened": chosen["screened"]}) == {}
 
 
@@ -131,14 +131,14 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     )
     targets, columns = np.array([[0, 0]]), np.array([ranked])
     chosen = {"leave-one-out": Selection(columns, columns * 1.0, np.array([[0.0, 0.0, 0.0, 0.4]]))}
-    found = Faithfulness(scorer, ks, seed=0).of_choices(contexts, targets, chosen)["leave-one-out"]
+    judged = Faithfulness(scorer, ks, seed=0).of_choices(contexts, targets, chosen)["leave-one-out"]
     drops = [np.log(p(everything)) - np.log(p(everything - {*ranked[:k]})) for k in ks]
     assert drops == pytest.approx([0.0, np.log(1.5), np.log(9)])  # the first is not missed: 2 says the same
-    assert found["comprehensiveness_nats"][0].tolist() == pytest.approx(drops)
+    assert judged["comprehensiveness_nats"][0].tolist() == pytest.approx(drops)
     lacks = [np.log(p(everything)) - np.log(p(frozenset(ranked[:k]))) for k in ks]
     assert lacks == pytest.approx([np.log(1.5), 0.0, 0.0])
     losses = selected_losses(scorer, contexts, targets, columns, ks)
     assert (losses - scorer.losses(contexts, np.arange(4)[None], targets))[0].tolist() == pytest.approx(lacks)
     kept = [frozenset(subset) for subset in far_subsets(4, SUBSETS, seed=0, block=0).tolist()]
-    assert found["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(subset)) for subset in kept])
-    assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in subset) for subset in kept])
+    assert judged["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(subset)) for subset in kept])
+    assert judged["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in subset) for subset in kept])

@@ -82,9 +82,9 @@ def test_arrays_follow_the_targets_over_tau_whatever_the_order_of_the_rows():
         [of_target] = result.choices.query(
             f"target_id == {target} and selector == 'greedy' and far_context == 'placebo'"
         ).itertuples()
-        for each in (result, shuffled):
-            assert np.array_equal(each.loss_nats("greedy", "placebo")[row], of_target.loss_nats)
-            assert np.array_equal(each.selected("greedy", "placebo")[row], of_target.selected)
+        for measurement in (result, shuffled):
+            assert np.array_equal(measurement.loss_nats("greedy", "placebo")[row], of_target.loss_nats)
+            assert np.array_equal(measurement.selected("greedy", "placebo")[row], of_target.selected)
 
 
 def test_a_target_without_a_far_context_has_no_loss_there():
@@ -101,8 +101,8 @@ def test_joined_trainings_stand_one_behind_the_other():
     runs = [made_result(run=number) for number in range(3)]
     joined = Result.join(runs)
     assert len(joined.targets) == 3 * len(runs[0].targets)
-    assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in runs]))
-    losses = np.concatenate([each.loss_nats("greedy") for each in runs])
+    assert np.array_equal(joined.gain_nats, np.concatenate([run.gain_nats for run in runs]))
+    losses = np.concatenate([run.loss_nats("greedy") for run in runs])
     assert np.array_equal(joined.loss_nats("greedy"), losses)
     assert joined.runs == tuple(runs) and Result.join(runs[:1]) is runs[0]
 
@@ -139,6 +139,57 @@ def test_of_many_results_the_one_without_its_settings_is_named(tmp_path):
     del content["cells"][""]["settings"]["n_long"]
     head.write_text(json.dumps(content))
     with refused("result.json: the result lacks settings"):
+        load(tmp_path)
+
+
+def without(content, *path):
+    """Remove what stands at a path of keys in a JSON object."""
+    *above, name = path
+    for key in above:
+        content = content[key]
+    del content[name]
+
+
+DAMAGES = {
+    "no cells": (lambda content: without(content, "cells"), "holds no cells"),
+    "empty cells": (lambda content: content.update(cells={}), "holds no cells"),
+    "cells in a list": (lambda content: content.update(cells=[*content["cells"].values()]), "holds no cells"),
+    "cells null": (lambda content: content.update(cells=None), "holds no cells"),
+    "no settings": (lambda content: without(content, "cells", "", "settings"), "it has no settings"),
+    "settings null": (lambda content: content["cells"][""].update(settings=None), "it has no settings"),
+    "no provenance": (
+        lambda content: without(content, "cells", "", "provenance"),
+        "it has no provenance",
+    ),
+    "a cell null": (lambda content: content["cells"].update({"": None}), "it has no settings"),
+    "ways of keeping in a number": (
+        lambda content: content["cells"][""]["settings"].update(keep_as=4),
+        "the result lacks settings",
+    ),
+    "a way of keeping in a number": (
+        lambda content: content["cells"][""]["settings"].update(keep_as=[4]),
+        "the result lacks settings",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_head_that_lacks_something_is_refused_with_the_remedy(tmp_path, damage, said):
+    made_result().save(tmp_path)
+    head = tmp_path / "result.json"
+    content = json.loads(head.read_text())
+    damage(content)
+    head.write_text(json.dumps(content))
+    for read in (load, load_study):
+        with refused(f"result.json.* {said}.*; .*measure again"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "4"])
+def test_a_head_that_is_no_json_object_is_refused_with_the_remedy(tmp_path, text):
+    made_result().save(tmp_path)
+    (tmp_path / "result.json").write_text(text)
+    with refused("result.json is damaged .*; give a folder"):
         load(tmp_path)
 
 

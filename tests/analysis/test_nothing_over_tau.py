@@ -95,8 +95,8 @@ def test_the_figure_has_the_mean_losses_of_all_targets():
     ends = np.array(bars.get_segments())[:, :, 1]
     np.testing.assert_allclose(ends, shares[["low", "high"]], atol=1e-12)
     assert panel.get_title("left") == "(a) Mean loss of all targets"
-    several = result.figure2().axes, all_figures({"a": result, "b": result})["figure2"]
-    assert len(several[0]) == 1 and legend(several[1]) == ["a", "b"]
+    drawn = result.figure2().axes, all_figures({"a": result, "b": result})["figure2"]
+    assert len(drawn[0]) == 1 and legend(drawn[1]) == ["a", "b"]
 
 
 def test_the_commands(tmp_path, folder, call_main, monkeypatch):

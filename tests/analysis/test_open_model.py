@@ -81,13 +81,13 @@ def test_onednn_multiplies_as_mkl_does(rank, bias):
 
 def test_identity_is_of_the_bytes_of_the_weights_in_order_of_their_names(tmp_path):
     one = open_model(directory(tmp_path / "one", "llama"))
-    several = open_model(directory(tmp_path / "several", "llama", shards=True))
+    sharded = open_model(directory(tmp_path / "several", "llama", shards=True))
     files = sorted((tmp_path / "several").glob("*.safetensors"))
     assert len(files) > 1
     (tmp_path / "joined").write_bytes(b"".join(path.read_bytes() for path in files))
     assert one.sha256 == sha256_file(tmp_path / "one" / "model.safetensors")
-    assert several.sha256 == sha256_file(tmp_path / "joined")
-    assert torch.equal(logits(several.model), logits(one.model))
+    assert sharded.sha256 == sha256_file(tmp_path / "joined")
+    assert torch.equal(logits(sharded.model), logits(one.model))
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,11 @@ def test_a_model_object_is_measured_and_returned_as_it_was(llama):
     with open_model((model, read_tokenizer(llama))) as loaded:
         assert torch.equal(logits(loaded.model), logits(random_model("llama")))
         assert loaded.encode("w9").tolist() == [9]
-        assert not any(each.requires_grad for each in model.parameters())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
     assert all(module.training for module in model.modules())
-    assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == [
+        "lm_head.weight"
+    ]
 
 
 def test_the_identity_of_an_object_is_of_its_tensors():
@@ -253,7 +255,7 @@ def test_the_identity_of_an_object_is_of_its_tensors():
     with torch.no_grad():
         copied = copy.deepcopy(model)
         copied.model.norm.weight[3] += 1e-3
-    hashes = [open_model((each, None)).sha256 for each in (model, same, other, copied)]
+    hashes = [open_model((opened, None)).sha256 for opened in (model, same, other, copied)]
     assert hashes[0] == hashes[1] and len(set(hashes)) == 3
 
 
@@ -274,7 +276,7 @@ def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     assert (loaded.family, loaded.name, loaded.sha256) == ("llama", str(file), sha256_file(file))
     assert loaded.reads == REACH
     ids = loaded.encode("abcdeab")
-    assert [WORDS[each] for each in ids] == ["ab", "cd", "e", "ab"]
+    assert [WORDS[token] for token in ids] == ["ab", "cd", "e", "ab"]
     assert loaded.decoder.pieces(ids.tolist()) == ["ab", "cd", "e", "ab"]
     scaled = open_model(f"{file}@yarn:2")
     assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))

@@ -111,13 +111,13 @@ def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, spli
     monkeypatch.setattr(selectors, "_SPLIT", split)
     monkeypatch.setattr(selectors, "_SHORTEST", shortest)
     contexts, k = make_contexts(), 2
-    found = choose("spans", Scorer(model), contexts, k)
+    chosen = choose("spans", Scorer(model), contexts, k)
     for row in range(len(contexts)):
         tokens = best_spans(model, contexts, row, k, width, split)
         expected = sorted(tokens.values(), reverse=True)[:k]
-        np.testing.assert_allclose(found.influence[row], expected, atol=2e-5)
-        own = [tokens[i] for i in found.columns[row].tolist()]
-        np.testing.assert_allclose(own, expected, atol=2e-5)
+        np.testing.assert_allclose(chosen.influence[row], expected, atol=2e-5)
+        of_chosen = [tokens[i] for i in chosen.columns[row].tolist()]
+        np.testing.assert_allclose(of_chosen, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
@@ -134,10 +134,10 @@ def test_single_tokens_equal_a_plain_computation(family, kind):
             others = [j for j in range(N) if j != i]
             plain_out[i] = plain_measure(kind, model, contexts, row, others) - long
             plain_in[i] = without_far - plain_measure(kind, model, contexts, row, [i, *short])
-        for found, expected in ((out, plain_out), (into, plain_in)):
+        for chosen, expected in ((out, plain_out), (into, plain_in)):
             expected = abs(expected) if kind == "absolute" else expected
-            np.testing.assert_allclose(found.influence[row], sorted(expected, reverse=True), atol=5e-5)
-            np.testing.assert_allclose(expected[found.columns[row]], found.influence[row], atol=5e-5)
+            np.testing.assert_allclose(chosen.influence[row], sorted(expected, reverse=True), atol=5e-5)
+            np.testing.assert_allclose(expected[chosen.columns[row]], chosen.influence[row], atol=5e-5)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES[BLIND], "leave-one-out-kl@attention:6"])
@@ -145,7 +145,7 @@ def test_target_blind_selectors_never_look_at_the_target(model, name):
     contexts = make_contexts()
     others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
     assert (others.targets != contexts.targets).all()
-    first, second = (choose(name, Scorer(model), each, k=4) for each in (contexts, others))
+    first, second = (choose(name, Scorer(model), batch, k=4) for batch in (contexts, others))
     assert np.array_equal(first.columns, second.columns)
     assert np.array_equal(first.influence, second.influence)
 
@@ -156,7 +156,7 @@ def test_every_selector_has_one_family(model):
     contexts = make_contexts()
     others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
     for name in [*FAMILIES["signed"], *FAMILIES["absolute"]]:
-        first, second = (choose(name, Scorer(model), each, k=4).influence for each in (contexts, others))
+        first, second = (choose(name, Scorer(model), batch, k=4).influence for batch in (contexts, others))
         assert abs(first - second).max() > 1e-3, name
         assert "absolute" not in name or (first >= 0).all()
 
@@ -198,10 +198,10 @@ def test_a_smaller_model_proposes_and_the_model_decides(model):
     small = Scorer(build(num_hidden_layers=1))
     alone = replace(given(Scorer(model), contexts, k=2), names=("leave-one-out@leave-one-out:4",))
     influence, passes = leave_one_out(alone), choose("leave-one-out", small, contexts, k=4).columns
-    found = find_selector("leave-one-out@leave-one-out:4")(replace(alone, proposing=small))
+    screened = find_selector("leave-one-out@leave-one-out:4")(replace(alone, proposing=small))
     for row in range(len(contexts)):
         best = sorted(passes[row], key=lambda i, row=row: -influence[row, i])[:2]
-        assert found.columns[row].tolist() == best
+        assert screened.columns[row].tolist() == best
     assert not np.array_equal(
         np.sort(passes), np.sort(choose("leave-one-out", Scorer(model), contexts, k=4).columns)
     )
@@ -240,10 +240,10 @@ def test_forms_of_one_selector_together_choose_what_they_choose_alone(model):
     for contexts in (make_contexts(3), make_contexts(2, seed=7)):
         given = SelectorInput(scorer, contexts, seed=0, k=4, names=names)
         shared = {name: find_selector(name)(given) for name in names}
-        for name, found in shared.items():
+        for name, together in shared.items():
             alone = choose(name, scorer, contexts, k=4)
-            np.testing.assert_array_equal(found.columns, alone.columns)
-            np.testing.assert_allclose(found.influence, alone.influence, atol=1e-6)
+            np.testing.assert_array_equal(together.columns, alone.columns)
+            np.testing.assert_allclose(together.influence, alone.influence, atol=1e-6)
 
 
 @pytest.mark.parametrize(

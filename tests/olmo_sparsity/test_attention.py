@@ -39,7 +39,9 @@ def test_a_dropped_token_of_a_random_float_id_is_a_masked_token(name):
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
 def test_the_optimizer_of_olmo_trains_every_parameter(name):
     ours = model(name)
-    trained = [each for group in build_optimizer(Config(), ours).param_groups for each in group["params"]]
+    trained = [
+        parameter for group in build_optimizer(Config(), ours).param_groups for parameter in group["params"]
+    ]
     assert {*map(id, ours.parameters())} == {*map(id, trained)}
 
 
@@ -65,9 +67,9 @@ def test_a_prompt_is_continued_as_it_is_alone_whatever_stands_beside_it(name):
     prompts, lengths, ids = tokens(4, 12), torch.tensor([4, 12, 7, 5]), torch.arange(12).expand(4, 12)
     together = decode(ours, prompts, ids, end_token=-1, max_tokens=8, prompt_lengths=lengths).tokens
     for row, length in enumerate(lengths.tolist()):
-        own = slice(row, row + 1), slice(length)
+        unpadded = slice(row, row + 1), slice(length)
         further = {"response_ids": torch.arange(length, length + 8)[None]}  # as they go on without
-        alone = decode(ours, prompts[own], ids[own], end_token=-1, max_tokens=8, **further).tokens
+        alone = decode(ours, prompts[unpadded], ids[unpadded], end_token=-1, max_tokens=8, **further).tokens
         assert torch.equal(together[row], alone[0])
 
 
@@ -81,34 +83,34 @@ def entmax_by_bisection(z):
     return (z / 2 - low[..., None]).clamp_min(0) ** 2
 
 
-def by_hand(name, scores, distances, lengths, own):
+def by_hand(name, scores, distances, lengths, learned):
     """Weights of one query of one head, from the formula of the paper, number by number."""
     if name == "ssmax":
-        scores = [own["s"] * math.log(lengths) * s for s in scores]
+        scores = [learned["s"] * math.log(lengths) * s for s in scores]
     if name == "log-n":
         scores = [max(1, math.log(lengths) / math.log(32)) * s for s in scores]
     if name == "scale-invariant":
         a2 = [2 * math.log(d / 10 + 1) + 1 for d in distances]
         scores = [math.sqrt(a) * s + 1 - a for a, s in zip(a2, scores, strict=True)]
     if name == "fox":
-        log_f = [math.log(1 / (1 + math.exp(-f))) for f in own["f"]]
+        log_f = [math.log(1 / (1 + math.exp(-f))) for f in learned["f"]]
         scores = [s + sum(log_f[j + 1 :]) for j, s in enumerate(scores)]
     if name == "asentmax":
-        beta, gamma = math.log(1 + math.exp(own["b"])), 2 * math.tanh(own["g"])
+        beta, gamma = math.log(1 + math.exp(learned["b"])), 2 * math.tanh(learned["g"])
         scaled = torch.tensor([(1 + beta * math.log(lengths + 1) ** gamma) * s for s in scores])
         return entmax_by_bisection(scaled).tolist()
     chosen = [1.0] * len(scores)
     if name == "sparsek":  # of a window of 32: the nearest 4 ids, and 8 others, which a threshold chooses
         far = [j for j, d in enumerate(distances) if d >= 4]
-        low, high = min(own["u"]) - 1, max(own["u"])
+        low, high = min(learned["u"]) - 1, max(learned["u"])
         for _ in range(80):
             middle = (low + high) / 2
-            enough = sum(min(max(own["u"][j] - middle, 0), 1) for j in far) >= 8
+            enough = sum(min(max(learned["u"][j] - middle, 0), 1) for j in far) >= 8
             low, high = (middle, high) if enough else (low, middle)
         for j in far:
-            chosen[j] = min(max(own["u"][j] - low, 0), 1)
+            chosen[j] = min(max(learned["u"][j] - low, 0), 1)
     top = [math.exp(s) if m else 0.0 for s, m in zip(scores, chosen, strict=True)]
-    return [m * each / sum(top) for m, each in zip(chosen, top, strict=True)]
+    return [m * weight / sum(top) for m, weight in zip(chosen, top, strict=True)]
 
 
 @pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox", "asentmax", "sparsek"])
@@ -127,15 +129,15 @@ def test_weights_are_those_of_the_papers_formula(name):
             read = inputs[0, : query + 1]
             scores = (q[0, head, query] @ k[0, head, : query + 1].T / math.sqrt(8)).tolist()
             distances = (ids[0, query] - ids[0, : query + 1]).tolist()
-            own = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
+            learned = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
             if name == "fox":
-                own = {"f": (read @ mixer.gate.weight[head] + mixer.gate.bias[head]).tolist()}
+                learned = {"f": (read @ mixer.gate.weight[head] + mixer.gate.bias[head]).tolist()}
             if name == "asentmax":
                 vectors = mixer.beta_gamma.weight[2 * head : 2 * head + 2]
-                own = dict(zip("bg", (vectors @ inputs[0, query]).tolist(), strict=True))
+                learned = dict(zip("bg", (vectors @ inputs[0, query]).tolist(), strict=True))
             if name == "sparsek":
-                own = {"u": (read @ mixer.score.weight[head]).tolist()}
-            expected = by_hand(name, scores, distances, ids[0, query].item() + 1, own)
+                learned = {"u": (read @ mixer.score.weight[head]).tolist()}
+            expected = by_hand(name, scores, distances, ids[0, query].item() + 1, learned)
             assert weights[0, head, query, : query + 1].tolist() == pytest.approx(expected, 1e-4, 1e-6)
 
 
@@ -177,24 +179,26 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
     ids = [0, 1, 2, 7, 8, 9]
     seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     mask = AttentionMask(torch.tensor([ids]), torch.tensor([ids]), seen, torch.zeros(()))
-    found = mixer.weights(q, k, torch.empty(1, 4, 6, 0), mask)
+    attended = mixer.weights(q, k, torch.empty(1, 4, 6, 0), mask)
 
     def convolve(layer, of):
         rows = {}
-        for head, own in of:
-            read = [of.get((g, at), 0.0) for at in (own - 1, own, own + 1) for g in range(4)]
-            rows[head, own] = (layer.weight[head] @ torch.tensor(read) + layer.bias[head]).item()
+        for head, position in of:
+            read = [of.get((g, at), 0.0) for at in (position - 1, position, position + 1) for g in range(4)]
+            rows[head, position] = (layer.weight[head] @ torch.tensor(read) + layer.bias[head]).item()
         return rows
 
     for query in (1, 4, 5):
         read = ids[: query + 1]
         scores = (q @ k.transpose(-1, -2) / math.sqrt(8))[0, :, query]
-        plain = {(head, own): scores[head, j].item() for head in range(4) for j, own in enumerate(read)}
+        plain = {
+            (head, position): scores[head, j].item() for head in range(4) for j, position in enumerate(read)
+        }
         inner = {at: x if x > 0 else 0.01 * x for at, x in convolve(mixer.first, plain).items()}
         added = convolve(mixer.second, inner)
         for head in range(4):
-            whole = torch.tensor([plain[head, own] + added[head, own] for own in read])
-            weights = found[0, head, query, : query + 1]
+            whole = torch.tensor([plain[head, position] + added[head, position] for position in read])
+            weights = attended[0, head, query, : query + 1]
             torch.testing.assert_close(weights, whole.softmax(-1), atol=1e-5, rtol=1e-4)
 
 
@@ -206,17 +210,17 @@ def test_products_are_causal_attention_with_its_gradients(dtype, monkeypatch):
     monkeypatch.setattr(cpu_attention, "QUERIES_OF_A_PRODUCT", 5)  # the last block of 12 has two queries
     q, k, v = (torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2))
     attended = cpu_attention.causal_products(q, k, v, dropout=0.0)
-    found = torch.autograd.grad(attended.sum(), (q, k, v))
+    gradients = torch.autograd.grad(attended.sum(), (q, k, v))
 
-    own = [each.detach().double().requires_grad_() for each in (q, k, v)]
-    keys, values = (each.repeat_interleave(2, dim=1) for each in own[1:])
+    doubles = [values.detach().double().requires_grad_() for values in (q, k, v)]
+    keys, values = (double.repeat_interleave(2, dim=1) for double in doubles[1:])
     later = torch.ones(12, 12, dtype=torch.bool).triu(1)
-    scores = (own[0] @ keys.transpose(-1, -2) / 8**0.5).masked_fill(later, -1e9)
+    scores = (doubles[0] @ keys.transpose(-1, -2) / 8**0.5).masked_fill(later, -1e9)
     expected = scores.softmax(dim=-1) @ values
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
     assert attended.dtype == dtype
     torch.testing.assert_close(attended.double(), expected, **near)
-    for one, other in zip(found, torch.autograd.grad(expected.sum(), own), strict=True):
+    for one, other in zip(gradients, torch.autograd.grad(expected.sum(), doubles), strict=True):
         torch.testing.assert_close(one.double(), other, **near)
 
 

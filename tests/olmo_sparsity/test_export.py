@@ -60,8 +60,8 @@ def logits_of_both(original, folder, position_ids, **options):
     tokens = torch.randint(50, (3, length), generator=torch.Generator().manual_seed(1))
     exported = AutoModelForCausalLM.from_pretrained(folder, **options)
     ids = position_ids.expand(3, -1)
-    found = exported(tokens, position_ids=ids, attention_mask=torch.ones_like(tokens), use_cache=False)
-    return original(tokens, position_ids=ids).logits, found.logits
+    output = exported(tokens, position_ids=ids, attention_mask=torch.ones_like(tokens), use_cache=False)
+    return original(tokens, position_ids=ids).logits, output.logits
 
 
 @pytest.mark.parametrize("name", slow_but(SHAPES, *list(SHAPES)[::3]))
@@ -72,9 +72,11 @@ def test_logits_are_those_of_the_checkpoint(name, tmp_path):
     assert done["architecture"] == architecture
     jumping = torch.tensor([[0, 1, 2, 9, 10, 11, 30, 31, 45, 60, 61, 63]])
     for ids in (torch.arange(32)[None], jumping):
-        expected, found = logits_of_both(original, tmp_path / "hf", ids)
-        assert found.shape == expected.shape == (3, ids.shape[1], changes.get("embedding_size", 128) or 50)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        expected, of_export = logits_of_both(original, tmp_path / "hf", ids)
+        assert (
+            of_export.shape == expected.shape == (3, ids.shape[1], changes.get("embedding_size", 128) or 50)
+        )
+        torch.testing.assert_close(of_export, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     eager, _ = logits_of_both(original, tmp_path / "hf", jumping, attn_implementation="eager")
     torch.testing.assert_close(eager, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
@@ -91,10 +93,10 @@ def test_in_bf16_it_is_the_rounded_model_in_half_the_space(tmp_path):
     before, _ = logits_of_both(original, tmp_path / "hf-True", ids, dtype=torch.float32)
     for parameter in original.parameters():
         parameter.data = parameter.data.bfloat16().float()
-    expected, found = logits_of_both(original, tmp_path / "hf-True", ids, dtype=torch.float32)
+    expected, of_export = logits_of_both(original, tmp_path / "hf-True", ids, dtype=torch.float32)
     scale = float(expected.abs().max())
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * scale)
-    assert float((before - found).abs().max()) > 1e-3 * scale
+    torch.testing.assert_close(of_export, expected, rtol=0, atol=1e-5 * scale)
+    assert float((before - of_export).abs().max()) > 1e-3 * scale
 
 
 @pytest.mark.parametrize("name", MISFITS)

@@ -24,9 +24,11 @@ def points_of(*frames):
     return BOUND.with_errors(pd.concat(frames, ignore_index=True))
 
 
-def start_of(*own, **changes):
+def start_of(*rows_of_run, **changes):
     """What the bounds of one model start from."""
-    [start] = BOUND.trained_frame(BOUND.errors_frame(points_of(rows(list(own), **changes)))).itertuples()
+    [start] = BOUND.trained_frame(
+        BOUND.errors_frame(points_of(rows(list(rows_of_run), **changes)))
+    ).itertuples()
     return start
 
 
@@ -37,13 +39,15 @@ def fits_of(frames):
 
 def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
     """Errors of 0.3 (L'/L)^2 delta: the improved bound needs one constant for both L, the theorem's does not."""
-    found = []
+    frames = []
     for longest, delta in ((50, 40), (100, 10)):
-        wrong = [min(5000, round(error(each) * delta)) for each in times]
-        own = [row(each * longest, 10_000 - n, 4, (n, 0, 0)) for each, n in zip(times, wrong, strict=True)]
+        wrong = [min(5000, round(error(ratio) * delta)) for ratio in times]
+        longer = [
+            row(ratio * longest, 10_000 - n, 4, (n, 0, 0)) for ratio, n in zip(times, wrong, strict=True)
+        ]
         task = {"train_length": [20, longest], "test_length": [20, 500]}
-        found.append(rows([row(longest, 10_000 - delta, 4, (delta, 0, 0)), *own], task_changes=task))
-    return found
+        frames.append(rows([row(longest, 10_000 - delta, 4, (delta, 0, 0)), *longer], task_changes=task))
+    return frames
 
 
 def test_bounds_against_hand_arithmetic():
@@ -68,11 +72,11 @@ def test_it_starts_from_the_worst_trained_length_and_the_largest_trained_k():
 
 
 def test_without_an_error_delta_is_the_upper_limit():
-    own = [row(length, 200, 4) for length in (20, 40, 100, 200)]
-    start = start_of(*own)
+    without_errors = [row(length, 200, 4) for length in (20, 40, 100, 200)]
+    start = start_of(*without_errors)
     assert start.delta_is_upper_limit and (start.measured_length, start.longest) == (40, 50)
     assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
-    _, improved = fits_of([rows(own)])
+    _, improved = fits_of([rows(without_errors)])
     assert improved.constant == pytest.approx(start.delta / (4 * start.delta)), "the upper limits"
 
 
@@ -110,10 +114,10 @@ def test_the_recorded_bounds_are_those_of_the_recorded_rows(tmp_path, monkeypatc
 
 def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval():
     frame = rows([row(20, 50, p=mean) for mean in (0.9, 0.7, 0.5)])
-    found = BOUND.expected_error(frame)
-    assert found.value == pytest.approx(0.3)
+    error = BOUND.expected_error(frame)
+    assert error.value == pytest.approx(0.3)
     half = t.ppf(0.975, 2) * 0.2 / 3**0.5
-    assert (found.low, found.high) == pytest.approx((max(0, 0.3 - half), 0.3 + half))
+    assert (error.low, error.high) == pytest.approx((max(0, 0.3 - half), 0.3 + half))
     one = BOUND.expected_error(frame[:1])
     assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
     assert BOUND.expected_error(rows([row(20, 50), row(20, 50, p=0.5)])) is None

@@ -55,9 +55,9 @@ class ByHand:
         there.scatter_(1, position_ids, input_ids)
         rows = []
         for column in range(start, length):
-            own = [c for c in range(1, start) if coupled[c] == coupled[column] and coupled[c] > 1]
+            before = [c for c in range(1, start) if coupled[c] == coupled[column] and coupled[c] > 1]
             key = sum(
-                (there[:, c] * 20**place for place, c in enumerate(own)),
+                (there[:, c] * 20**place for place, c in enumerate(before)),
                 torch.zeros(len(there), dtype=torch.long),
             )
             rows.append(self.table[key % 2000])
@@ -82,11 +82,11 @@ def test_what_a_model_reads_is_coupled(name, by):
     scorer = Scorer(model, share_prefixes=False)
     layouts = [COUPLE.lay_out(scorer, task, length, by=by) for length in range(3, 7)]
     assert COUPLE.marks_between(layouts) == [1, *marks]
-    found = list(COUPLE.fit_segments(layouts, [1, *marks]))
-    assert [agreement for _, agreement in found] == [1.0] * len(expected)
-    assert [segment.first_id for segment, _ in found] == [each.first_id for each in expected]
+    fitted = list(COUPLE.fit_segments(layouts, [1, *marks]))
+    assert [agreement for _, agreement in fitted] == [1.0] * len(expected)
+    assert [segment.first_id for segment, _ in fitted] == [segment.first_id for segment in expected]
     # One digit is its own first and last: either way of counting it is right.
-    counted = [s.counted_from for (s, _), e in zip(found, expected, strict=True) if e != Segment("start", 2)]
+    counted = [s.counted_from for (s, _), e in zip(fitted, expected, strict=True) if e != Segment("start", 2)]
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
 
 
@@ -106,11 +106,11 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path, monke
         return run_here("results/synthetic/couple.py", "train", tiny_task.write(tmp_path), *options)
 
     monkeypatch.setattr(task, "TASKS", copy(task.TASKS))  # in which the script puts tasks of its own
-    found, weights = ("marks=[1,3]", "counted_from=[start]"), {}
+    coupling, weights = ("marks=[1,3]", "counted_from=[start]"), {}
     for name, values in {
         "told": [],
-        "own": [*found, "first_ids=[2]"],
-        "off": [*found, "first_ids=[3]"],
+        "own": [*coupling, "first_ids=[2]"],
+        "off": [*coupling, "first_ids=[3]"],
     }.items():
         done = train(name, *values)
         assert done.returncode == 0, done.stderr
@@ -120,21 +120,21 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path, monke
     record = read_exact_match(tmp_path / "off" / EXACT_MATCH_NAME)
     assert measured.returncode == 0 and record["task"]["parameters"]["first_ids"] == [3]
     for message, *values in (
-        ("first_ids: give ids", *found),
+        ("first_ids: give ids", *coupling),
         ("2 segments, and a prompt has 1", "marks=[1,3]", "counted_from=[start,end]", "first_ids=[2,2]"),
-        ("need ids up to 36", *found, "first_ids=[22]"),
+        ("need ids up to 36", *coupling, "first_ids=[22]"),
     ):
         assert message in train("refused", *values).stderr
 
 
 def test_the_command_prints_what_train_takes():
     segment = {"counted_from": "start", "first_id": 2, "agreement": 0.9}
-    found = {"marks": [1, 3], "segments": [segment], "as_the_task_says": 1.0}
-    _, same, told = COUPLE.outcome(found)
+    coupling = {"marks": [1, 3], "segments": [segment], "as_the_task_says": 1.0}
+    _, same, command = COUPLE.outcome(coupling)
     assert same.startswith("100 % of the tokens")
     options = [
-        f"--task.parameters.{each}" for each in ("marks=[1,3]", "counted_from=[start]", "first_ids=[2]")
+        f"--task.parameters.{value}" for value in ("marks=[1,3]", "counted_from=[start]", "first_ids=[2]")
     ]
-    assert shlex.split(told) == ["train", "with", *options]
+    assert shlex.split(command) == ["train", "with", *options]
     nothing = {"marks": [], "segments": [{**segment, "agreement": 0.2}], "as_the_task_says": None}
     assert "no coupling was found" in [*COUPLE.outcome(nothing)][-1]

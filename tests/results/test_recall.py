@@ -110,11 +110,11 @@ def assert_recalls(accuracy, recalls, planted, logits, task, settings):
         of_row for of_row, is_right in zip(expected["token_recall"], right, strict=True) if is_right
     ]
     expected |= {"token_recall_of_0": bits[ZERO], "token_recall_of_1": bits[ONE]}
-    own = recalls[(recalls["planted"] == planted) & (recalls["selector"] == "leave-one-out")]
+    of_selector = recalls[(recalls["planted"] == planted) & (recalls["selector"] == "leave-one-out")]
     for kind, values in expected.items():
         if values:
-            found = own["value"][own["name"] == kind].tolist()
-            assert found == pytest.approx(np.mean(values, axis=0).tolist()), kind
+            recalled = of_selector["value"][of_selector["name"] == kind].tolist()
+            assert recalled == pytest.approx(np.mean(values, axis=0).tolist()), kind
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ class HostReads(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        found = operation(*args, **(kwargs or {}))
+        output = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
-        copies = name == "_to_copy" and args[0].device.type != "cpu" and found.device.type == "cpu"
+        copies = name == "_to_copy" and args[0].device.type != "cpu" and output.device.type == "cpu"
         if name in self.WAITING or copies:
             self.seen.append(name)
-        return found
+        return output

@@ -97,7 +97,7 @@ def tiny_causal_lm(model_type: str, **changes: Any) -> PreTrainedModel | None:
     def small(kind: Any) -> dict[str, Any]:
         usual = kind()
         fixed = [name for name in dir(kind) if isinstance(getattr(kind, name), property)]
-        values = {key: each for key, each in settings.items() if hasattr(usual, key) and key not in fixed}
+        values = {key: value for key, value in settings.items() if hasattr(usual, key) and key not in fixed}
         return values | {
             part: small(type(getattr(usual, part))) for part in kind.sub_configs if hasattr(usual, part)
         }

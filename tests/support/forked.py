@@ -51,7 +51,7 @@ def ranks(count: int) -> list[dict[str, str]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     shared |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     every = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
-    return [{name: str(value) for name, value in each.items()} for each in every]
+    return [{name: str(value) for name, value in environment.items()} for environment in every]
 
 
 class Forked:

@@ -9,9 +9,10 @@ import pytest
 def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
     """``values`` as parameters, of which only ``quick`` are not slow; a tuple is one of several parameters each."""
     values = list(values)
-    unknown = [each for each in quick if each not in values]
+    unknown = [value for value in quick if value not in values]
     assert not unknown, f"{unknown} are none of the parameters"
-    several = {each: each if isinstance(each, tuple) else (each,) for each in values}
+    arguments = {value: value if isinstance(value, tuple) else (value,) for value in values}
     return [
-        each if each in quick else pytest.param(*several[each], marks=pytest.mark.slow) for each in values
+        value if value in quick else pytest.param(*arguments[value], marks=pytest.mark.slow)
+        for value in values
     ]

@@ -39,10 +39,10 @@ def busy_seconds(events):
 
 def main(path, out, *changes):
     tiny = "--tiny" in changes
-    given = [each for each in changes if each != "--tiny"] + TINY * tiny
+    config_changes = [change for change in changes if change != "--tiny"] + TINY * tiny
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    config = with_random_tokens(load_config(path, given), out)
+    config = with_random_tokens(load_config(path, config_changes), out)
     engine = engine_of(config)
     device, step = engine.device, loop_steps(engine, config, 1)
     for _ in range(10):
@@ -62,10 +62,10 @@ def main(path, out, *changes):
     busy, median = busy_seconds(kernels), statistics.median(seconds)
     peak = peak_flops(config, device)
     rate = config.tokens_per_step / median
-    found = {
+    record = {
         **about_this_run(),
         "config": path,
-        "changes": given,
+        "changes": config_changes,
         "compiled": engine.is_compiled,
         "step_seconds": seconds,
         "tokens_per_second": rate,
@@ -73,7 +73,7 @@ def main(path, out, *changes):
         "kernel_seconds": busy if kernels else None,
         "gap_seconds": median - busy if kernels else None,
     }
-    (out / "profile.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+    (out / "profile.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf8")
     order = "self_device_time_total" if kernels else "self_cpu_time_total"
     table = seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=100)
     (out / "profile.txt").write_text(table, encoding="utf8")

@@ -5,14 +5,14 @@ import numpy as np
 
 def line(axes, label):
     """(x, y) of the curve of this label, each (n,)."""
-    [found] = [one for one in axes.lines if one.get_label() == label]
-    return np.asarray(found.get_xdata(), dtype=float), np.asarray(found.get_ydata(), dtype=float)
+    [curve] = [one for one in axes.lines if one.get_label() == label]
+    return np.asarray(curve.get_xdata(), dtype=float), np.asarray(curve.get_ydata(), dtype=float)
 
 
 def points(axes, label):
     """The container of the points with bars of this label."""
-    [found] = [one for one in axes.containers if one.get_label() == label and hasattr(one, "has_yerr")]
-    return found
+    [container] = [one for one in axes.containers if one.get_label() == label and hasattr(one, "has_yerr")]
+    return container
 
 
 def bars(axes, label):

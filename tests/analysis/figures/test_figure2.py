@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures.figure2 import describe, figure2, levels_figure
+from analysis.figures.figure2 import describe, figure2, kept_as_figure
 from analysis.stats import numbers
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
@@ -119,19 +119,19 @@ def test_what_is_missing():
     assert "cross-fit" in describe({"": made_result(crossfit=True)})
 
 
-def test_ways_of_giving_back_stand_side_by_side(result):
+def test_ways_of_keeping_stand_side_by_side(result):
     """A panel for each, of its own rows; Figure 2 shows the first that was measured where none is plain text."""
     cache = result.choices.assign(level="cache", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
     both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True))
-    assert levels_figure(result, **FEW) is None
-    figure = levels_figure(both, **FEW)
+    assert kept_as_figure(result, **FEW) is None
+    figure = kept_as_figure(both, **FEW)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["as cache, 4 sinks", "as text"]
     recovery = numbers.recovery(both, **FEW)
-    for axes, level in zip(figure.axes, ("cache", "text"), strict=True):
+    for axes, kept_at in zip(figure.axes, ("cache", "text"), strict=True):
         _, y = line(axes, "leave-one-out")
-        of_level = recovery[recovery["level"] == level]
-        np.testing.assert_array_equal(y, values_of(of_level, "leave-one-out", "true"))
+        of_way = recovery[recovery["level"] == kept_at]
+        np.testing.assert_array_equal(y, values_of(of_way, "leave-one-out", "true"))
     units = [
         "before:16",
         "ranked:16",
@@ -143,7 +143,7 @@ def test_ways_of_giving_back_stand_side_by_side(result):
     ]
     windows = [cache.assign(unit=unit) for unit in units]
     many = replace(result, choices=pd.concat([cache, *windows], ignore_index=True))
-    assert_readable(levels_figure(many, **FEW))
+    assert_readable(kept_as_figure(many, **FEW))
     only = replace(result, choices=cache)
     _, net = line(figure2({"": only}, **FEW).axes[1], "random")
     np.testing.assert_array_equal(net, values_of(numbers.recovery(only, **FEW), "random", "net"))

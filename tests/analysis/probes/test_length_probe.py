@@ -178,6 +178,24 @@ def test_older_records_are_read_under_the_names_of_today(measured, tmp_path):
     pd.testing.assert_frame_equal(again.runs, measured.runs.reset_index(drop=True), check_dtype=False)
 
 
+def test_other_resamples_take_up_what_was_interrupted_and_leftovers_of_a_kill_are_removed(
+    measured, tmp_path, monkeypatch
+):
+    """They are of the intervals alone: no loss changes with them."""
+    monkeypatch.setattr(LengthProbe, "numbers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        PROBE.measure(two_models(), TEXTS, labels=["one", "other"], out=tmp_path, **HOW)
+    monkeypatch.undo()
+    monkeypatch.setattr(LengthProbe, "measure_model", None)
+    for name in (".length-parts.tmp-elsewhere-1", ".length.json.tmp-elsewhere-1"):
+        (tmp_path / name).mkdir()
+    more = replace(PROBE, resamples=400)
+    again = more.measure(two_models(), TEXTS, labels=["one", "other"], out=tmp_path, **HOW)
+    pd.testing.assert_frame_equal(again.rows, measured.rows, check_dtype=False)
+    assert again.settings == measured.settings | {"resamples": 400}
+    assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
+
+
 def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr(LengthProbe, "numbers", interrupt)
     model = small_measurement.model()

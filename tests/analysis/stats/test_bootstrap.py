@@ -74,12 +74,12 @@ def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(ClusterBootstrap(clusters, resamples=100, seed=1).sums(columns), whole)
 
 
-def test_two_levels_equal_a_plain_loop(many: None) -> None:
+def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
     """Groups one by one, then how often each of their documents comes, with every row copied out."""
     columns, clusters = clustered(np.random.default_rng(1), documents=9)
     group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
-    groups = np.array([group_of[each] for each in clusters.tolist()])
-    members = {name: [each for each in group_of if group_of[each] == name] for name in "abcde"}
+    groups = np.array([group_of[cluster] for cluster in clusters.tolist()])
+    members = {name: [cluster for cluster in group_of if group_of[cluster] == name] for name in "abcde"}
     rng, resamples = np.random.default_rng(5), 100
     turns = [[int(rng.integers(5)) for _ in range(5)] for _ in range(resamples)]
     drawn: list[dict[int, int]] = [{} for _ in range(resamples)]
@@ -92,10 +92,10 @@ def test_two_levels_equal_a_plain_loop(many: None) -> None:
             drawn[resample] |= zip(documents, counts, strict=True)
     slow = [
         [
-            math.fsum(columns[row, c] * of[each] for row, each in enumerate(clusters.tolist()))
+            math.fsum(columns[row, c] * counts[cluster] for row, cluster in enumerate(clusters.tolist()))
             for c in range(3)
         ]
-        for of in drawn
+        for counts in drawn
     ]
     bootstrap = ClusterBootstrap(clusters, groups=groups, resamples=resamples, seed=5)
     np.testing.assert_allclose(bootstrap.sums(columns)[1:], slow, rtol=1e-12)
@@ -104,8 +104,8 @@ def test_two_levels_equal_a_plain_loop(many: None) -> None:
 
 def test_groups_of_one_document_change_nothing(many: None) -> None:
     columns, clusters = clustered(np.random.default_rng(3))
-    names = np.array([f"{each:03d}" for each in clusters])
-    plain, grouped = (ClusterBootstrap(clusters, groups=each, resamples=99) for each in (None, names))
+    names = np.array([f"{cluster:03d}" for cluster in clusters])
+    plain, grouped = (ClusterBootstrap(clusters, groups=groups, resamples=99) for groups in (None, names))
     np.testing.assert_array_equal(plain.sums(columns), grouped.sums(columns))
 
 
@@ -144,7 +144,7 @@ def test_nor_has_a_value_of_targets_in_fewer_than_four_units(units: int, bearing
     assert np.isnan(columns[1:, 0]).all() == (bearing < 4) and np.isfinite(columns[:, 1]).all()
 
 
-def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
+def test_covers_the_truth_where_documents_of_a_group_are_alike_and_documents_alone_do_not() -> None:
     """30 groups of 4 documents of 3 targets; groups, documents and targets vary alike; the truth is 0."""
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(120), 3)
@@ -327,12 +327,12 @@ def test_how_often_two_runs_are_marked_and_how_often_pooled_intervals_hold(
 
 
 def test_confidence_is_an_argument() -> None:
-    """Bonferroni's level of ten tests: t's quantile, the percentiles, and Wilson's."""
+    """Bonferroni's confidence of ten tests: t's quantile, the percentiles, and Wilson's."""
     rng = np.random.default_rng(0)
     for units in (40, 140):
         columns = np.stack([rng.normal(size=units), np.ones(units)], axis=1)
         usual, corrected = (
-            interval_of(columns, np.arange(units), confidence=level) for level in (0.95, 0.995)
+            interval_of(columns, np.arange(units), confidence=confidence) for confidence in (0.95, 0.995)
         )
         assert corrected.low < usual.low < usual.high < corrected.high
         if units <= 100:

@@ -62,11 +62,11 @@ def assert_jackknife(
     assert (row["low"], row["high"]) == (pytest.approx(low), pytest.approx(high))
 
 
-def plain_recovery(result: Result, selector: str, far_context: str, k: int, **level: Any) -> Statistic:
+def plain_recovery(result: Result, selector: str, far_context: str, k: int, **way: Any) -> Statistic:
     """Σ (L_short - L_k) / Σ (L_short - L_long) over the targets over tau among some."""
     short = result.targets["loss_short_nats"].tolist()
     long = result.targets["loss_long_nats"].tolist()
-    losses = result.loss_nats(selector, far_context, **level)[:, result.ks.index(k)].tolist()
+    losses = result.loss_nats(selector, far_context, **way)[:, result.ks.index(k)].tolist()
     loss_of = dict(zip(result.over.tolist(), losses, strict=True))
 
     def statistic(targets: Sequence[int]) -> float:
@@ -77,10 +77,10 @@ def plain_recovery(result: Result, selector: str, far_context: str, k: int, **le
     return statistic
 
 
-def plain_net(result: Result, selector: str, k: int, far_context: str = "true", **level: Any) -> Statistic:
+def plain_net(result: Result, selector: str, k: int, far_context: str = "true", **way: Any) -> Statistic:
     """Recovery less that of the placebo, where this is positive."""
-    recovery = plain_recovery(result, selector, far_context, k, **level)
-    placebo = plain_recovery(result, selector, "placebo", k, **level)
+    recovery = plain_recovery(result, selector, far_context, k, **way)
+    placebo = plain_recovery(result, selector, "placebo", k, **way)
     return lambda targets: recovery(targets) - max(0.0, placebo(targets))
 
 
@@ -203,24 +203,24 @@ def test_distances_are_1_where_chosen_tokens_are_as_frequent_as_random_ones(resu
         assert row["low"] < row["value"] < row["high"]
 
 
-def test_level_differences_are_paired(result: Result) -> None:
+def test_kept_as_differences_are_paired(result: Result) -> None:
     rng = np.random.default_rng(1)
     as_cache = result.choices.assign(**SINKS)
     as_cache["loss_nats"] = [row - rng.gamma(1.0, 0.2, len(row)) for row in as_cache["loss_nats"]]
     as_cache = as_cache[as_cache["selector"] != "random"]
     both = replace(result, choices=pd.concat([result.choices, as_cache], ignore_index=True))
-    frame = comparisons.level_differences(both, SINKS, TEXT)
+    frame = comparisons.kept_as_differences(both, SINKS, TEXT)
     assert list(frame["selector"].unique()) == ["leave-one-out", "greedy"]
     groups = result.targets["group"].tolist()
     for k in KS:
-        parts = [plain_recovery(both, "greedy", "placebo", k, **level) for level in (SINKS, TEXT)]
+        parts = [plain_recovery(both, "greedy", "placebo", k, **way) for way in (SINKS, TEXT)]
         row = row_of(frame, selector="greedy", far_context="placebo", k=k)
         assert_jackknife(row, lambda targets, parts=parts: parts[0](targets) - parts[1](targets), groups)
-        parts = [plain_net(both, "greedy", k, **level) for level in (SINKS, TEXT)]
+        parts = [plain_net(both, "greedy", k, **way) for way in (SINKS, TEXT)]
         row = row_of(frame, selector="greedy", far_context="net", k=k)
         assert_jackknife(row, lambda targets, parts=parts: parts[0](targets) - parts[1](targets), groups)
     with pytest.raises(UserError, match="'sinks': 0} was not measured; choose among .*'sinks': 4}"):
-        comparisons.level_differences(both, SINKS, TEXT | {"level": "cache"})
+        comparisons.kept_as_differences(both, SINKS, TEXT | {"level": "cache"})
 
 
 def test_by_tau_is_what_a_higher_tau_would_have_measured(result: Result) -> None:

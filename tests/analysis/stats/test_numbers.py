@@ -1,6 +1,7 @@
 """Every frame of numbers against plain loops over targets, and bootstraps of whole documents."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -108,7 +109,7 @@ def test_values_equal_a_plain_loop(result: Result) -> None:
         for column, k in enumerate(KS):
             recovered = {}
             for far_context in ("true", "placebo"):
-                of_targets = [each[column] for each in result.loss_nats(selector, far_context)]
+                of_targets = [losses[column] for losses in result.loss_nats(selector, far_context)]
                 saved = math.fsum(short[i] - loss for i, loss in zip(over, of_targets, strict=True))
                 where = {"selector": selector, "far_context": far_context, "k": k}
                 assert value(mean_losses, **where) == pytest.approx(np.mean(of_targets))
@@ -290,14 +291,16 @@ def test_groups_and_trainings_are_units_where_there_are_any() -> None:
         bootstrap = ClusterBootstrap(targets["text"].to_numpy(), resamples=1000, **units)
         short = targets["loss_short_nats"].to_numpy()
         expected = bootstrap.interval(bootstrap.ratio(short, np.ones(len(targets))))
-        found = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
-        assert found == pytest.approx((expected.low, expected.high))
+        interval = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
+        assert interval == pytest.approx((expected.low, expected.high))
         saved, gain = np.zeros(len(targets)), np.zeros(len(targets))
         saved[result.over] = short[result.over] - result.loss_nats("greedy")[:, 2]
         gain[result.over] = result.gain_nats[result.over]
         expected = bootstrap.interval(bootstrap.ratio(saved, gain))
-        found = bounds(numbers.recovery(result, resamples=1000), selector="greedy", k=4, far_context="true")
-        assert found == pytest.approx((expected.low, expected.high))
+        interval = bounds(
+            numbers.recovery(result, resamples=1000), selector="greedy", k=4, far_context="true"
+        )
+        assert interval == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
     assert "by group, then document (only 7 groups: rough)" in findings(grouped)
     assert numbers.counts(runs)["runs"] == 3 and "3 runs together" in findings(runs)
@@ -312,6 +315,51 @@ def test_two_runs_have_the_numbers_that_they_have_alone_beside_those_of_both() -
             frame = getattr(numbers, name)(run)
             np.testing.assert_allclose(columns[column], frame["value"], rtol=1e-9, atol=1e-12)
             assert column not in frame
+
+
+def selector_lines(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Heading and columns, and the rows of what the findings say of every selector."""
+    lines = findings(result).splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("selector"))
+    rows = []
+    for line in lines[head + 1 :]:
+        cells = re.split(r"  +", line)
+        if len(cells) == 1:
+            break
+        rows.append(cells)
+    return lines[head - 1 : head + 1], rows
+
+
+@pytest.mark.parametrize("far_contexts", [("true", "placebo"), ("true",)])
+def test_findings_have_a_line_for_every_selector_the_largest_net_recovery_first(
+    far_contexts: tuple[str, ...],
+) -> None:
+    result = made_result(far_contexts=far_contexts, selectors=("random", "leave-one-out", "greedy"))
+    shown = "net" if "placebo" in far_contexts else "true"
+    frame = numbers.recovery(result)
+    frame = frame[(frame["far_context"] == shown) & frame["selector"].isin(result.selectors)]
+    at_four = frame[frame["k"] == 4].set_index("selector")["value"]
+    (title, columns), rows = selector_lines(result)
+    assert title == ("net recovery by k [%]" if shown == "net" else "recovery by k [%]")
+    assert columns.split() == ["selector", "1", "2", "4", "8"]
+    assert [cells[0] for cells in rows] == sorted(at_four.index, key=lambda name: -at_four[name])
+    for selector, *cells in rows:
+        of_selector = frame.loc[frame["selector"] == selector, ["value", "low", "high"]]
+        in_percent = (100 * of_selector).round().astype(int)
+        assert cells == [f"{value} [{low}, {high}]" for value, low, high in in_percent.to_numpy()]
+
+
+def test_findings_have_no_further_line_of_one_selector_and_lines_of_one_way_of_keeping() -> None:
+    assert "by k" not in findings(made_result(selectors=["leave-one-out"]))
+    result = made_result()
+    cache = result.choices.assign(level="cache", unit="word", sinks=4)
+    cache["loss_nats"] = cache["loss_nats"].map(lambda losses: losses + 0.5)
+    both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True))
+    _, rows_as_text = selector_lines(result)
+    heading, rows = selector_lines(both)
+    assert heading[0] == "net recovery by k, as text [%]" and rows == rows_as_text
+    heading, rows = selector_lines(replace(result, choices=cache))
+    assert heading[0] == "net recovery by k, as cache, words, 4 sinks [%]" and rows != rows_as_text
 
 
 def test_recovery_without_gain_is_refused() -> None:
@@ -452,7 +500,7 @@ def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
         reached.append(np.mean((saved[rows, :3] >= 0.9 * (short - long)[rows, None]).any(axis=1)))
     kinds = numbers.kinds(result, resamples=200)
     where = {"selector": "leave-one-out", "far_context": "true", "k": 4}
-    for found, values in (
+    for interval, values in (
         (bounds(kinds, kind="name", name="recovery", **where), recovered),
         (bounds(kinds, kind="name", name="share_over_tau"), share),
         (bounds(numbers.tokens_needed(result, resamples=200), name="reached", **where), reached),
@@ -461,7 +509,7 @@ def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
             distance,
         ),
     ):  # fmt: skip
-        assert found == pytest.approx(middle(values)) and found[0] < found[1]
+        assert interval == pytest.approx(middle(values)) and interval[0] < interval[1]
 
 
 # --- the parts of a recovery ---
@@ -515,8 +563,8 @@ def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(
             assert values == pytest.approx(plain_parts(result, every, blind, column))
     drawn = [plain_parts(result, rows, "leave-one-out-kl", 2) for rows, _ in resampled_rows(result, 200)]
     for name, far_context in drawn[0]:
-        found = bounds(frame, name=name, blind="leave-one-out-kl", far_context=far_context, k=4)
-        assert found == pytest.approx(middle([parts[name, far_context] for parts in drawn])), name
+        interval = bounds(frame, name=name, blind="leave-one-out-kl", far_context=far_context, k=4)
+        assert interval == pytest.approx(middle([parts[name, far_context] for parts in drawn])), name
     has = np.isfinite(result.loss_nats("random", "same-group")).all(axis=1)
     assert set(frame["n_targets"]) == {has.sum()} and not has.all()
     short, long = losses(result)
@@ -648,15 +696,15 @@ def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) 
     moved = with_placebos.choices["selector"].eq("leave-one-out-kl") & with_placebos.choices[
         "far_context"
     ].ne("true")
-    losses = [each + 3.0 * move for each, move in zip(with_placebos.choices["loss_nats"], moved, strict=True)]
+    losses = [loss + 3.0 * move for loss, move in zip(with_placebos.choices["loss_nats"], moved, strict=True)]
     choices = with_placebos.choices.assign(loss_nats=losses)
     frame = numbers.placebos(replace(with_placebos, choices=choices), resamples=100)
     where = {"blind": "leave-one-out-kl", "k": 4}
     largest = only(frame, name="common_context", far_context=LARGEST, **where)
     assert largest["value"] == 0 and np.isnan([largest["low"], largest["high"]]).all()
-    own = only(frame, name="recovery", selector="leave-one-out-kl", far_context="true", k=4)
+    recovery = only(frame, name="recovery", selector="leave-one-out-kl", far_context="true", k=4)
     specific = only(frame, name="specific", **where)
-    assert specific[["value", "low", "high"]].tolist() == own[["value", "low", "high"]].tolist()
+    assert specific[["value", "low", "high"]].tolist() == recovery[["value", "low", "high"]].tolist()
 
 
 # --- faithfulness ---
@@ -742,7 +790,7 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
 def test_without_further_columns_there_is_what_losses_and_choices_say(
     result: Result, with_further: Result
 ) -> None:
-    bare, full = (numbers.faithfulness(each, resamples=50) for each in (result, with_further))
+    bare, full = (numbers.faithfulness(measurement, resamples=50) for measurement in (result, with_further))
     assert set(bare["name"]) == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
     kept = full[full["name"].isin(set(bare["name"]))].reset_index(drop=True)
     pd.testing.assert_frame_equal(bare, kept)

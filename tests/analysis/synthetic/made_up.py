@@ -28,7 +28,7 @@ def row(
     return {"length": length, "k": k, **counts, **forced, "teacher_forced_ids": None, **probabilities}
 
 
-def record(own: list[dict], task: str = "sparse_parity", **changes) -> dict:
+def record(rows_of_record: list[dict], task: str = "sparse_parity", **changes) -> dict:
     """The record of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` the record's."""
     defaults = {"scratchpad_parity": PARITY, "variable_assignment": ASSIGNMENT}.get(task, SPARSE)
     parameters = {**defaults, **changes.pop("task_changes", {})}
@@ -36,14 +36,20 @@ def record(own: list[dict], task: str = "sparse_parity", **changes) -> dict:
         **{"checkpoint": "runs/made-up/step3000", "step": 3000, "weights_sha256": "a" * 64, "commit": "abc"},
         **{"machine": "none", "task": {"name": task, "parameters": parameters}, "trained": parameters},
         **{"scheme": "pose", "rotate": None, "skip_probability": None, "family": "gpt_neox", "options": {}},
-        **{"initial_weights": False, "parameters": 420_000, "seed": 1, "evaluation_seed": 0, "rows": own},
+        **{
+            "initial_weights": False,
+            "parameters": 420_000,
+            "seed": 1,
+            "evaluation_seed": 0,
+            "rows": rows_of_record,
+        },
     }
     return {**values, **changes}
 
 
-def rows(own: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
+def rows(rows_of_record: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
     """The frame of a `record`."""
-    return record_frame(record(own, task, **changes))
+    return record_frame(record(rows_of_record, task, **changes))
 
 
 def pooled(*frames: pd.DataFrame) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from analysis.synthetic.exact_match import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import EXACT_MATCH, EXACT_MATCH_NAME, write_json
 from tests.analysis.synthetic.made_up import SPARSE, pooled, record, row, rows
+from tests.support.refusals import refused
 
 PARITY = "scratchpad_parity"
 Z = 1.959963984540054
@@ -49,8 +50,8 @@ class TestReading:
         pd.testing.assert_frame_equal(load([tmp_path, tmp_path]), frame.assign(folder="a/c"))  # each row once
 
     def test_runs_and_frames_are_read_together_and_parts_of_them_alone(self, tmp_path):
-        own = [row(20, 3, 4, p=0.5)]
-        of_run = record(own, options={"b": 1, "a": 2}, initial_weights=True, seed=7, parameters=9)
+        one_row = [row(20, 3, 4, p=0.5)]
+        of_run = record(one_row, options={"b": 1, "a": 2}, initial_weights=True, seed=7, parameters=9)
         write_json(tmp_path / "run" / EXACT_MATCH_NAME, {**EXACT_MATCH, **of_run})
         save(tmp_path / "study" / NAME, rows([row(20, 4, 4)]).assign(folder="text/x"))
         assert [*load([tmp_path])["seed"]] == [7, 1]
@@ -63,21 +64,32 @@ class TestReading:
         with pytest.raises(UserError, match="no rows of tex; there are run, study/text/x"):
             load([tmp_path], ["tex"])
 
+    @pytest.mark.parametrize("field", ["rows", "task", "options"])
+    def test_a_record_that_lacks_a_field_is_refused_with_the_remedy(self, tmp_path, field):
+        whole = {**EXACT_MATCH, **record([row(20, 3, 4)])}
+        for damaged in (
+            {name: value for name, value in whole.items() if name != field},
+            {**whole, field: None},
+        ):
+            write_json(tmp_path / EXACT_MATCH_NAME, damaged)
+            with refused(f"{EXACT_MATCH_NAME} is damaged: .*; make it with olmo-sparsity exact_match"):
+                load([tmp_path])
+
 
 class TestPooling:
     def test_groups_differ_in_anything_but_the_seed(self):
-        own = [row(20, 3)]
+        one_row = [row(20, 3)]
         points = pooled(
-            rows(own, PARITY, seed=2, step=10, evaluation_seed=3, commit="x"),
-            rows(own, PARITY, seed=1),
-            rows(own, PARITY, scheme="contiguous"),
-            rows(own, PARITY, rotate="none"),
-            rows(own, PARITY, family="olmo"),
-            rows(own, PARITY, parameters=7),
-            rows(own, PARITY, task_changes={"train_length": [5, 21]}),
-            rows(own, PARITY, initial_weights=True),
-            rows(own, PARITY, options={"positions.id_noise": 0.1}),
-            rows(own, PARITY, skip_probability=0.5),
+            rows(one_row, PARITY, seed=2, step=10, evaluation_seed=3, commit="x"),
+            rows(one_row, PARITY, seed=1),
+            rows(one_row, PARITY, scheme="contiguous"),
+            rows(one_row, PARITY, rotate="none"),
+            rows(one_row, PARITY, family="olmo"),
+            rows(one_row, PARITY, parameters=7),
+            rows(one_row, PARITY, task_changes={"train_length": [5, 21]}),
+            rows(one_row, PARITY, initial_weights=True),
+            rows(one_row, PARITY, options={"positions.id_noise": 0.1}),
+            rows(one_row, PARITY, skip_probability=0.5),
         )
         groups = points.groupby(GROUP, sort=False)
         assert [*groups["seeds"].first()].count(2) == 1 and len(groups) == 9
@@ -119,48 +131,50 @@ class TestPooling:
         [point] = pooled(frame).itertuples()
         assert (point.shortest, point.longest, point.k_train, point.chance) == (20, 50, 4, 0.5)
         other = rows([row(300, 3, 4)], **far, trained={**trained, "train_length": [20, 40]})
-        named = [f"RoPE + PoSE, trained train_length {each}" for each in ("20–40", "20–50")]
+        named = [f"RoPE + PoSE, trained train_length {lengths}" for lengths in ("20–40", "20–50")]
         assert labels(frame, other) == named
 
 
 class TestNames:
     def test_options_skips_and_other_weights_are_named(self):
-        own, predicted = [row(20, 3)], {"scheme": "predicted", "rotate": "ids"}
+        one_row, predicted = [row(20, 3)], {"scheme": "predicted", "rotate": "ids"}
         noise = [{}, {"positions.id_noise": 0.1}]
-        assert labels(*(rows(own, PARITY, **predicted, options=each) for each in noise)) == [
+        assert labels(*(rows(one_row, PARITY, **predicted, options=options) for options in noise)) == [
             "Predictive Position Coupling",
             "Predictive Position Coupling, id_noise 0.1",
         ]
-        assert labels(*(rows(own, PARITY, **predicted, skip_probability=each) for each in (0.0, 1.0))) == [
+        assert labels(
+            *(rows(one_row, PARITY, **predicted, skip_probability=probability) for probability in (0.0, 1.0))
+        ) == [
             "Predictive Position Coupling, skip_probability 1.0",
             "Predictive Position Coupling, skip_probability 0.0",
         ]
-        continued = [rows(own, PARITY, initial_weights=each) for each in (False, True)]
+        continued = [rows(one_row, PARITY, initial_weights=continues) for continues in (False, True)]
         assert labels(*continued) == ["RoPE + PoSE", "RoPE + PoSE, initial_weights True"]
 
 
 class TestIntervals:
     @pytest.mark.parametrize(("successes", "trials"), [(0, 200), (1, 7), (150, 200), (200, 200)])
     def test_one_seed_has_wilsons_formula(self, successes, trials):
-        found = exact_interval(np.array([successes]), np.array([trials]))
+        interval = exact_interval(np.array([successes]), np.array([trials]))
         low, high = wilson_by_hand(successes, trials)
-        assert found.value == successes / trials
-        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+        assert interval.value == successes / trials
+        assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12)
 
     @pytest.mark.parametrize("share", [0, 1])
     def test_where_all_samples_agree_counts_are_pooled(self, share):
         samples = np.array([100, 200, 300])
-        found = exact_interval(share * samples, samples)
-        assert found == wilson(share * 600, 600)
-        assert (found.low, found.high) == pytest.approx(wilson_by_hand(share * 600, 600), abs=1e-12)
+        interval = exact_interval(share * samples, samples)
+        assert interval == wilson(share * 600, 600)
+        assert (interval.low, interval.high) == pytest.approx(wilson_by_hand(share * 600, 600), abs=1e-12)
 
     def test_several_seeds_have_students_t(self):
         shares = np.array([12 / 20, 17 / 25, 30 / 32])
-        found = exact_interval(np.array([12, 17, 30]), np.array([20, 25, 32]))
+        interval = exact_interval(np.array([12, 17, 30]), np.array([20, 25, 32]))
         low, high = t.interval(0.95, 2, shares.mean(), sem(shares))
-        assert found.value == pytest.approx(shares.mean())
-        assert (found.low, found.high) == pytest.approx((low, min(high, 1)))
+        assert interval.value == pytest.approx(shares.mean())
+        assert (interval.low, interval.high) == pytest.approx((low, min(high, 1)))
 
     def test_seeds_that_agree_by_chance_have_the_interval_of_their_samples(self):
-        found = exact_interval(np.array([150, 150]), np.array([200, 200]))
-        assert (found.low, found.high) == pytest.approx(wilson_by_hand(300, 400))
+        interval = exact_interval(np.array([150, 150]), np.array([200, 200]))
+        assert (interval.low, interval.high) == pytest.approx(wilson_by_hand(300, 400))

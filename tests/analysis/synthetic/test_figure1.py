@@ -26,9 +26,9 @@ def right(length, worse, seed):
 def test_accuracy_by_length_draws_the_points_of_every_k():
     frames = []
     for k_train, seed in product((4, 8), (1, 2)):
-        own = [row(n, right(n, k / k_train, seed), k, (200 - right(n, k / k_train, seed), 0, 0))
+        rows_of_run = [row(n, right(n, k / k_train, seed), k, (200 - right(n, k / k_train, seed), 0, 0))
                for k in (4, 8) for n in LENGTHS]  # fmt: skip
-        frames.append(rows(own, seed=seed, task_changes={"k_train": k_train}))
+        frames.append(rows(rows_of_run, seed=seed, task_changes={"k_train": k_train}))
     points = pooled(*frames)
     figure = accuracy_by_length_figure(points)
     assert [axes.get_title("left") for axes in figure.axes] == [f"$K_{{train}}$ = {k}" for k in (4, 8)]
@@ -65,8 +65,10 @@ def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
     places = {"scratchpad_parity": (5, 10, 20, 40, 200), "variable_assignment": (1, 4, 12)}
     frames = []
     for (task, lengths), (worse, scheme) in product(places.items(), enumerate(("contiguous", "pose"))):
-        own = [row(n, right(n, worse + 1, 0), None, (200 - right(n, worse + 1, 0), 0, 0)) for n in lengths]
-        frames.append(rows(own, task, scheme=scheme))
+        rows_of_run = [
+            row(n, right(n, worse + 1, 0), None, (200 - right(n, worse + 1, 0), 0, 0)) for n in lengths
+        ]
+        frames.append(rows(rows_of_run, task, scheme=scheme))
     points = pooled(*frames)
     figure = scheme_comparison_figure(points)
     parity, assignment = figure.axes
@@ -81,12 +83,12 @@ def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
 
 
 def test_chance_of_planted_labels_and_what_else_differs():
-    own = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
+    two_rows = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
     even = {"label_function": "sum", "planted_distribution": "uniform", "num_planted": 5}
     # that steps differ follows from the label function, and is not named
-    first = rows(own, "planted", task_changes=even, options={"max_duration": 100})
+    first = rows(two_rows, "planted", task_changes=even, options={"max_duration": 100})
     largest = rows(
-        own, "planted", task_changes={**even, "label_function": "max"}, options={"max_duration": 200}
+        two_rows, "planted", task_changes={**even, "label_function": "max"}, options={"max_duration": 200}
     )
     figure = accuracy_by_length_figure(pooled(first, largest))
     for axes, label, chance in zip(figure.axes, ("max", "sum"), (np.nan, 20), strict=True):
@@ -100,7 +102,7 @@ def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypat
     save(tmp_path / "in" / "b" / NAME, rows([row(5, 9), row(40, 4, None, (1, 3, 2))], "scratchpad_parity"))
     out, kept = tmp_path / "out", tmp_path / "kept.parquet"
     command = ["figure1", tmp_path / "in", "--out", out, "--rows", kept]
-    monkeypatch.setattr(sys, "argv", [str(each) for each in command])
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in command])
     figure1.main()
     names = ("sparse_parity", "schemes")
     drawn = {f"figure1-{name}.png" for name in names}

@@ -34,27 +34,29 @@ def of_map(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 def test_of_a_longer_text_the_first_n_tokens_are_read_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False)
+    measured = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False)
     assert [record.getMessage() for record in of_map(caplog)] == [
         "the text has 50 tokens, of which only the first 20 are read; read all with --whole (in Python whole=True)"
     ]
     caplog.clear()
     alone = influence_map(model(), " ".join(WORDS[:N]), n_long=N, n_short=M, progress=False)
     assert not of_map(caplog)
-    assert_same(found, alone)
-    assert (len(found), found.about["text_tokens"], alone.about["text_tokens"]) == (N, 50, N)
-    assert found.extent == "20 tokens (the first of 50)" and found.extent in repr(found)
-    assert found.extent in found.to_html() and found.extent in found.plot().get_suptitle()
+    assert_same(measured, alone)
+    assert (len(measured), measured.about["text_tokens"], alone.about["text_tokens"]) == (N, 50, N)
+    assert measured.extent == "20 tokens (the first of 50)" and measured.extent in repr(measured)
+    assert measured.extent in measured.to_html() and measured.extent in measured.plot().get_suptitle()
     assert alone.extent == "20 tokens"
+    assert measured.about["n_long"] == alone.about["n_long"] == N - 1, "what stands before the last token"
 
 
 def test_the_whole_text_is_read_in_windows(caplog: pytest.LogCaptureFixture) -> None:
-    found = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False, whole=True)
-    assert not of_map(caplog) and len(found) == found.about["text_tokens"] == 50
+    measured = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False, whole=True)
+    assert not of_map(caplog) and len(measured) == measured.about["text_tokens"] == 50
+    assert measured.about["n_long"] == N
     starts = [start for part in windows(50, N) for start in [part.start] * (part.end - part.first)]
-    assert found.tokens["first_far"].tolist() == [0, *starts]
+    assert measured.tokens["first_far"].tolist() == [0, *starts]
     first = influence_map(model(), TEXT, n_long=N, n_short=M, progress=False)
-    np.testing.assert_allclose(found.matrix()[:N, :N], first.matrix(), atol=1e-5)
+    np.testing.assert_allclose(measured.matrix()[:N, :N], first.matrix(), atol=1e-5)
 
 
 def test_n_is_by_default_what_the_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +66,8 @@ def test_n_is_by_default_what_the_model_reads(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_shortest_n_still_has_a_far_token() -> None:
-    found = influence_map(model(), TEXT, n_long=2, n_short=1, progress=False)
-    assert len(found) == 3 and len(found.tokens["influence"][2]) == 1
+    measured = influence_map(model(), TEXT, n_long=2, n_short=1, progress=False)
+    assert len(measured) == 3 and len(measured.tokens["influence"][2]) == 1
     with pytest.raises(UserError, match="at least twice"):
         influence_map(model(), TEXT, n_long=3, n_short=2, progress=False)
 

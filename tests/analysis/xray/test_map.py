@@ -1,5 +1,6 @@
 """The influence map against a plain loop of one forward pass per pair of tokens."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError
 from tests.support.families import tiny_adapter
 from tests.support.plain import plain_loss
+from tests.support.refusals import refused
 from tests.support.results import made_result
 from tests.support.xrays import made_map
 
@@ -33,18 +35,18 @@ def measured(name: str, length: int, **options) -> tuple:
 @pytest.mark.parametrize("length", [N + 1, 2 * N + 4], ids=["one window", "four windows, the last partial"])
 @pytest.mark.parametrize("name", ["rope", "llama", "gpt2"])
 def test_every_pair_equals_one_plain_forward_pass(name: str, length: int) -> None:
-    model, tokens, found = measured(name, length)
-    assert np.isnan(found.tokens["loss_long_nats"][0]) and not len(found.tokens["influence"][0])
+    model, tokens, influences = measured(name, length)
+    assert np.isnan(influences.tokens["loss_long_nats"][0]) and not len(influences.tokens["influence"][0])
     for t in range(1, length):
-        start = int(found.tokens["first_far"][t])
+        start = int(influences.tokens["first_far"][t])
         read = list(range(t - start))
 
         def loss(kept: list[int], t: int = t, start: int = start) -> float:
             return plain_loss(model, tokens[start:], kept, tokens[t])
 
-        long, influence = loss(read), found.tokens["influence"][t]
-        assert found.tokens["loss_long_nats"][t] == pytest.approx(long, abs=5e-5)
-        assert found.tokens["loss_short_nats"][t] == pytest.approx(loss(read[-M:]), abs=5e-5)
+        long, influence = loss(read), influences.tokens["influence"][t]
+        assert influences.tokens["loss_long_nats"][t] == pytest.approx(long, abs=5e-5)
+        assert influences.tokens["loss_short_nats"][t] == pytest.approx(loss(read[-M:]), abs=5e-5)
         assert len(influence) == len(read[:-M])
         for i in read[:-M][:: 1 if t % 7 == 0 else 5]:
             assert influence[i] == pytest.approx(loss([j for j in read if j != i]) - long, abs=1e-4)
@@ -64,27 +66,33 @@ def test_every_token_is_a_target_once_with_half_of_n_or_all_before_it(length: in
 
 def test_a_saved_map_comes_back_and_knows_what_is_strongest(tmp_path: Path) -> None:
     made_map(60).save(tmp_path)
-    again, found = InfluenceMap.load(tmp_path), made_map(60)
-    assert again.about == found.about and again.tokens["piece"].equals(found.tokens["piece"])
-    assert np.array_equal(again.matrix(), found.matrix(), equal_nan=True)
-    np.testing.assert_allclose(again.gain_nats, found.gain_nats, atol=1e-6)
-    row = np.nan_to_num(found.matrix()[40])
+    again, saved = InfluenceMap.load(tmp_path), made_map(60)
+    assert again.about == saved.about and again.tokens["piece"].equals(saved.tokens["piece"])
+    assert np.array_equal(again.matrix(), saved.matrix(), equal_nan=True)
+    np.testing.assert_allclose(again.gain_nats, saved.gain_nats, atol=1e-6)
+    row = np.nan_to_num(saved.matrix()[40])
     places = np.argsort(-np.abs(row), kind="stable")[:3]
     assert again.strongest(40, 3) == [(int(i), float(row[i])) for i in places]
     with pytest.raises(UserError, match="missing"):
         InfluenceMap.load(tmp_path / "none")
+    head = tmp_path / "xray.json"
+    about = json.loads(head.read_text())
+    for name in ("n_long", "tau_nats"):
+        head.write_text(json.dumps({key: value for key, value in about.items() if key != name}))
+        with refused(f"xray.json is damaged: it has no {name}; make it with"):
+            InfluenceMap.load(tmp_path)
 
 
 def test_what_a_token_needs_most_is_its_largest_influence_above_0_and_not_the_largest_magnitude() -> None:
     rows = [[]] * 17 + [[-0.3], [0.5, -2.0], [-5.0, 4.0, 0.1]]
-    found = made_map(len(rows))
-    found.tokens["influence"] = pd.Series([np.array(row, dtype=np.float32) for row in rows])
-    found.tokens.loc[19, "first_far"] = 1
-    assert found.needed_most(5) == [(4.0, 2, 19), (0.5, 0, 18)]
-    assert found.needed_most(1) == [(4.0, 2, 19)]
-    assert "at 19 needs '(no text)' at 2 most, by 4.00 nats" in repr(found)
-    found.tokens["influence"] = [-np.abs(row) for row in found.tokens["influence"]]
-    assert found.needed_most(1) == [] and "needs" not in repr(found)
+    made = made_map(len(rows))
+    made.tokens["influence"] = pd.Series([np.array(row, dtype=np.float32) for row in rows])
+    made.tokens.loc[19, "first_far"] = 1
+    assert made.needed_most(5) == [(4.0, 2, 19), (0.5, 0, 18)]
+    assert made.needed_most(1) == [(4.0, 2, 19)]
+    assert "at 19 needs '(no text)' at 2 most, by 4.00 nats" in repr(made)
+    made.tokens["influence"] = [-np.abs(row) for row in made.tokens["influence"]]
+    assert made.needed_most(1) == [] and "needs" not in repr(made)
 
 
 def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
@@ -94,17 +102,19 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
     texts = pd.DataFrame({"block": np.arange(len(blocks)), "text": blocks["text"].first(), "pieces": pieces})
     result = replace(result, texts=texts)
     most = int(blocks["over_tau"].sum().idxmax())
-    found = xray(result, selector="greedy")
+    of_result = xray(result, selector="greedy")
     of_block = blocks.get_group(most)
-    assert np.array_equal(found.over, 128 + of_block["target_id"][of_block["over_tau"]] % 4)
+    assert np.array_equal(of_result.over, 128 + of_block["target_id"][of_block["over_tau"]] % 4)
     [first, *_] = of_block["target_id"][of_block["over_tau"]]
     row = int(np.flatnonzero(result.over == first)[0])
     selected, influence = result.selected("greedy")[row], result.influence("greedy")[row]
-    assert found.strongest(128 + first % 4, 8) == [*zip(selected.tolist(), influence.tolist(), strict=True)]
-    assert found.to_html().count("</html>") == 1
+    assert of_result.strongest(128 + first % 4, 8) == [
+        *zip(selected.tolist(), influence.tolist(), strict=True)
+    ]
+    assert of_result.to_html().count("</html>") == 1
     joined = Result.join([result, replace(made_result(texts=5, run=1), texts=texts)])
-    assert xray(joined, selector="greedy").strongest(int(found.over[0]), 8) == found.strongest(
-        int(found.over[0]), 8
+    assert xray(joined, selector="greedy").strongest(int(of_result.over[0]), 8) == of_result.strongest(
+        int(of_result.over[0]), 8
     )
     with pytest.raises(ValueError, match="texts"):
         xray(replace(result, texts=None))

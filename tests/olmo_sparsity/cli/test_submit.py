@@ -157,8 +157,8 @@ def test_a_sweep_is_an_array_with_a_task_for_each_cell(dry_run, tmp_path):
     line = "sweep config.yaml --grid seed=1,2,3 --out out --jobs 2 --gpus-per-node 1 -- --max_duration=6"
     ((given, script, command),) = dry_run(line)
     assert {"--array=1-3%2", "--output=out/slurm-%A_%a.out", "--gpus-per-node=1"} <= set(given)
-    own = "sweep config.yaml --grid seed=1,2,3 --out out --jobs 2 --max_duration=6 --only %a"
-    assert (script, command) == ("job.sbatch", [*START, *own.split()])
+    arguments = "sweep config.yaml --grid seed=1,2,3 --out out --jobs 2 --max_duration=6 --only %a"
+    assert (script, command) == ("job.sbatch", [*START, *arguments.split()])
 
 
 def test_c4_becomes_an_array_and_a_merge(dry_run):

@@ -56,4 +56,4 @@ ALIKE = {
 def test_what_is_compared_differs_in_nothing_else(name):
     paths, names = ALIKE[name]
     first, *others = (without(values_of(path), *names) for path in paths)
-    assert others and all(each == first for each in others)
+    assert others and all(other == first for other in others)

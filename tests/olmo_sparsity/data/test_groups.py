@@ -87,10 +87,10 @@ def test_documents_that_are_dropped_take_their_rows_along(tmp_path):
 def held_by_a_plain_loop(sizes: dict[int, int], share: float) -> set[int]:
     held: set[int] = set()
     for bucket in sorted(sizes):
-        if sum(sizes[each] for each in held) + sizes[bucket] <= share * sum(sizes.values()):
+        if sum(sizes[bucket_held] for bucket_held in held) + sizes[bucket] <= share * sum(sizes.values()):
             held.add(bucket)
     left = sorted(set(sizes) - held, key=lambda bucket: (sizes[bucket], bucket))
-    short = share * sum(sizes.values()) - sum(sizes[each] for each in held)
+    short = share * sum(sizes.values()) - sum(sizes[bucket_held] for bucket_held in held)
     return held | {left[0]} if len(left) > 1 and sizes[left[0]] - short < short else held
 
 
@@ -101,7 +101,7 @@ def test_the_share_is_met_as_far_as_whole_groups_go():
         sizes = dict(zip(chosen.tolist(), draw.zipf(1.6, groups).clip(max=5).tolist(), strict=True))
         held = choose_buckets(sizes, share)
         assert held == held_by_a_plain_loop(sizes, share)
-        assert 0 < sum(sizes[each] for each in held) < sum(sizes.values())
+        assert 0 < sum(sizes[bucket_held] for bucket_held in held) < sum(sizes.values())
 
 
 def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
@@ -122,8 +122,8 @@ def test_a_field_is_named_or_none(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = {"files": [str(path)], "heldout_fraction": 0.25}
     prepare(text_settings(**settings, group_field="book"), tmp_path / "book")
-    found = rows(tmp_path / "book", "train") + rows(tmp_path / "book", "heldout")
-    assert found and all(group == str(texts.index(text) % 8) for text, group in found)
+    prepared = rows(tmp_path / "book", "train") + rows(tmp_path / "book", "heldout")
+    assert prepared and all(group == str(texts.index(text) % 8) for text, group in prepared)
     with refused(r"other settings \(group_field\)"):
         prepare(text_settings(**settings, group_field="none"), tmp_path / "book")
     with refused(r"a\.jsonl:1 has no isbn to name its group"):

@@ -43,7 +43,7 @@ def test_the_stretches_are_those_of_a_plain_search(
         heldout[at : at + len(piece)] = piece
     for number, tokens in enumerate([heldout, *train]):
         tokens.tofile(tmp_path / str(number))
-    found = near_copies.find_near_copies(
+    copies = near_copies.find_near_copies(
         tmp_path / "0",
         [tmp_path / str(number) for number in (1, 2, 3)],
         dtype,
@@ -52,7 +52,7 @@ def test_the_stretches_are_those_of_a_plain_search(
         workers=1,
     )
     covered = np.zeros(len(heldout), dtype=bool)
-    for first, end in found:
+    for first, end in copies:
         assert not covered[max(0, first - 1) : end].any()  # apart from each other
         covered[first:end] = True
     expected = plain(heldout, train)
@@ -66,7 +66,7 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     heldout[2] = f"new words here {copied} and more of them"  # no paragraph is equal
     files = [write_lines(tmp_path / "train.jsonl", train)], [write_lines(tmp_path / "heldout.jsonl", heldout)]
     settings = text_settings(*files, near_copy_tokens=20)
-    found = prepare(settings, tmp_path / "corpus")
+    manifest = prepare(settings, tmp_path / "corpus")
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
     expected = plain(tokens.read(0), [TokenFiles.of_split(tmp_path / "corpus", "train").read(0)], 20)
     document = np.repeat(np.arange(6), 4)
@@ -74,8 +74,8 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     at = tokens.document_bounds[document, 1] + position
     np.testing.assert_array_equal(near_copies.in_near_copy(tokens, document, position), expected[at])
     assert expected[at].any() and not expected[at].all()
-    assert found.settings["near_copies"]["tokens"] == expected.sum() > 20
-    assert prepare(settings, tmp_path / "corpus") == found  # finished
+    assert manifest.settings["near_copies"]["tokens"] == expected.sum() > 20
+    assert prepare(settings, tmp_path / "corpus") == manifest  # finished
     (tmp_path / "corpus" / "heldout-00000.near-copies").write_bytes(b"x")
     with refused(r"checksum mismatch in .*heldout-00000\.near-copies"):
         near_copies.in_near_copy(tokens, document, position)

@@ -30,12 +30,12 @@ def text(index: int) -> np.ndarray:
 def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> None:
     weaver, lengths = needle_weaver(config), set()
     for index in range(60):
-        window, own = text(index), set(text(index).tolist())
+        window, of_window = text(index), set(text(index).tolist())
         woven = weaver.weave(window, epoch=0, index=index).tolist()
         assert len(woven) == WINDOW
-        inside = [token for token in woven if token not in own]
+        inside = [token for token in woven if token not in of_window]
         assert 0 not in inside and (np.unique(inside, return_counts=True)[1] == 2).all()
-        rest = [token for token in woven if token in own]
+        rest = [token for token in woven if token in of_window]
         assert rest == window[: len(rest)].tolist()
         copies: dict[int, list[int]] = {}  # by the distance of the two copies: needles are one run of tokens
         for token in dict.fromkeys(inside):
@@ -82,7 +82,9 @@ def test_training_reads_them_and_nothing_else_changes(tmp_path) -> None:
     """The same positions and order; windows are those of the text with needles woven in."""
     plain = tiny.train_config(tmp_path, model={"vocab_size": 50, "max_sequence_length": 16})
     with_needles = replace(plain, needles=replace(plain.needles, share=1.0, value_tokens=[1]))
-    batches = [next(iter(open_training_data(each).batches(0))) for each in (plain, with_needles)]
+    batches = [
+        next(iter(open_training_data(config_of_run).batches(0))) for config_of_run in (plain, with_needles)
+    ]
     assert np.array_equal(batches[0].position_ids, batches[1].position_ids)
     for before, after in zip(batches[0].input_ids.tolist(), batches[1].input_ids.tolist(), strict=True):
         kept = [token for token in after if token in before]

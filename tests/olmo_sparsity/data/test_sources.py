@@ -56,8 +56,8 @@ def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
     lines = write_lines(tmp_path / "c.jsonl", ["third"])
     files = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")]
     units = file_units(files, Fields())
-    found = [texts_of(unit) for unit in units]
-    assert found == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
+    texts_read = [texts_of(unit) for unit in units]
+    assert texts_read == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.jsonl", "a.json.zst"])
@@ -71,8 +71,8 @@ def test_parquet_is_read_in_order_with_its_groups(tmp_path):
     texts, urls = [f"text {number}" for number in range(500)], ["https://a.example.org/b", None] * 250
     table = {"id": list(range(500)), "text": [*texts[:-1], " "], "url": urls}
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=130)
-    found = list(read_files([str(tmp_path / "a.parquet")], Fields()))
-    assert [tuple(each) for each in found] == list(zip(texts, ["a.example.org", None] * 250, strict=True))[
+    rows_read = list(read_files([str(tmp_path / "a.parquet")], Fields()))
+    assert [tuple(row) for row in rows_read] == list(zip(texts, ["a.example.org", None] * 250, strict=True))[
         :-1
     ]
     assert documents_of(tmp_path / "a.parquet") == texts[:-1]  # no group is asked for
@@ -114,9 +114,9 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
         "validation.00000": some_texts(3, 3),
     }
     (tmp_path / "c4" / "en").mkdir(parents=True)
-    for part, each in texts.items():
-        urls = [f"https://{number}.org/{part}" for number in range(len(each))]
-        write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", each, urls)
+    for part, texts_of_part in texts.items():
+        urls = [f"https://{number}.org/{part}" for number in range(len(texts_of_part))]
+        write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", texts_of_part, urls)
     (tmp_path / "c4" / "en" / "c4-train.00001-of-00002.json.gz.part").write_bytes(b"being copied")
     settings = PrepareSettings("c4", dataset=str(tmp_path / named))
     train, heldout = settings.units(tmp_path, 1)
@@ -124,8 +124,8 @@ def test_a_copy_of_the_folder_of_c4_with_all_or_some_of_its_text(tmp_path, named
     manifest = prepare(settings, tmp_path / "out", workers=1)
     assert [len(files) for files in manifest.splits.values()] == [2, 1]
     assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
-    found = manifest.corpus, manifest.vocab_size, manifest.eos_token_id, manifest.dtype
-    assert found == ("c4", 50280, 50279, "uint16")
+    recorded = manifest.corpus, manifest.vocab_size, manifest.eos_token_id, manifest.dtype
+    assert recorded == ("c4", 50280, 50279, "uint16")
     prepare(replace(settings, limit_tokens=200, heldout_documents=2), tmp_path / "limited", workers=1)
     files = TokenFiles.of_split(tmp_path / "limited", "train")
     *lengths, last = (end + 1 - start for _, start, end in files.document_bounds.tolist())

@@ -42,8 +42,8 @@ def test_a_step_is_the_same_on_any_number_of_processes_workers_and_restarts(tmp_
 def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip):
     config = tiny_task.config(tmp_path, positions={"scheme": scheme, "skip_probability": skip})
     samples, ids = ids_of(config)
-    for own, coupled in zip(ids, samples.coupled_ids, strict=True):
-        pairs = {(int(a), int(b)) for a, b in zip(coupled, own, strict=True)}
+    for shifted, coupled in zip(ids, samples.coupled_ids, strict=True):
+        pairs = {(int(a), int(b)) for a, b in zip(coupled, shifted, strict=True)}
         assert len(pairs) == len(set(coupled.tolist())), "one id each, so tokens that shared an id still do"
         after = [new for _, new in sorted(pairs)]
         assert after[0] == 0 and (np.diff(after) > 0).all() and after[-1] < 24
@@ -88,7 +88,7 @@ def test_two_levels_start_apart_and_make_one_id(tmp_path):
 def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path):
     plain = tiny_task.config(tmp_path, "global_train_batch_size=400")
     config = tiny_task.config(tmp_path, "global_train_batch_size=400", "positions.coupled_share=0.25")
-    batch, whole = (next(open_training_data(each).batches(0)) for each in (config, plain))
+    batch, whole = (next(open_training_data(config_of_run).batches(0)) for config_of_run in (config, plain))
     given = (batch.id_labels != -100).any(dim=1)
     assert 70 < int(given.sum()) < 130
     assert torch.equal(batch.position_ids[given], whole.position_ids[given])

@@ -54,7 +54,7 @@ def test_olmos_tokenizer_and_the_search_for_eos(tmp_path, monkeypatch):
         find_eos(loaded, "<stop>")
     (tmp_path / "tokenizer.json").write_bytes((tmp_path / "words.json").read_bytes())
     assert tokenizer_file(str(tmp_path)) == tmp_path / "tokenizer.json"
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *asked: tmp_path.joinpath(*asked))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *names: tmp_path.joinpath(*names))
     assert tokenizer_file("owner/model") == tmp_path / "owner" / "model" / "tokenizer.json"
 
 

@@ -155,13 +155,13 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
     model = learned(config, batch, ids, steps)
     expected = measured_slowly(model, sized, positions, samples, seed)
 
-    def found(batch_tokens=1000, **share):
+    def measured_row(batch_tokens=1000, **share):
         cells = grid(positions, task, [length])
         options = {"samples": samples, "seed": seed, "batch_tokens": batch_tokens}
         (row,) = measure_exact_match(model, task, positions, cells, **options, **share)
         return row
 
-    row = found()
+    row = measured_row()
     assert 0 < row.exact < samples, "a model that is right and wrong"
     assert all(expected[sort] > 0 for sort in sorts), "errors of these sorts are counted"
     assert (row.length, row.k, row.samples) == (length, 2 if task.name == "planted" else None, samples)
@@ -171,12 +171,12 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
     assert row.teacher_forced_exact == row.exact  # up to its first error a model reads the truth either way
     for name in PROBABILITIES:
         assert getattr(row, name) == pytest.approx(expected[name], rel=1e-4), name
-    assert alike(found(batch_tokens=1), row) and alike(found(batch_tokens=77), row)
+    assert alike(measured_row(batch_tokens=1), row) and alike(measured_row(batch_tokens=77), row)
     shares = []
     for rank in range(5):
         with pytest.raises(AssertionError):  # a share alone is not all samples
-            found(rank=rank, world_size=5, reduce_sum=lambda tensor: shares.append(tensor) or tensor)
-    assert alike(found(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)), row)
+            measured_row(rank=rank, world_size=5, reduce_sum=lambda tensor: shares.append(tensor) or tensor)
+    assert alike(measured_row(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)), row)
 
 
 def test_a_length_or_k_that_cannot_be_measured_is_refused(tmp_path):

@@ -124,7 +124,9 @@ def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path):
         config = make(*options, model={"residual_dropout": 0.1})
         train(config)
         rows[interval] = read_metrics(tmp_path / interval / "metrics.jsonl")
-    losses = [[row["loss_nats"] for row in each if "loss_nats" in row] for each in rows.values()]
+    losses = [
+        [row["loss_nats"] for row in rows_of_run if "loss_nats" in row] for rows_of_run in rows.values()
+    ]
     assert losses[0] == losses[1]
     measured = [row for row in rows["3"] if "heldout_loss_nats" in row]
     assert [row["step"] for row in measured] == [3, 6, 8]

@@ -30,22 +30,22 @@ def drawn():
 
 def test_without_gradients_none_are_computed(monkeypatch):
     hidden, weight, labels = drawn()
-    expected, asked = linear_cross_entropy(hidden, Head(weight.requires_grad_()), labels), []
+    expected, wants_gradient = linear_cross_entropy(hidden, Head(weight.requires_grad_()), labels), []
     inner = linear_loss._loss_and_gradients
     monkeypatch.setattr(
-        linear_loss, "_loss_and_gradients", lambda *all_: asked.append(all_[-1]) or inner(*all_)
+        linear_loss, "_loss_and_gradients", lambda *all_: wants_gradient.append(all_[-1]) or inner(*all_)
     )
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(hidden, Head(weight), labels), expected)
-    assert asked == [False]
+    assert wants_gradient == [False]
 
 
 def test_bf16_is_that_of_autocast():
     hidden, weight, labels = drawn()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = linear_cross_entropy(hidden, Head(weight), labels, 0.1)
+        losses = linear_cross_entropy(hidden, Head(weight), labels, 0.1)
         loss, z_loss = of_logits((hidden @ weight.T).float(), labels, 0.1)
-    torch.testing.assert_close(found, (loss + z_loss, z_loss), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(losses, (loss + z_loss, z_loss), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("z_weight", [0.0, 1e-2])
@@ -74,7 +74,7 @@ def test_the_loss_of_a_model_is_that_of_its_logits(changes, z_weight):
             sums = model(tokens, position_ids=ids, labels=labels, z_weight=z_weight)
         (0.7 * sums["loss_nats"]).backward()
         losses.append({name: value.item() for name, value in sums.items()})
-        gradients.append({name: each.grad for name, each in model.named_parameters()})
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
         assert model(tokens).logits.shape[1] == 10  # the head is there again
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     for name, gradient in gradients[0].items():

@@ -92,8 +92,8 @@ def test_layers_are_run_again_for_their_gradients(strategy, runs, compiles):
         if compiles:
             layer.compile(fullgraph=True, backend="aot_eager")
         layer.attention.register_forward_hook(lambda *_: calls.append(1))
-    for each in (plain, model):
-        each(ids, jumping_and_repeating(ids)).logits.logsumexp(-1).sum().backward()
+    for network in (plain, model):
+        network(ids, jumping_and_repeating(ids)).logits.logsumexp(-1).sum().backward()
     assert len(calls) == runs or compiles  # a graph calls no hook
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)

@@ -58,9 +58,9 @@ def assert_decoded(decoded, expected, end_token):
 
 def end_token_of_one(expected):
     """A token that ends some responses in the middle and not all."""
-    found = [token for tokens, _ in expected for token in tokens[1:-1]]
+    inside = [token for tokens, _ in expected for token in tokens[1:-1]]
     return next(
-        token for token in found if 0 < sum(token in tokens for tokens, _ in expected) < len(expected)
+        token for token in inside if 0 < sum(token in tokens for tokens, _ in expected) < len(expected)
     )
 
 
@@ -117,15 +117,15 @@ def test_losses_are_those_of_the_logits(kind):
         for logits, values in ((output.logits, labels), (output.id_logits, id_labels))
     ]
     labels, id_labels = (values.masked_fill(~mask, -100) for values in (labels, id_labels))
-    found = model(tokens, ids, labels=labels, id_labels=id_labels)
-    torch.testing.assert_close([found["token_loss_nats"], found["id_loss_nats"]], expected)
+    losses = model(tokens, ids, labels=labels, id_labels=id_labels)
+    torch.testing.assert_close([losses["token_loss_nats"], losses["id_loss_nats"]], expected)
     total = expected[0] + 0.25 * expected[1]
-    torch.testing.assert_close(found["loss_nats"], total)
+    torch.testing.assert_close(losses["loss_nats"], total)
     weights = list(model.parameters())
-    for own, theirs in zip(
-        *(torch.autograd.grad(each, weights) for each in (found["loss_nats"], total)), strict=True
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(loss, weights) for loss in (losses["loss_nats"], total)), strict=True
     ):
-        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_the_sort_of_the_first_error():

@@ -40,15 +40,15 @@ def plain_sum(model: TupleAttention, tokens: list[int], ids: list[int]) -> list[
             continue
         code = sum(tokens[column] * VOCABULARY**number for number, column in enumerate(columns))
         place = 0
-        for each in of_ids[:-1]:
-            place = place * (2 * far + 1) + of_ids[-1] - each + far
+        for id_before in of_ids[:-1]:
+            place = place * (2 * far + 1) + of_ids[-1] - id_before + far
         if not model.relative:
             place = place * NUM_IDS + of_ids[-1]
         weight = math.exp(float(model.content.weight[code, 0] + model.positions.weight[place, 0]))
         total += weight
         given = model.values.weight[code].softmax(dim=0)
         sums = [before + weight * float(p) for before, p in zip(sums, given, strict=True)]
-    return [each / total for each in sums] if total else [1 / VOCABULARY] * VOCABULARY
+    return [of_symbol / total for of_symbol in sums] if total else [1 / VOCABULARY] * VOCABULARY
 
 
 def samples(length=8, coupled=False):
@@ -69,11 +69,11 @@ def test_every_column_has_the_plain_sum_over_the_tuples_before_it(monkeypatch, o
     monkeypatch.setattr(tuples, "_TUPLES_AT_ONCE", 50)  # several rounds
     model = random_model(**options)
     tokens, ids = samples(coupled=coupled)
-    found = model(tokens, ids).logits.exp()
+    probabilities = model(tokens, ids).logits.exp()
     for row in range(2):
         for end in range(1, tokens.shape[1] + 1):
             expected = plain_sum(model, tokens[row, :end].tolist(), ids[row, :end].tolist())
-            assert found[row, end - 1].tolist() == pytest.approx(expected, abs=1e-6), (row, end)
+            assert probabilities[row, end - 1].tolist() == pytest.approx(expected, abs=1e-6), (row, end)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -118,12 +118,12 @@ def test_labels_give_the_sum_of_the_losses_and_its_gradient():
     tokens, ids = samples()
     labels = tokens.roll(-1, dims=1)
     labels[:, :3] = labels[0, 5:] = -100
-    padded, padded_ids = (F.pad(each, (0, 12)) for each in (tokens, ids))
+    padded, padded_ids = (F.pad(values, (0, 12)) for values in (tokens, ids))
     loss = model(padded, padded_ids, labels=F.pad(labels, (0, 12), value=-100))["loss_nats"]
     logits = model(tokens, ids).logits
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     torch.testing.assert_close(loss, expected)  # log probabilities are logits, too
     for parameter in model.parameters():
-        [found] = torch.autograd.grad(loss, parameter, retain_graph=True)
+        [gradient] = torch.autograd.grad(loss, parameter, retain_graph=True)
         [wanted] = torch.autograd.grad(expected, parameter, retain_graph=True)
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-4)

@@ -36,15 +36,15 @@ def small(name):
 
 def samples(batch):
     """All that is said of each sample, without padding, as values that can be compared."""
-    told = []
+    samples = []
     levels = [ids for ids in (batch.coupled_ids, batch.second_ids) if ids is not None]
     for row, length in enumerate(batch.lengths):
         planted = [] if batch.planted is None else [c for c in batch.planted[row] if c >= 0]
         ids = [value for level in levels for value in level[row, :length]]
         label = [] if batch.label is None else [batch.label[row]]
         start, task_length = batch.response_start[row], batch.task_length[row]
-        told.append((*map(tuple, (batch.tokens[row, :length], ids, planted, label)), start, task_length))
-    return told
+        samples.append((*map(tuple, (batch.tokens[row, :length], ids, planted, label)), start, task_length))
+    return samples
 
 
 def prompts(batch):
@@ -85,10 +85,10 @@ def test_k_is_uniform_and_then_the_length(name):
         batch = task.sample(split, 0, range(6000))
         k = (batch.planted >= 0).sum(axis=1)
         assert is_uniform(k, ks)
-        for each in ks:
-            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_position)
+        for number in ks:
+            shortest = max(getattr(task, f"{split}_length")[0], number * task.tokens_per_position)
             allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_position)
-            assert is_uniform(batch.task_length[k == each], allowed)
+            assert is_uniform(batch.task_length[k == number], allowed)
 
 
 def spans(task):

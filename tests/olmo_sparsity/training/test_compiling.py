@@ -39,8 +39,8 @@ def test_a_training_step_is_one_graph(kind):
     batch = {"input_ids": ids, "position_ids": ids, "labels": ids}
     more = {"ppc": {"id_labels": ids}}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = torch._dynamo.explain(model)(**batch, **more.get(kind, {}))
-    assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
+        explained = torch._dynamo.explain(model)(**batch, **more.get(kind, {}))
+    assert (explained.graph_break_count, explained.graph_count) == (0, 1), explained.break_reasons
 
 
 def test_another_flash_attention_is_chosen_by_name_alone(monkeypatch):

@@ -71,12 +71,12 @@ def plain_losses(config, steps):
 def test_the_loop_trains_as_a_plain_loop_over_single_samples(tmp_path, rotate):
     config = tiny_task.config(tmp_path, positions={"rotate": rotate, "id_weight": 0.5})
     train(config)
-    found = [
+    logged = [
         [row[name] for name in ("loss_nats", "token_loss_nats", "id_loss_nats", "learning_rate")]
         for row in rows_of(tmp_path / "run")
     ]
-    assert found == [pytest.approx(row, abs=2e-5) for row in plain_losses(config, 6)]
-    assert all(row[0] == pytest.approx(row[1] + 0.5 * row[2], abs=1e-5) for row in found)
+    assert logged == [pytest.approx(row, abs=2e-5) for row in plain_losses(config, 6)]
+    assert all(row[0] == pytest.approx(row[1] + 0.5 * row[2], abs=1e-5) for row in logged)
 
 
 def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
@@ -86,7 +86,7 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
     batch = next(
         islice(open_training_data(config).batches(0), 3, None)
     )  # its largest mean is not its largest sum
-    found = forward_backward(engine, batch, 3)
+    step = forward_backward(engine, batch, 3)
     lengths = [int(row.nonzero().max()) for row in batch.loss_mask]
     assert len(set(lengths)) > 2
     order = sorted(range(8), key=lambda row: (lengths[row], row))
@@ -95,18 +95,18 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
         logits = plain(batch.input_ids[rows], position_ids=batch.position_ids[rows]).logits
         mask = batch.loss_mask[rows]
         losses.append((F.cross_entropy(logits[mask], batch.labels[rows][mask]), int(mask.sum())))
-    worst, _ = max(losses, key=lambda each: float(each[0]))
-    assert worst is not max(losses, key=lambda each: float(each[0]) * each[1])[0]
+    worst, _ = max(losses, key=lambda term: float(term[0]))
+    assert worst is not max(losses, key=lambda term: float(term[0]) * term[1])[0]
     mean = sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)
-    assert found == pytest.approx({"loss_nats": float(worst), "mean_loss_nats": mean}, abs=1e-5)
+    assert step == pytest.approx({"loss_nats": float(worst), "mean_loss_nats": mean}, abs=1e-5)
     worst.backward()
     for ours, theirs in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
-    asked = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
-    config = tiny_task.config(tmp_path, *asked)
+    evaluation_changes = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
+    config = tiny_task.config(tmp_path, *evaluation_changes)
     assert train(config).name == "step00000006"  # it has not learned them
     assert all(
         row["exact_match"][0]["exact"] < 2 for row in rows_of(tmp_path / "run") if "exact_match" in row
@@ -118,7 +118,7 @@ def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_
         return {"exact_match": [{"length": longest, "samples": 4, "exact": next(exact)}]}
 
     monkeypatch.setattr(TaskEvaluation, "run", learns)
-    learned = tiny_task.config(tmp_path, *asked, f"save_folder={tmp_path / 'learned'}")
+    learned = tiny_task.config(tmp_path, *evaluation_changes, f"save_folder={tmp_path / 'learned'}")
     last = train(learned)
     assert last.name == "step00000004"
     assert train(learned, resume=True) == last

@@ -55,7 +55,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, kind):
             last = train(replace(parts, stop_at=stop, save_interval=None), resume=True)
         assert losses(tmp_path / name) == losses(tmp_path / "run")
         weights = load_file(last / WEIGHTS)
-        assert all(torch.equal(weights[each], expected[each]) for each in expected)
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
     if kind == "compiled":
         train(replace(whole, save_folder=str(tmp_path / "eager"), compile=None))
         assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "eager"), abs=1e-5)
@@ -64,8 +64,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, kind):
 @pytest.mark.parametrize("z_weight", [0.0, 1e-2])
 def test_losses_are_means_over_the_tokens_of_the_batch_that_count(tmp_path, z_weight):
     """Also where the filter masks some windows, and with the z-loss; gradients are those of a plain loop on tasks."""
-    asked = f"--softmax_auxiliary_loss={z_weight > 0}", f"--auxiliary_loss_multiplier={z_weight}"
-    config = tiny.train_config(tmp_path, "--device_train_microbatch_size=1", *asked)
+    z_loss_changes = f"--softmax_auxiliary_loss={z_weight > 0}", f"--auxiliary_loss_multiplier={z_weight}"
+    config = tiny.train_config(tmp_path, "--device_train_microbatch_size=1", *z_loss_changes)
     engine = prepared_engine(config)
     batch = next(open_training_data(config).batches(0))
     mask = batch.loss_mask.clone()
@@ -93,9 +93,9 @@ def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
     assert orders[0] != orders[1]
     for duration, steps in {"8": 8, "1024T": 1024 // 32, "2ep": 2 * (12 * 91 // 32)}.items():
         assert build_schedule(replace(config, max_duration=duration), data.steps_per_epoch).max_steps == steps
-    asked = next(open_training_data(replace(config, epoch=1)).batches(0))
-    assert torch.equal(asked.input_ids, epochs[1][0].input_ids)
-    assert torch.equal(asked.position_ids, epochs[1][0].position_ids)
+    batch = next(open_training_data(replace(config, epoch=1)).batches(0))
+    assert torch.equal(batch.input_ids, epochs[1][0].input_ids)
+    assert torch.equal(batch.position_ids, epochs[1][0].position_ids)
     positions = [{tuple(b.input_ids[0].tolist()): b.position_ids[0].tolist() for b in e} for e in epochs]
     assert sum(positions[0][key] != positions[1][key] for key in positions[0]) > len(positions[0]) // 2
 

@@ -109,6 +109,8 @@ for _ in range(300):
         os.unlink(f"{folder}/inside{part}")
 """
     commands = [[sys.executable, "-c", code, tmp_path, part] for part in parts]
-    several = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True, cwd=ROOT) for each in commands]
-    assert [process.communicate()[1] for process in several] == [""] * 3
+    processes = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) for command in commands
+    ]
+    assert [process.communicate()[1] for process in processes] == [""] * 3
     assert not any(tmp_path.iterdir())
