@@ -54,13 +54,16 @@ MEASURE = """How much far context helps a model, and how much of that k influent
 examples:
   olmo-sparsity measure HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
   olmo-sparsity measure model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
+  olmo-sparsity measure MODEL --text FILES --out DIR --selectors leave-one-out-kl/cache:4,snapkv --keep-as cache:4
   olmo-sparsity measure runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
   olmo-sparsity measure runs/books-2 --select-with runs/books --out runs/books/crossfit
 
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
-an interruption, and puts shards together. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts
-first; with --select-with CHOOSER, that chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
+an interruption, and puts shards together. leave-one-out-kl/cache:4 ranks by leaving single keys and values out of the
+cache, in place of tokens out of the text, and never the first 4 (2.2b); so do leave-one-in, greedy, halving and their
+forms. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first; with --select-with CHOOSER, that
+chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):
 """

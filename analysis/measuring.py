@@ -28,6 +28,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
+from analysis.selectors import changes_embeddings
 from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
 from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError
@@ -85,7 +86,8 @@ def measure(
             has M + B - 1 tokens.
         tau_nats: tau.
         ks: numbers of tokens, ascending.
-        selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
+        selectors: names of `analysis.selectors`, with where they rank, such as ``leave-one-out-kl/cache:4``, or
+            screened, such as ``leave-one-out@gradient:32``.
         placebos: far contexts beside the true one, of `PLACEBOS`.
         keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
             and values are left; maybe with sinks, as words or with windows, such as cache:4, text/word, text:4/before:2
@@ -192,6 +194,7 @@ def _scorer(
         contexts.targets_per_block,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),
+        changes_embeddings=any(changes_embeddings(name) for name in choices.selectors),
     )
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 

@@ -282,6 +282,12 @@ def reads_subsequences(name: str) -> bool:
     return False
 
 
+def changes_embeddings(name: str) -> bool:
+    """Whether the selector of a name, or who proposes for it, reads embeddings in the place of tokens."""
+    parts = name.replace("@", ":").split(":")
+    return any(part in ("saliency", "input-x-gradient", "integrated-gradients") for part in parts)
+
+
 def _where(selector: Selector, name: str) -> Selector:
     """The selector, ranking where its name says."""
     where = ranked_in(name)

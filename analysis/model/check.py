@@ -33,6 +33,7 @@ def check_long_context(
     reach_factor: float = 1.0,
     drops_tokens: bool = True,
     in_cache: bool = False,
+    changes_embeddings: bool = False,
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
@@ -53,6 +54,7 @@ def check_long_context(
         drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
             another one; where nothing is dropped it may end within the context.
         in_cache: whether far keys and values are left out.
+        changes_embeddings: whether logits are read of embeddings that are none of the table's.
     """
     more = targets_per_block - 1 + len(model.prefix)
     measured = model
@@ -73,6 +75,8 @@ def check_long_context(
     try:
         with _in_fp32(model):
             _try_positions(model, n_long + more, name, drops_tokens)
+            if changes_embeddings:
+                _try_embeddings(model, name)
             if in_cache:
                 measured.shares_far_keys = _try_cache(model, n_long + more, name)
     except (RuntimeError, MemoryError) as error:
@@ -143,6 +147,27 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str, drops_tok
         wrong = f"is another with tokens dropped from N = {n_long:,} than with them hidden: a window, or a recurrence"
     if wrong:
         raise UserError(f"{name} {wrong}; lower N, or give another model")
+
+
+@torch.inference_mode()
+def _try_embeddings(model: TransformersAdapter, name: str) -> None:
+    """Read a token's embedding in the place of the token, and one between two embeddings."""
+    tokens = _random_tokens(model, 2)
+    ids = torch.arange(2, device=tokens.device)[None]
+    embeddings = model.embed(tokens)
+    expected = model(tokens, ids, logits_to_keep=1).logits
+    try:
+        wrong = (model.embedded_logits(embeddings, ids, 1) - expected).abs().max()
+        model.embedded_logits(embeddings / 2, ids, 1)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        wrong = torch.tensor(torch.inf)
+    if wrong > _RELATIVE_TOLERANCE * float(expected.std()):
+        raise UserError(
+            f"{name} looks tokens up in layers, too, so that an embedding does not stand for its token; leave "
+            "saliency, input-x-gradient and integrated-gradients out"
+        )
 
 
 @torch.inference_mode()

@@ -87,6 +87,16 @@ _SMALL = {
 """Settings that make a configuration small, where it has them."""
 
 
+def layers_of_other_heads() -> PreTrainedModel:
+    """A Gemma 4 of six layers, the last with other heads of keys; tokens are looked up in every layer."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "sliding_window": 9}
+    heads = {"num_global_key_value_heads": 1, "global_head_dim": 16, "attention_k_eq_v": True}
+    changes = {"num_hidden_layers": 6, "num_kv_shared_layers": 0, "initializer_range": 0.3, **sizes, **heads}
+    config = AutoConfig.for_model("gemma4_text", **{**ROTARY, **changes})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
 def tiny_causal_lm(model_type: str, **changes: Any) -> PreTrainedModel | None:
     """A causal language model of any type of transformers, with random weights; None where `_SMALL` makes none.
 

@@ -1,13 +1,19 @@
 """The check of a model before it is measured: what its configuration ends, and a trial on random tokens."""
 
+import numpy as np
 import pytest
 import torch
 
+from analysis.kept import KeptAs
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
+from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.open_model import adapter_of
 from analysis.project import OlmoAdapter
+from analysis.selectors import SelectorInput, find_selector
 from tests.support import tiny
-from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, random_model
+from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, layers_of_other_heads, random_model
+from tests.support.plain import random_blocks
 from tests.support.refusals import refused
 
 LONGROPE = {
@@ -125,3 +131,25 @@ def test_a_trial_that_memory_does_not_allow_is_left_out(monkeypatch, caplog):
     model.model.forward = lambda **_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     check(model, 20)
     assert "no memory to try the model in fp32" in caplog.text
+
+
+def test_a_model_that_looks_tokens_up_in_layers_has_no_gradients_of_embeddings():
+    model = adapter_of(layers_of_other_heads(), "it")
+    check_long_context(model, 24, name="it", drops_tokens=False, in_cache=True)
+    with refused("it looks tokens up in layers, too"):
+        check_long_context(model, 24, name="it", drops_tokens=False, changes_embeddings=True)
+    check(adapter(), 24, changes_embeddings=True)
+
+
+def test_layers_may_differ_in_their_heads_of_keys():
+    model = adapter_of(layers_of_other_heads(), "it")
+    check_long_context(model, 24, name="it", drops_tokens=False, in_cache=True)
+    contexts = random_blocks(24, 6, 2)
+    long, _ = long_and_short_losses(Scorer(model), contexts)
+    for name in ("h2o", "snapkv"):
+        choice = find_selector(name)(SelectorInput(Scorer(model), contexts, 0, 18))
+        assert choice.by_head.shape == (4, 5 * 2 + 1, 18)
+        words = np.zeros((4, 18), dtype=int)
+        losses = KeptAs("cache").losses(Scorer(model), contexts, contexts.all_targets, choice, words, (6, 18))
+        np.testing.assert_allclose(losses[:, 1], long, atol=1e-5)
+        assert (np.abs(losses[:, 0] - long) > 1e-3).any()
