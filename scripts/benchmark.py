@@ -4,6 +4,7 @@ examples:
   python scripts/benchmark.py train                                  the demo's shape, random tokens
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --model.d_model=512 --json
   python scripts/benchmark.py measure                                the weights and the text of this repository
+  python scripts/benchmark.py cache MODEL.gguf --n-long 1024         leaving far keys and values out of the cache
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
   python scripts/benchmark.py show results/benchmarks/train.json     what was recorded
 
@@ -13,6 +14,9 @@ timed. Ratios are throughput over that of "olmo" and of both Trainers: the media
 
 `measure` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
 per second, share of the matrix product, and how far the influences are from the loop's.
+
+`cache` compares a block of leave-one-out in the cache, over far keys that rows share, with copies of the keys for every
+row and with leave-one-out as text, in processor seconds of one thread, beside a linear layer of the model.
 
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
 
@@ -71,6 +75,14 @@ def _parser() -> Parser:
     sizes |= {"blocks": (4, "of targets"), "targets": (2, "of the plain loop"), "rounds": (3, "of timing")}
     for size, (default, what) in sizes.items():
         measure.add_argument(f"--{size}", type=whole_number, default=default, help=what)
+
+    cache = add("cache", "leave-one-out in the cache: shared and copied far keys, and as text")
+    cache.add_argument("model", nargs="?", default="results/checkpoint", help="as measure takes it")
+    cache.add_argument("--tokenizer", help="tokenizer.json, where the model has none")
+    sizes = {"n-long": (256, "N"), "n-short": (32, "M"), "targets-per-block": (16, "B")}
+    sizes |= {"rows": (48, "far tokens that are left out"), "rounds": (3, "of timing")}
+    for size, (default, what) in sizes.items():
+        cache.add_argument(f"--{size}", type=whole_number, default=default, help=what)
 
     gpu = add("gpu", "a CUDA machine in parts: agreement with the CPU, and speed")
     gpu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="of the parts' files")

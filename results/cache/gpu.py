@@ -1,0 +1,95 @@
+"""The study's question at N 4,096 and 8,192, within some minutes of one GPU.
+
+    python results/cache/gpu.py MODEL OUT books-long.jsonl code.jsonl releases-long.jsonl --n-long 4096 --minutes 4
+    python results/cache/gpu.py MODEL OUT books-long.jsonl code.jsonl releases-long.jsonl --n-long 8192 --minutes 4
+    python results/cache/gpu.py results/checkpoint OUT TEXT.jsonl --tiny          on a CPU, to try it
+
+The texts are measured in turn, a batch of four blocks of 16 targets each time, as many as the minutes allow; blocks are
+drawn before, by seed 0. OUT has after each batch what was measured so far: a study of one cell a text, and speed.json,
+whose rows say seconds, targets over tau and gigabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from analysis import Result, measure
+from analysis.engine import TARGETS_PER_BATCH
+from analysis.measurement import FRAMES, save_study
+from analysis.open_model import open_model
+from analysis.parquet import stacked
+
+SELECTORS = ("leave-one-out-kl/cache:4", "attention", "snapkv")
+MARGIN = 1.3
+"""The next batch may take longer than the longest one so far."""
+
+
+def settings_of(n_long: int, tiny: bool) -> dict[str, Any]:
+    """What `analysis.measure` is told."""
+    shape: dict[str, Any] = {"n_long": n_long, "n_short": 32, "targets": 960, "targets_per_block": 16}
+    shape["ks"] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    if tiny:
+        shape = {"n_long": 64, "n_short": 8, "targets": 64, "targets_per_block": 8, "ks": (1, 4)}
+    return {**shape, "selectors": SELECTORS, "keep_as": ("cache:4",), "scores": True, "progress": False}
+
+
+def main() -> None:
+    """Measure until the minutes are gone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--n-long", type=int, default=4096)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    settings = settings_of(options.n_long, options.tiny)
+    start = time.monotonic()
+    model = open_model(options.model)
+    batches = settings["targets"] // TARGETS_PER_BATCH
+    orders = {text: iter(np.random.default_rng(0).permutation(batches).tolist()) for text in options.texts}
+    measured: dict[Path, list[Result]] = {text: [] for text in options.texts}
+    speed: list[dict[str, Any]] = []
+    for text in cycle(options.texts):
+        longest = max((row["seconds"] for row in speed), default=0.0)
+        before = time.monotonic()
+        if before - start + MARGIN * longest > 60 * options.minutes:
+            break
+        number = next(orders[text], None)
+        if number is None:
+            break
+        result = measure(model, [text], batches=[number], **settings)
+        measured[text].append(result)
+        row = {"text": text.stem, "seconds": time.monotonic() - before, "over_tau": len(result.over)}
+        if torch.cuda.is_available():
+            row |= {"device": torch.cuda.get_device_name(), "gb": torch.cuda.max_memory_allocated() / 1e9}
+        speed.append(row | {"torch": torch.__version__})
+        save_study(
+            options.out,
+            {f"{text.stem}-n{settings['n_long']}": joined(of) for text, of in measured.items() if of},
+        )
+        (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
+        print(f"{text.stem}: {row['over_tau']} over tau in {row['seconds']:.1f} s", flush=True)
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Blocks of one text as one result, without the pieces of the text."""
+    names = [name for name in FRAMES if name != "texts"]
+    frames = {name: stacked([getattr(result, name) for result in results]) for name in names}
+    return replace(results[0], texts=None, **frames)
+
+
+if __name__ == "__main__":
+    main()
