@@ -55,8 +55,8 @@ models: $(INSTALLED)
 	mkdir -p runs/models
 	$(PY) results/models/texts.py library runs/models/library.jsonl
 	$(PY) -m olmo_sparsity.cli measure $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 160 \
-	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl,attention,h2o,snapkv,nearest,random \
-	  --keep-as text,cache:4 --out runs/models/library
+	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl/cache:4,attention,snapkv,nearest,random \
+	  --keep-as cache:4 --out runs/models/library
 	$(PY) -m olmo_sparsity.cli figure2 runs/models/library
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.

@@ -6,6 +6,7 @@ computed in every resample, and subtracted there.
 
     overlaps                   how many of a selector's tokens another one chooses, too, beside chance
     within                     how many targets come close to L_long, from k tokens or from k at most
+    smallest_k                 for how many targets k tokens give half, nine tenths or all but 0.1 nats of the gain
     held_by_few                the share of the gain of all targets that those hold whose gain k tokens recover
     elsewhere                  what the same document gives elsewhere, net of another document's
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
@@ -48,6 +49,8 @@ from analysis.stats.recovery import (
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_frame
 from olmo_sparsity.util.errors import UserError
 
+ENOUGH = {"half": 0.5, "nine_tenths": 0.9}
+"""Shares of a target's gain that count as enough."""
 SAME_GROUP = "same-group"
 """The far context from elsewhere in the target's group."""
 
@@ -92,6 +95,34 @@ def within(
                     yield keys | measured.ratio(at_k)
 
     return _of_all_ways(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
+
+
+def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """The share of the targets over tau that have enough of their gain from k tokens, or a smaller measured k.
+
+    Columns: level, unit, sinks, name, selector, far_context ("true" and "placebo"), median (the smallest measured k
+    that is enough for half of the targets; NaN: none is), k, value, low, high. Names: `ENOUGH`, all_but_0.1_nats.
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        gains = measured.gain_nats[:, None]
+        for selector, context in product(measured.selectors, measured.far_contexts):
+            losses = measured.losses[selector, context]
+            saved = measured.short_nats[:, None] - losses
+            criteria = {name: saved >= share * gains for name, share in ENOUGH.items()}
+            criteria[f"all_but_{ENOUGH_NATS:g}_nats"] = losses <= measured.long_nats[:, None] + ENOUGH_NATS
+            for name, enough in criteria.items():
+                reached = np.logical_or.accumulate(enough, axis=1)
+                by_half = [
+                    k for k, share in zip(measured.ks, reached.mean(axis=0), strict=True) if share >= 0.5
+                ]
+                median = by_half[0] if by_half else np.nan
+                keys = {"name": name, "selector": selector, "far_context": context, "median": median}
+                for k, at_k in zip(measured.ks, reached.T, strict=True):
+                    yield keys | {"k": k} | measured.ratio(at_k)
+
+    names = ("name", "selector", "far_context", "median", "k")
+    return _of_all_ways(result, rows_of, names, resamples, seed)
 
 
 def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:

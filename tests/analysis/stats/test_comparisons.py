@@ -128,6 +128,32 @@ def test_within_counts_targets_close_to_the_loss_of_the_long_context(result: Res
     assert (everything["value"] == 1).all()
 
 
+def test_the_smallest_k_is_counted_target_by_target(result: Result) -> None:
+    frame = comparisons.smallest_k(result)
+    over = result.targets.iloc[result.over]
+    for selector in result.selectors:
+        losses = result.loss_nats(selector)
+        smallest: dict[str, list[float]] = {"half": [], "nine_tenths": [], "all_but_0.1_nats": []}
+        for target, of_target in zip(over.itertuples(), losses, strict=True):
+            gain = target.loss_short_nats - target.loss_long_nats
+            most = {
+                "half": target.loss_short_nats - 0.5 * gain,
+                "nine_tenths": target.loss_short_nats - 0.9 * gain,
+                "all_but_0.1_nats": target.loss_long_nats + ENOUGH_NATS,
+            }
+            for name, highest in most.items():
+                enough = [k for k, loss in zip(KS, of_target, strict=True) if loss <= highest]
+                smallest[name].append(enough[0] if enough else np.inf)
+        for name, of_targets in smallest.items():
+            median = sorted(of_targets)[(len(of_targets) + 1) // 2 - 1]
+            for k in KS:
+                row = row_of(frame, name=name, selector=selector, far_context="true", k=k)
+                hits = [needed <= k for needed in of_targets]
+                assert row["median"] == median or (np.isnan(row["median"]) and median == np.inf)
+                statistic = share_of_over(result, hits)
+                assert row["value"] == pytest.approx(statistic(range(len(result.targets))))
+
+
 def test_held_by_few_sums_the_gain_of_targets_that_have_it_from_few(result: Result) -> None:
     frame = comparisons.held_by_few(result)
     assert set(frame["selector"]) == {"leave-one-out"}

@@ -1,0 +1,147 @@
+"""The numbers of the study on the cache: how few keys and values predictions need, and what these must have read.
+
+    python results/cache/study.py                           prints the tables
+    python results/cache/study.py --figures results/cache   draws the figure, too
+    python results/cache/study.py collect OUT               adds what run.sh has measured so far to this folder
+
+A cell that is not complete has the blocks that were finished, in the order in which they were drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import Result, load, load_study
+from analysis.figures.style import add_legend, draw, log_axis, model_styles, new_figure, save_figure
+from analysis.measurement import FRAMES, RESULT_NAME, save_study
+from analysis.parquet import stacked
+from analysis.stats import comparisons, numbers
+from analysis.stats.tables import show
+
+HERE = Path(__file__).parent
+EXACT = "leave-one-out-kl/cache:4"
+OTHERS = ("attention", "snapkv")
+TEXTS = ("books", "code", "releases")
+COMPARED_AT = (4, 16)
+MODELS = {"smollm2": "SmolLM2", "gemma": "Gemma 3"}
+
+
+def collect(out: str) -> None:
+    """Add every cell of a folder of run.sh, complete or not, without texts."""
+    study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
+    for folder in sorted(path for path in Path(out).iterdir() if path.is_dir()):
+        if (folder / RESULT_NAME).is_file():
+            result = load(folder)
+        else:
+            parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
+            if not parts:
+                continue
+            frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+            seconds = sum(part.provenance["seconds"] for part in parts)
+            provenance = {**parts[0].provenance, "seconds": seconds}
+            result = replace(parts[0], provenance=provenance, **frames)
+        study[folder.name] = replace(result, texts=None)
+    save_study(HERE, study)
+
+
+def print_cell(cell: str, result: Result) -> None:
+    """Print all tables of a cell."""
+    size = result.settings.contexts.targets_per_block
+    blocks = (result.targets["target_id"] // size).nunique()
+    groups = result.targets.iloc[result.over]["group"].nunique()
+    of_all = "" if result.settings.complete else f" of {result.settings.targets_requested // size}"
+    over = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
+    title = f"{cell}: {over}, {groups} groups, {blocks}{of_all} blocks"
+    print("\n" + show(numbers.shares(result), title=title))
+    for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
+        recovery = recovery[recovery["selector"] != "best"]
+        print("\n" + show(recovery, across="far_context", digits=0, title=cell))
+    needed = comparisons.smallest_k(result)
+    needed = needed[needed["far_context"] == "true"]
+    print("\n" + show(needed, across="k", digits=0, title=f"{cell}, enough from k keys and values or fewer"))
+    if len(result.selectors) > 1:
+        print("\n" + show(against_others(result), digits=0, title=f"{cell}, net, less that of"))
+    print("\n" + show(numbers.gain_bins(result, k=4), digits=0, title=f"{cell}, by gain"))
+    if "other-target" in result.far_contexts:
+        print("\n" + show(numbers.specificity(result), across="k", digits=0, title=f"{cell}, specificity"))
+    if cell.endswith("-ladder"):
+        print("\n" + show(windows(result), across="k", digits=0, title=f"{cell}, two before less as many"))
+
+
+def against_others(result: Result) -> pd.DataFrame:
+    """Net recovery of the exact choice less that of the others, paired."""
+    frames = [numbers.differences(result, k=k, far_context="net") for k in COMPARED_AT if k in result.ks]
+    frame = pd.concat(frames, ignore_index=True)
+    return frame[frame["second"].isin(OTHERS)]
+
+
+def windows(result: Result) -> pd.DataFrame:
+    """The two tokens before each chosen one, less as many others: behind, of the ranking, drawn."""
+    before = {"level": "text", "unit": "before:2", "sinks": 4}
+    frames = []
+    for unit in ("behind:2", "ranked:2", "drawn:2"):
+        frame = comparisons.kept_as_differences(result, before, before | {"unit": unit})
+        frames.append(frame.assign(less=unit))
+    return pd.concat(frames, ignore_index=True)
+
+
+def figure(study: Mapping[str, Result]) -> Figure | None:
+    """Share of the targets that have nine tenths of their gain from k keys and values, a panel a text; None without."""
+    frames = []
+    for cell, result in study.items():
+        model, text, kind = cell.split("-", 2)
+        if kind in ("n256", "n1024", "n4096"):
+            frame = comparisons.smallest_k(result)
+            exact = (frame["selector"] == EXACT) & (frame["name"] == "nine_tenths")
+            label = f"{MODELS[model]}, N {result.settings.contexts.n_long:,}"
+            frames.append(frame[exact].assign(text=text, cell=label))
+    if not frames:
+        return None
+    curves = pd.concat(frames, ignore_index=True)
+    curves[["value", "low", "high"]] *= 100
+    looks = model_styles(dict.fromkeys(curves["cell"]))
+    drawn = new_figure(6.75, 2.7)
+    texts = [text for text in TEXTS if text in set(curves["text"])]
+    panels = drawn.subplots(1, len(texts), sharey=True, squeeze=False)[0]
+    for axes, text in zip(panels, texts, strict=True):
+        draw(axes, curves[curves["text"] == text], looks, "cell", "k")
+        log_axis(axes, sorted(set(curves["k"])))
+        axes.set_title(text, loc="left")
+        axes.set_xlabel("k [far keys and values, beside 4 sinks]")
+    panels[0].set_ylabel("targets with nine tenths\nof their gain [%]")
+    panels[0].set_ylim(0, 100)
+    add_legend(drawn, looks)
+    return drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all tables of every cell, and draw the figure where a folder for it is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=("collect",), metavar="collect")
+    parser.add_argument("of", nargs="?", metavar="OUT")
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    figures = "folder to draw the figure into (default: none is drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    options = parser.parse_args(arguments)
+    if options.command:
+        collect(options.of)
+        return
+    study = load_study(options.records)
+    for cell, result in study.items():
+        print_cell(cell, result)
+    drawn = figure(study) if options.figures else None
+    if drawn is not None:
+        save_figure(drawn, options.figures / "needed.png")
+
+
+if __name__ == "__main__":
+    main()
