@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,10 +52,20 @@ class FarKeys:
                 layers = [(keys[:, :, seen], values[:, :, seen]) for keys, values in layers]
         return cls(layers, visible, ids, near_ids)
 
+    @cached_property
+    def _hidden_everywhere(self) -> tuple[Tensor, list[int]]:
+        """Row and column of every hidden far key, (n, 2), and where those of each row begin: looked up once a pass."""
+        assert isinstance(self.visible, Tensor)
+        hidden = ~self.visible
+        return hidden.nonzero(), [0, *hidden.sum(dim=1).cumsum(dim=0).tolist()]
+
     def hidden(self, layer: int, rows: slice, head: int) -> tuple[Tensor, Tensor]:
         """Row (counted from the first of ``rows``) and column of every far key that is hidden there."""
-        visible = self.visible if isinstance(self.visible, Tensor) else self.visible[layer][:, head]
-        row, column = (~visible[rows]).nonzero(as_tuple=True)
+        if isinstance(self.visible, Tensor):
+            places, begins = self._hidden_everywhere
+            of_rows = places[begins[rows.start] : begins[min(rows.stop, len(begins) - 1)]]
+            return of_rows[:, 0] - rows.start, of_rows[:, 1]
+        row, column = (~self.visible[layer][rows, head]).nonzero(as_tuple=True)
         return row, column
 
     def beyond(self, window: int | None, queries: int) -> Tensor | None:
