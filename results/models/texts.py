@@ -72,8 +72,8 @@ DEFAULT_INDEX = "https://pypi.org/simple"
 PAGE_FORMATS = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PIN = re.compile(r"([\w.-]+)==(\S+)\s+--hash=sha256:([0-9a-f]{64})")
 SECONDS_TO_WAIT = 60
-INDEX_ERRORS = (OSError, http.client.HTTPException, ValueError)
-"""No connection, an answer that breaks off, and one that is no page of an index."""
+DOWNLOAD_ERRORS = (OSError, http.client.HTTPException, ValueError, KeyError)
+"""No connection or a full disk, an answer that breaks off, and one that is no page of an index."""
 
 
 def date_of(line: str, next_line: str) -> date | None:
@@ -257,10 +257,8 @@ def sdists(list_path: str, folder: str) -> None:
     for pin in missing:
         try:
             problem = download(pin, index, Path(folder))
-        except INDEX_ERRORS as error:
-            raise UserError(
-                f"{pin}: the package index failed ({error}); run this again, it goes on"
-            ) from None
+        except DOWNLOAD_ERRORS as error:
+            raise UserError(f"{pin} was not downloaded ({error}); run this again, it goes on") from None
         if problem:
             not_had += 1
             print(f"{pin} cannot be had: {problem}")
@@ -300,7 +298,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def missing_from(folder: Path, pins: list[Pin], list_path: str) -> list[Pin]:
-    """Those that the folder does not have with their hash. Raises `UserError` where it has one that is not listed."""
+    """Those that the folder does not have with their hash. Raises `UserError` where it has others."""
     listed = {(pin.name, pin.version): pin for pin in pins}
     present = set()
     for path in sorted(folder.glob("*.tar.gz")):
@@ -355,8 +353,8 @@ def newest(names_path: str, list_path: str) -> None:
     for name in sorted(names):
         try:
             files = [file for file in index.sdists(name) if not file.is_yanked]
-        except INDEX_ERRORS as error:
-            raise UserError(f"{name}: the package index failed ({error}); run this again") from None
+        except DOWNLOAD_ERRORS as error:
+            raise UserError(f"the page of {name} was not read ({error}); run this again") from None
         pins = [file.pin for file in files]
         released = [pin for pin in pins if not pin.version.is_prerelease] or pins
         if not released:

@@ -238,11 +238,16 @@ def test_newest_is_the_highest_release_that_stands(index, tmp_path):
 
 def test_an_index_that_does_not_answer_is_a_line(index, listed, tmp_path, monkeypatch):
     path = listed(("one", "1.0", b"x"))
-    index.content["/simple/one/"] = ("application/json", b"<html>log in</html>")
-    with pytest.raises(UserError, match="one==1.0: the package index failed"):
-        texts.sdists(path, str(tmp_path / "sdists"))
+    names = tmp_path / "names.txt"
+    names.write_text("one\n")
+    for page in (b"<html>log in</html>", b'{"message": "log in"}', b"\xff"):
+        index.content["/simple/one/"] = ("application/json", page)
+        with pytest.raises(UserError, match="one==1.0 was not downloaded"):
+            texts.sdists(path, str(tmp_path / "sdists"))
+        with pytest.raises(UserError, match="the page of one was not read"):
+            texts.newest(str(names), str(tmp_path / "new.txt"))
     monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": "http://user:secret@127.0.0.1:1/simple"})
-    with pytest.raises(UserError, match="one==1.0: the package index failed") as error:
+    with pytest.raises(UserError, match="one==1.0 was not downloaded") as error:
         texts.sdists(path, str(tmp_path / "sdists"))
     assert "secret" not in str(error.value)
 
