@@ -1,53 +1,93 @@
 """The texts of the study: one of every group, so that no book or package weighs more than another.
 
+    python results/models/texts.py sdists results/models/sdists.txt SDISTS
     python results/models/texts.py releases SDISTS OUT.jsonl [YYYY-MM-DD]
     python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
-    python results/models/texts.py joined OUT.jsonl FILE.jsonl
+    python results/models/texts.py joined OUT.jsonl FILE.jsonl ...
     python results/models/texts.py library OUT.jsonl
+    python results/models/texts.py newest NAMES.txt LIST.txt
+    python results/models/texts.py licenses SDISTS LICENSES.csv
 
-The first reads change logs and release notes in the .tar.gz files of SDISTS (source distributions), keeps the sections
-whose headings carry a later date, and writes a text per file with its package as the group: a model that was trained
-before the date has not read them, as far as releases after it describe new work. The second draws one text of every
-group of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a
-group, as a package is; others are as `olmo_sparsity.data.groups` has them. The third joins all texts of a group, if
-they have at least 58,000 characters. The last draws as the second among the files of the library of this Python.
+`sdists` downloads the source distributions of a list, each by its hash, from the index that pip is configured with
+(https://pypi.org/simple unless it names another). It builds nothing, keeps what is there already, and names those that
+cannot be had. `releases` reads change logs and release notes in the .tar.gz files of SDISTS, keeps the sections whose
+headings carry a later date, and writes a text per file with its package as the group: a model that was trained before
+the date has not read them, as far as releases after it describe new work. `one-each` draws one text of every group of
+at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a group, as
+a package is; others are as `olmo_sparsity.util.text_fields` has them. `joined` joins all texts of a group, if they have
+at least 58,000 characters. `library` draws as `one-each` among the files of the library of this Python.
+
+`newest` makes a list of the newest source distributions; its names may be another list, whose versions are ignored.
+`licenses` writes down under what license each one says that it is.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
+import csv
 import gzip
 import hashlib
+import http.client
 import json
 import re
+import ssl
+import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import date, datetime
-from operator import itemgetter
+from html.parser import HTMLParser
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
+from packaging.metadata import parse_email
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import InvalidVersion, Version
+
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.text_fields import group_of_url
 
 LOGS = re.compile(r"(?i)(change|news|history|release|whats?.?new).*\.(rst|md|txt)$")
-OTHERS = re.compile(r"vendor|subprojects|template|README|security")
+OTHERS = re.compile(r"vendor|subprojects|template|README|security|/cargo/|/tests/")
 MONTHS = "(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+BEGIN, END = r"(?<![^\W_])", r"(?![^\W_])"  # as \b, but the underscores of _emphasis_ are not part of a date
 DATES = (
-    (re.compile(r"\b(20\d\d-\d\d-\d\d)\b"), "%Y-%m-%d"),
-    (re.compile(rf"\b{MONTHS}[a-z]*\.? (\d{{1,2}}),? (20\d\d)\b"), "%b %d %Y"),
-    (re.compile(rf"\b(\d{{1,2}}) {MONTHS}[a-z]*\.?,? (20\d\d)\b"), "%d %b %Y"),
+    (re.compile(rf"{BEGIN}(20\d\d-\d\d-\d\d){END}"), "%Y-%m-%d"),
+    (re.compile(rf"{BEGIN}{MONTHS}[a-z]*\.? (\d{{1,2}}),? (20\d\d){END}"), "%b %d %Y"),
+    (re.compile(rf"{BEGIN}(\d{{1,2}}) {MONTHS}[a-z]*\.?,? (20\d\d){END}"), "%d %b %Y"),
 )
 HEADING_LENGTH = 120  # a date in a longer line is not a heading's
+UNDERLINE = re.compile(r"\s*([=\-~^#*+\"`.])\1{2,}\s*")
+WORDS_BESIDE_A_DATE = {"release", "released", "date", "version", "on"}
 SHORTEST_TEXT = 1500  # characters
 SHORTEST_DRAWN, SHORTEST_JOINED = 4000, 58_000
+DEFAULT_INDEX = "https://pypi.org/simple"
+PAGE_FORMATS = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+PIN = re.compile(r"([\w.-]+)==(\S+)\s+--hash=sha256:([0-9a-f]{64})")
+SECONDS_TO_WAIT = 60
+DOWNLOAD_ERRORS = (OSError, http.client.HTTPException, ValueError, KeyError)
+"""No connection or a full disk, an answer that breaks off, and one that is no page of an index."""
 
 
-def date_of(line: str) -> date | None:
-    """The date in a heading; None where there is none."""
+def date_of(line: str, next_line: str) -> date | None:
+    """The date in a heading, or in the line under it that has nothing but the date; None for other lines.
+
+    A date in a sentence ("will be removed in version 13 (2026-10-15)") begins no section.
+    """
     if len(line) > HEADING_LENGTH:
         return None
     for pattern, form in DATES:
         if match := pattern.search(line):
+            is_title = line.startswith("#") or UNDERLINE.fullmatch(next_line)
+            if not is_title and not is_a_date_alone(line, match):
+                return None
             try:
                 return datetime.strptime(" ".join(match.groups()), form).date()
             except ValueError:  # the 31st of June
@@ -55,15 +95,310 @@ def date_of(line: str) -> date | None:
     return None
 
 
+def is_a_date_alone(line: str, date_match: re.Match[str]) -> bool:
+    """Whether a line has at most a version and the like beside its date, and does not end a sentence."""
+    rest = line[: date_match.start()] + line[date_match.end() :]
+    words = {word.lower() for word in re.findall(r"[^\W\d_]{2,}", rest)}
+    return words <= WORDS_BESIDE_A_DATE and not line.rstrip().endswith(".")
+
+
 def later_part(text: str, after: date) -> str:
     """The lines of sections that begin with a heading of a later date."""
     kept, is_later = [], False
-    for line in text.splitlines():
-        if heading := date_of(line):
+    lines = text.splitlines()
+    for line, next_line in zip(lines, [*lines[1:], ""], strict=True):
+        if heading := date_of(line, next_line):
             is_later = heading > after
         if is_later:
             kept.append(line)
     return "\n".join(kept)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A source distribution in a list, in the form in which pip checks hashes."""
+
+    name: str
+    version: Version
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A source distribution in a package index."""
+
+    filename: str
+    url: str
+    pin: Pin
+    is_yanked: bool
+
+
+class PackageIndex:
+    """The indexes that pip is configured with, read by the simple API, as JSON or HTML."""
+
+    def __init__(self) -> None:
+        settings = pip_settings()
+        self.urls = [
+            settings.get("index-url", DEFAULT_INDEX),
+            *settings.get("extra-index-url", "").split(),
+        ]
+        self.tls = ssl.create_default_context(cafile=settings.get("cert"))
+
+    def sdists(self, name: str) -> list[IndexedFile]:
+        """The .tar.gz source distributions of a package whose SHA-256 is known; none where no index has it."""
+        files = []
+        for index in self.urls:
+            page_url = f"{index.rstrip('/')}/{name}/"
+            if page_url.startswith("file:"):
+                page_url += "index.html"
+            try:
+                content_type, page = self.read(page_url)
+            except urllib.error.URLError as error:
+                if not is_absent(error):
+                    raise
+                continue
+            parse = files_of_json if "json" in content_type else files_of_html
+            for filename, url, sha256, is_yanked in parse(page.decode()):
+                try:
+                    file_name, version = parse_sdist_filename(filename)
+                except (InvalidSdistFilename, InvalidVersion):  # a wheel, or a name of long ago
+                    continue
+                if file_name == name and filename.endswith(".tar.gz") and sha256:
+                    pin = Pin(name, version, sha256)
+                    files.append(IndexedFile(filename, urljoin(page_url, url), pin, is_yanked))
+        return files
+
+    def read(self, url: str) -> tuple[str, bytes]:
+        """The type and content of what is there, with the password that pip has for this host."""
+        request = urllib.request.Request(
+            without_password(url), headers={"Accept": PAGE_FORMATS, "User-Agent": "olmo-sparsity"}
+        )
+        for index in map(urlsplit, self.urls):
+            if index.username and urlsplit(request.full_url).netloc == index.netloc.rpartition("@")[2]:
+                secret = f"{unquote(index.username)}:{unquote(index.password or '')}"
+                encoded = base64.b64encode(secret.encode()).decode()
+                request.add_unredirected_header("Authorization", f"Basic {encoded}")
+        with urllib.request.urlopen(request, timeout=SECONDS_TO_WAIT, context=self.tls) as answer:
+            return answer.headers.get_content_type(), answer.read()
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip is configured with, by option; its environment variables hold over its files, as in pip itself."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    settings = {}
+    for section in ("global", "download", ":env:"):
+        for line in lines:
+            key, _, value = line.partition("=")
+            if key.startswith(f"{section}."):
+                settings[key.removeprefix(f"{section}.")] = ast.literal_eval(value)
+    return settings
+
+
+def without_password(url: str) -> str:
+    """The address without the user and password before its host."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def is_absent(error: urllib.error.URLError) -> bool:
+    """Whether an index answered that it does not have something, rather than failed."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in (404, 410)
+    return isinstance(error.reason, FileNotFoundError | NotADirectoryError)
+
+
+def files_of_json(page: str) -> Iterator[tuple[str, str, str | None, bool]]:
+    """Name, address, SHA-256 and whether it was yanked, of every file on a package's page (PEP 691)."""
+    for file in json.loads(page)["files"]:
+        yield file["filename"], file["url"], file["hashes"].get("sha256"), bool(file.get("yanked"))
+
+
+def files_of_html(page: str) -> Iterator[tuple[str, str, str | None, bool]]:
+    """The same of a page in HTML (PEP 503)."""
+    parser = LinkParser()
+    parser.feed(page)
+    for link in parser.links:
+        parts = urlsplit(link["href"] or "")
+        sha256 = re.fullmatch("sha256=([0-9a-f]{64})", parts.fragment)
+        filename = unquote(parts.path.rpartition("/")[2])
+        url = urlunsplit(parts._replace(fragment=""))
+        yield filename, url, sha256[1] if sha256 else None, "data-yanked" in link
+
+
+class LinkParser(HTMLParser):
+    """Collects the attributes of a page's links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes)
+
+
+def sdists(list_path: str, folder: str) -> None:
+    """Download the source distributions of a list that are not in the folder yet.
+
+    Raises `UserError` where the folder has others, which `releases` would read too, where the index does not answer,
+    and, after all others are there, where some cannot be had.
+    """
+    pins = read_list(list_path)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    missing = missing_from(Path(folder), pins, list_path)
+    print(f"{len(pins) - len(missing)} of {len(pins)} are in {folder}")
+    index = PackageIndex()
+    not_had = 0
+    for pin in missing:
+        try:
+            problem = download(pin, index, Path(folder))
+        except DOWNLOAD_ERRORS as error:
+            raise UserError(f"{pin} was not downloaded ({error}); run this again, it goes on") from None
+        if problem:
+            not_had += 1
+            print(f"{pin} cannot be had: {problem}")
+    if not_had:
+        raise UserError(f"{not_had} of {len(pins)} cannot be had; the texts of the others can be made")
+    print(f"all {len(pins)} are in {folder}")
+
+
+def read_list(path: str) -> list[Pin]:
+    """The lines ``name==version --hash=sha256:…`` of a list."""
+    pins: dict[str, Pin] = {}
+    for number, line in enumerate(lines_of(path), 1):
+        if not line:
+            continue
+        match = PIN.fullmatch(line)
+        if match is None:
+            raise UserError(f'{path}, line {number}: write name==version --hash=sha256:HEX, not "{line}"')
+        try:
+            pin = Pin(canonicalize_name(match[1]), Version(match[2]), match[3])
+        except InvalidVersion:
+            raise UserError(f'{path}, line {number}: "{match[2]}" is no version') from None
+        if pin.name in pins:
+            raise UserError(f"{path}, line {number} has {pin.name} again; keep one of its lines")
+        pins[pin.name] = pin
+    if not pins:
+        raise UserError(f"{path} has no packages; `newest` makes a list")
+    return list(pins.values())
+
+
+def lines_of(path: str) -> list[str]:
+    """The lines of a file without comments."""
+    try:
+        text = Path(path).read_text(encoding="utf8")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; name one with a package a line") from None
+    return [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
+
+
+def missing_from(folder: Path, pins: list[Pin], list_path: str) -> list[Pin]:
+    """Those that the folder does not have with their hash. Raises `UserError` where it has others."""
+    listed = {(pin.name, pin.version): pin for pin in pins}
+    present = set()
+    for path in sorted(folder.glob("*.tar.gz")):
+        try:
+            pin = listed.get(parse_sdist_filename(path.name))
+        except (InvalidSdistFilename, InvalidVersion):
+            pin = None
+        if pin is None:
+            raise UserError(f"{path} is not in {list_path}; move it away, its texts would be read too")
+        if sha256_of(path.read_bytes()) == pin.sha256:
+            present.add(pin)
+    return [pin for pin in pins if pin not in present]
+
+
+def download(pin: Pin, index: PackageIndex, folder: Path) -> str | None:
+    """Download a source distribution; what is wrong where it cannot be had. Raises `OSError` where the index fails."""
+    files = index.sdists(pin.name)
+    if not files:
+        return "the package index has no source distribution of this package"
+    file = next((file for file in files if file.pin == pin), None)
+    if file is None:
+        versions = {file.pin.version for file in files}
+        if pin.version in versions:
+            return "the package index has another file of this version"
+        return f"the package index does not have this version; its newest is {max(versions)}"
+    try:
+        _, content = index.read(file.url)
+    except urllib.error.URLError as error:
+        if is_absent(error):
+            return f"{file.filename} is listed in the package index, but is not there"
+        raise
+    if sha256_of(content) != pin.sha256:
+        return f"{file.filename} has another hash than the package index says"
+    with atomic_path(folder / file.filename) as temporary:
+        temporary.write_bytes(content)
+    return None
+
+
+def sha256_of(content: bytes) -> str:
+    """As hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def newest(names_path: str, list_path: str) -> None:
+    """Write a list of the newest source distributions, for whichever Python: they are read, not installed.
+
+    Raises `UserError` where a package has none; then no list is written.
+    """
+    names = {canonicalize_name(line.partition("==")[0].strip()) for line in lines_of(names_path) if line}
+    index = PackageIndex()
+    lines = []
+    for name in sorted(names):
+        try:
+            files = [file for file in index.sdists(name) if not file.is_yanked]
+        except DOWNLOAD_ERRORS as error:
+            raise UserError(f"the page of {name} was not read ({error}); run this again") from None
+        pins = [file.pin for file in files]
+        released = [pin for pin in pins if not pin.version.is_prerelease] or pins
+        if not released:
+            raise UserError(
+                f"the package index has no source distribution of {name}; take it out of {names_path}"
+            )
+        pin = max(released, key=attrgetter("version"))
+        lines.append(f"{pin} --hash=sha256:{pin.sha256}\n")
+    with atomic_path(list_path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf8")
+    print(f"{len(lines)} packages in {list_path}")
+
+
+def licenses(folder: str, out: str) -> None:
+    """Write name, version and license of every source distribution, as its metadata have them."""
+    rows = []
+    for path in sorted(Path(folder).glob("*.tar.gz")):
+        name, version = parse_sdist_filename(path.name)
+        rows.append((name, str(version), license_of(path)))
+    with atomic_path(out) as temporary, temporary.open("w", encoding="utf8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("name", "version", "license"))
+        table.writerows(sorted(rows))
+    print(f"{len(rows)} packages, {sum(not license for _, _, license in rows)} of which name no license")
+
+
+def license_of(path: Path) -> str:
+    """The SPDX expression of a source distribution or, in older ones, the classifiers or the first line of a text."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if re.fullmatch(r"(\./)?[^/]+/PKG-INFO", member.name):
+                file = archive.extractfile(member)
+                assert file is not None, member.name
+                metadata, _ = parse_email(file.read())
+                break
+        else:
+            return ""
+    classifiers = [
+        classifier.rpartition(" :: ")[2]
+        for classifier in metadata.get("classifiers", [])
+        if classifier.startswith("License :: ") and classifier != "License :: OSI Approved"
+    ]
+    text = metadata.get("license", "").strip().partition("\n")[0]
+    return metadata.get("license_expression") or "; ".join(dict.fromkeys(classifiers)) or text
 
 
 def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
@@ -86,24 +421,30 @@ def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
 def one_each(out: str, *files: str) -> None:
     """Write one text of every group."""
     drawn: dict[str, tuple[str, str, dict[str, str]]] = {}
-    for file in files:
-        with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf8") as lines:
-            for line in map(json.loads, lines):
-                if len(line["text"]) >= SHORTEST_DRAWN:
-                    group = line.get("group") or group_of(line["url"])
-                    order = hashlib.sha256(line["url"].encode()).hexdigest()
-                    text = {"text": line["text"], "url": line["url"], "group": group}
-                    drawn[group] = min(drawn.get(group, (order, group, text)), (order, group, text))
+    for text in read(files):
+        if len(text["text"]) >= SHORTEST_DRAWN:
+            order = hashlib.sha256(text["url"].encode()).hexdigest()
+            group = text["group"]
+            drawn[group] = min(drawn.get(group, (order, group, text)), (order, group, text))
     write([text for _, _, text in sorted(drawn.values())], out)
 
 
-def joined(out: str, file: str) -> None:
-    """Write all texts of a group as one."""
+def joined(out: str, *files: str) -> None:
+    """Write all texts of a group as one, the slices of a book (``…-0``, ``…-1``) in their order."""
     groups: dict[str, list[dict[str, str]]] = {}
-    for line in map(json.loads, Path(file).read_text(encoding="utf8").splitlines()):
-        groups.setdefault(line["group"], []).append(line)
-    texts = [lines[0] | {"text": "\n\n".join(line["text"] for line in lines)} for lines in groups.values()]
-    write([text for text in texts if len(text["text"]) >= SHORTEST_JOINED], out)
+    for text in read(files):
+        groups.setdefault(text["group"], []).append(text)
+    whole = []
+    for texts in groups.values():
+        texts.sort(key=slice_of)
+        whole.append(texts[0] | {"text": "\n\n".join(text["text"] for text in texts)})
+    write([text for text in whole if len(text["text"]) >= SHORTEST_JOINED], out)
+
+
+def slice_of(text: dict[str, str]) -> int:
+    """The number at the end of a web address's fragment; 0 where there is none, so that order in the file stays."""
+    number = re.search(r"#.*-(\d+)$", text["url"])
+    return int(number[1]) if number else 0
 
 
 def library(out: str) -> None:
@@ -126,6 +467,15 @@ def group_of(url: str) -> str:
     return module[1] if module else group_of_url(url)
 
 
+def read(files: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The text, url and group of every line of .jsonl and .json.gz files."""
+    for file in files:
+        with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf8") as lines:
+            for line in map(json.loads, lines):
+                group = line.get("group") or group_of(line["url"])
+                yield {"text": line["text"], "url": line["url"], "group": group}
+
+
 def write(texts: list[dict[str, str]], out: str) -> None:
     """A line for each text, and say how much it is."""
     Path(out).write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf8")
@@ -135,11 +485,21 @@ def write(texts: list[dict[str, str]], out: str) -> None:
     )
 
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "sdists": sdists,
+    "releases": releases,
+    "one-each": one_each,
+    "joined": joined,
+    "library": library,
+    "newest": newest,
+    "licenses": licenses,
+}
+
+
 if __name__ == "__main__":
-    commands: dict[str, Callable[..., None]] = {
-        "releases": releases,
-        "one-each": one_each,
-        "joined": joined,
-        "library": library,
-    }
-    commands[sys.argv[1]](*sys.argv[2:])
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(__doc__)
+    try:
+        COMMANDS[sys.argv[1]](*sys.argv[2:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,364 @@
+"""The texts of the study of real models, built by `results/models/texts.py`, from an index on this machine."""
+
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from datetime import date
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+
+import pytest
+
+from olmo_sparsity.util.errors import UserError
+
+texts = import_module("results.models.texts")
+AFTER = date(2025, 9, 1)
+LOG = "# 2.0 (2026-01-05)\n" + "new\n" * 500 + "# 1.0 (2024-01-05)\nold\n"
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def sdist(name, version, log=LOG, metadata="Name: x\nLicense-Expression: MIT\n"):
+    """A source distribution, the same bytes each time: archives of plain files have no time of today."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for path, text in (("CHANGES.md", log), ("PKG-INFO", f"Metadata-Version: 2.4\n{metadata}")):
+            member = tarfile.TarInfo(f"{name}-{version}/{path}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return content.getvalue()
+
+
+class Index:
+    """A package index: what it has at each path, and which paths were read, with their passwords."""
+
+    def __init__(self, form):
+        self.form = form
+        self.content = {}
+        self.read = []
+        self.passwords = set()
+        self.url = ""
+
+    def add(self, name, *files, yanked=()):
+        """Give a package these files, by file name."""
+        for filename, content in files:
+            self.content[f"/files/{filename}"] = ("application/gzip", content)
+        if self.form == "json":
+            listed = [
+                {
+                    "filename": filename,
+                    "url": f"../../files/{filename}",
+                    "hashes": {"sha256": sha256(content)},
+                    "requires-python": ">=99",
+                    "yanked": "broken" if filename in yanked else False,
+                }
+                for filename, content in files
+            ]
+            page = json.dumps({"meta": {"api-version": "1.1"}, "name": name, "files": listed})
+            self.content[f"/simple/{name}/"] = ("application/vnd.pypi.simple.v1+json", page.encode())
+        else:
+            links = [
+                f'<a href="{self.url}/files/{filename}#sha256={sha256(content)}" '
+                f"{'data-yanked' if filename in yanked else ''}>{filename}</a>"
+                for filename, content in files
+            ]
+            self.content[f"/simple/{name}/"] = ("text/html", f"<html>{''.join(links)}</html>".encode())
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with what an `Index` has."""
+
+    def __init__(self, index, *arguments):
+        self.index = index
+        super().__init__(*arguments)
+
+    def do_GET(self):
+        self.index.read.append(self.path)
+        self.index.passwords.add(self.headers["Authorization"])
+        if self.path not in self.index.content:
+            self.send_error(404)
+            return
+        content_type, content = self.index.content[self.path]
+        self.send_response(200)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(params=["json", "html"])
+def index(request, monkeypatch):
+    """An index that pip is configured with; what it has may be added to."""
+    index = Index(request.param)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, index))
+    index.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": f"{index.url}/simple"})
+    yield index
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Writes a list of the given (name, version, content)."""
+
+    def write(*pins):
+        path = tmp_path / "list.txt"
+        lines = [f"{name}=={version} --hash=sha256:{sha256(content)}\n" for name, version, content in pins]
+        path.write_text("# a comment\n\n" + "".join(lines))
+        return str(path)
+
+    return write
+
+
+def test_a_list_is_downloaded_and_gone_on_with(index, listed, tmp_path, capsys):
+    one, two = sdist("one_pkg", "1.0"), sdist("two", "2.0")
+    index.add("one-pkg", ("one_pkg-0.9.tar.gz", b"older"), ("one_pkg-1.0.tar.gz", one))
+    index.add("two", ("two-2.0.tar.gz", two), ("two-2.0-py3-none-any.whl", b"wheel"))
+    path = listed(("One.Pkg", "1.0", one), ("two", "2.0", two))
+    folder = tmp_path / "sdists"
+    texts.sdists(path, str(folder))
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        "one_pkg-1.0.tar.gz": one,
+        "two-2.0.tar.gz": two,
+    }
+    index.read.clear()
+    texts.sdists(path, str(folder))
+    assert index.read == []
+
+    (folder / "two-2.0.tar.gz").write_bytes(two[:100])  # a download that broke off
+    texts.sdists(path, str(folder))
+    assert index.read == ["/simple/two/", "/files/two-2.0.tar.gz"]
+    assert (folder / "two-2.0.tar.gz").read_bytes() == two
+
+    texts.releases(str(folder), str(tmp_path / "out.jsonl"))
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [text["group"] for text in written] == ["one_pkg", "two"]
+    assert [text["url"] for text in written][1] == "two-2.0.tar.gz/two-2.0/CHANGES.md"
+
+
+def test_what_cannot_be_had_is_named_and_the_rest_is_there(index, listed, tmp_path, capsys):
+    right = sdist("last", "1.0")
+    index.add("changed", ("changed-1.0.tar.gz", b"other content"))
+    index.add("older", ("older-2.0.tar.gz", b"newer"))
+    index.add("broken", ("broken-1.0.tar.gz", b"right"))
+    index.content["/files/broken-1.0.tar.gz"] = ("application/gzip", b"wrong")
+    index.add("lost", ("lost-1.0.tar.gz", b"lost"))
+    del index.content["/files/lost-1.0.tar.gz"]
+    index.add("last", ("last-1.0.tar.gz", right))
+    pins = [(name, "1.0", b"right") for name in ("absent", "changed", "older", "broken")]
+    path = listed(*pins, ("lost", "1.0", b"lost"), ("last", "1.0", right))
+    folder = tmp_path / "sdists"
+    with pytest.raises(UserError, match="5 of 6 cannot be had"):
+        texts.sdists(path, str(folder))
+    assert [file.name for file in folder.iterdir()] == ["last-1.0.tar.gz"]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" cannot be had: ")[0] for line in said[1:]] == [
+        "absent==1.0",
+        "changed==1.0",
+        "older==1.0",
+        "broken==1.0",
+        "lost==1.0",
+    ]
+    assert "no source distribution" in said[1]
+    assert "another file" in said[2]
+    assert "its newest is 2.0" in said[3]
+    assert "another hash" in said[4]
+    assert "is not there" in said[5]
+
+
+def test_a_folder_with_other_files_is_refused(index, listed, tmp_path):
+    path = listed(("one", "2.0", b"x"))
+    for other in ("one-1.0.tar.gz", "notes.tar.gz"):
+        (tmp_path / other).write_bytes(b"x")
+        with pytest.raises(UserError, match=f"{other} is not in"):
+            texts.sdists(path, str(tmp_path))
+        (tmp_path / other).unlink()
+    assert index.read == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("one==1.0", "write name==version --hash"),
+        ("one>=1.0 --hash=sha256:" + "0" * 64, "write name==version --hash"),
+        ("one==1.0 --hash=sha256:abc", "write name==version --hash"),
+        ("one==abc --hash=sha256:" + "0" * 64, "is no version"),
+        ("", "has no packages"),
+    ],
+)
+def test_a_wrong_list_is_refused(line, problem, tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text(f"{line}\n")
+    with pytest.raises(UserError, match=problem):
+        texts.read_list(str(path))
+    with pytest.raises(UserError, match="there is no file"):
+        texts.read_list(str(tmp_path / "absent.txt"))
+
+
+def test_a_package_stands_in_a_list_once(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("".join(f"{name}==1.0 --hash=sha256:{'0' * 64}\n" for name in ("a.b", "A_B")))
+    with pytest.raises(UserError, match="line 2 has a-b again"):
+        texts.read_list(str(path))
+
+
+def test_newest_is_the_highest_release_that_stands(index, tmp_path):
+    index.add(
+        "one-pkg",
+        *((f"one_pkg-{version}.tar.gz", version.encode()) for version in ("9.0", "10.0", "11.0rc1", "12.0")),
+        ("one_pkg-13.0-py3-none-any.whl", b"wheel"),
+        ("one_pkg-14.0.zip", b"zip"),
+        ("one_pkg-odd.tar.gz", b"odd"),
+        yanked=("one_pkg-12.0.tar.gz",),
+    )
+    index.add("early", ("early-0.1b1.tar.gz", b"b1"), ("early-0.1b2.tar.gz", b"b2"))
+    names = tmp_path / "names.txt"
+    names.write_text(f"One.Pkg  # with a comment\nearly==0.1b1 --hash=sha256:{'0' * 64}\none-pkg\n")
+    out = tmp_path / "list.txt"
+    texts.newest(str(names), str(out))
+    expected = f"early==0.1b2 --hash=sha256:{sha256(b'b2')}\none-pkg==10.0 --hash=sha256:{sha256(b'10.0')}\n"
+    assert out.read_text() == expected
+    names.write_text("absent\n")
+    with pytest.raises(UserError, match="no source distribution of absent"):
+        texts.newest(str(names), str(out))
+    assert out.read_text() == expected
+
+
+def test_an_index_that_does_not_answer_is_a_line(index, listed, tmp_path, monkeypatch):
+    path = listed(("one", "1.0", b"x"))
+    names = tmp_path / "names.txt"
+    names.write_text("one\n")
+    for page in (b"<html>log in</html>", b'{"message": "log in"}', b"\xff"):
+        index.content["/simple/one/"] = ("application/json", page)
+        with pytest.raises(UserError, match="one==1.0 was not downloaded"):
+            texts.sdists(path, str(tmp_path / "sdists"))
+        with pytest.raises(UserError, match="the page of one was not read"):
+            texts.newest(str(names), str(tmp_path / "new.txt"))
+    monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": "http://user:secret@127.0.0.1:1/simple"})
+    with pytest.raises(UserError, match="one==1.0 was not downloaded") as error:
+        texts.sdists(path, str(tmp_path / "sdists"))
+    assert "secret" not in str(error.value)
+
+
+def test_a_password_of_pip_is_given_to_its_host_alone(index, listed, tmp_path, monkeypatch):
+    content = sdist("one", "1.0")
+    index.add("one", ("one-1.0.tar.gz", content))
+    index_url = f"{index.url}/simple".replace("//", "//user:p%40ss@")
+    monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": index_url})
+    texts.sdists(listed(("one", "1.0", content)), str(tmp_path / "sdists"))
+    assert index.passwords == {"Basic dXNlcjpwQHNz"}
+    monkeypatch.setattr(
+        texts,
+        "pip_settings",
+        lambda: {"index-url": "file://user:secret@/nowhere", "extra-index-url": f"{index.url}/simple"},
+    )
+    index.passwords.clear()
+    texts.sdists(listed(("one", "1.0", content)), str(tmp_path / "again"))
+    assert index.passwords == {None}
+
+
+def test_an_index_may_be_a_folder_and_pip_is_asked_for_it(listed, tmp_path, monkeypatch):
+    content = sdist("one", "1.0")
+    (tmp_path / "index" / "one").mkdir(parents=True)
+    (tmp_path / "one-1.0.tar.gz").write_bytes(content)
+    link = f'<a href="../../one-1.0.tar.gz#sha256={sha256(content)}">one-1.0.tar.gz</a>'
+    (tmp_path / "index" / "one" / "index.html").write_text(link)
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = file:///nowhere\n[download]\nretries = 7\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file:///nowhere-else {(tmp_path / 'index').as_uri()}")
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    settings = texts.pip_settings()
+    assert settings["index-url"] == "file:///nowhere"
+    assert settings["retries"] == "7"
+    texts.sdists(listed(("one", "1.0", content)), str(tmp_path / "sdists"))
+    assert (tmp_path / "sdists" / "one-1.0.tar.gz").read_bytes() == content
+    monkeypatch.setenv("PIP_INDEX_URL", "file:///of-the-environment")
+    assert texts.pip_settings()["index-url"] == "file:///of-the-environment"
+
+
+def test_licenses_are_those_of_the_metadata(tmp_path):
+    classified = (
+        "License: a text\nClassifier: License :: OSI Approved\nClassifier: License :: OSI Approved :: BSD License\n"
+        "Classifier: License :: Public Domain\nClassifier: Topic :: Text\n"
+    )
+    metadata = {
+        "a": "License-Expression: MIT OR Apache-2.0\nClassifier: License :: OSI Approved :: BSD License\n",
+        "b": classified,
+        "c": "License: ISC, as in\n  the file\n",
+        "d": "License-File: LICENSE\n",
+    }
+    for name, lines in metadata.items():
+        (tmp_path / f"{name}-1.0.tar.gz").write_bytes(sdist(name, "1.0", metadata=lines))
+    out = tmp_path / "licenses.csv"
+    texts.licenses(str(tmp_path), str(out))
+    assert out.read_text().splitlines() == [
+        "name,version,license",
+        "a,1.0,MIT OR Apache-2.0",
+        "b,1.0,BSD License; Public Domain",
+        'c,1.0,"ISC, as in"',
+        "d,1.0,",
+    ]
+
+
+HEADINGS = [
+    "## 2.0 (2026-01-05)",
+    "Package 2.0 (October 5, 2025)\n-----------------------------",
+    "The package 2.0, of 5 Oct 2025\n==============================",
+    ":released: October 21, 2026",
+    "| Release Date: 2026-10-05",
+    "Released 2026-11-09",
+    "*(2025-10-05)*",
+    "_12 October 2025_",
+    "**0.48.0** (2026-08-12)",
+]
+SENTENCES = [
+    "will be removed in version 13 (2026-10-15). It will be moved to",
+    "(2027-10-15).",
+    "(2025-10-15), when 2.9.1 will be the minimum that is supported",
+    "- Drops support for a service that shuts down on June 1, 2026",
+    "(all of it will be published seven days after the release, on 2026-04-14).",
+    ":Date: $Date: 2026-05-27 19:20:40 +0200 (Mi, 27. Mai 2026) $",
+]
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_a_section_begins_with_a_dated_heading(heading):
+    section = f"{heading}\n\nnew\n\nnot after 2024-01-01, as was said"
+    assert texts.later_part(f"# Changes\n\n{section}\n# 1.0 (2024-01-05)\nold", AFTER) == section
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_date_in_a_sentence_begins_no_section(sentence):
+    assert texts.later_part(f"1.0\n===\n\n{sentence}\nold\n\n0.9\n===\nolder", AFTER) == ""
+
+
+def test_slices_of_a_book_are_joined_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "SHORTEST_JOINED", 5)
+    lines = [
+        {"url": "https://book#title-10", "text": "end"},
+        {"url": "https://book#title-2", "text": "more"},
+        {"url": "https://book#title-0", "text": "begin"},
+        {"url": "p-1.tar.gz/b/1-9.md", "text": "as", "group": "package"},
+        {"url": "p-1.tar.gz/b/1-2.md", "text": "before", "group": "package"},
+        {"url": "https://short#x-0", "text": "no"},
+    ]
+    file = tmp_path / "slices.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    texts.joined(str(tmp_path / "out.jsonl"), str(file))
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {text["group"]: text["text"] for text in written} == {
+        "https://book#title": "begin\n\nmore\n\nend",
+        "package": "as\n\nbefore",
+    }
