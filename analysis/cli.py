@@ -60,7 +60,8 @@ examples:
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
 an interruption, and puts shards together. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts
-first; with --select-with CHOOSER, that chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
+first, SELECTOR/other-near chooses with half of the short context replaced; with --select-with CHOOSER, that
+chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):
 """

@@ -85,7 +85,8 @@ def measure(
             has M + B - 1 tokens.
         tau_nats: tau.
         ks: numbers of tokens, ascending.
-        selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
+        selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``; with
+            ``/other-near`` behind it, it chooses with half of the short context replaced (docs/method.md, 2.3).
         placebos: far contexts beside the true one, of `PLACEBOS`.
         keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
             and values are left; maybe with sinks, as words or with windows, such as cache:4, text/word, text:4/before:2
