@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.chosen import chosen_tokens
 from analysis.measurement import Measurement
-from analysis.stats import numbers, summary
+from analysis.stats import comparisons, numbers, summary
 from analysis.xray import InfluenceMap, xray
 
 if TYPE_CHECKING:
@@ -147,6 +147,26 @@ class Result(Measurement):
             self, selector=selector, far_context=far_context, k=k, resamples=resamples, seed=seed
         )
 
+    def target_bins(
+        self,
+        *,
+        by: Names = None,
+        selector: Names = None,
+        far_context: Names = None,
+        k: Ks = None,
+        resamples: int = 2000,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Recovery at every k in bins of the targets by their gain, and by their probability given the long context.
+
+        Columns: level, unit, sinks, by ("gain_nats", "p_long"), above, up_to (inclusive), n_targets, n_documents,
+        selector, far_context ("true", "placebo" and "net"), k, value, low, high.
+        """
+        frame = numbers.target_bins(
+            self, selector=selector, far_context=far_context, k=k, resamples=resamples, seed=seed
+        )
+        return numbers.rows_with(frame, by=by)
+
     def kinds(
         self,
         *,
@@ -238,14 +258,25 @@ class Result(Measurement):
         )
 
     def specificity(
-        self, *, selector: Names = None, k: Ks = None, resamples: int = 2000, seed: int = 0
+        self,
+        *,
+        by: str | None = None,
+        selector: Names = None,
+        k: Ks = None,
+        resamples: int = 2000,
+        seed: int = 0,
     ) -> pd.DataFrame:
         """The ladder of specificity: recovery of a target's own tokens, beside every null (docs/method.md, 2.3).
 
         Columns: level, unit, sinks, name ("own", "other-target", "same-group", "shuffled", "placebo", "random",
-        "sinks": the sinks alone), selector, k, n_targets (those that have every rung), value, low, high.
+        "sinks": the sinks alone), selector, k, n_targets (those that have every rung), value, low, high. With ``by``
+        "gain_nats" or "p_long" there is a ladder for each bin of `target_bins`, and by, above, up_to come first.
         """
-        return numbers.specificity(self, selector=selector, k=k, resamples=resamples, seed=seed)
+        if by is None:
+            return numbers.specificity(self, selector=selector, k=k, resamples=resamples, seed=seed)
+        return comparisons.by_bins(
+            numbers.specificity, self, by, selector=selector, k=k, resamples=resamples, seed=seed
+        )
 
     def faithfulness(
         self,

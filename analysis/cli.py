@@ -62,7 +62,8 @@ Of sampled targets it measures the loss given N tokens, given the last M, and, w
 given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
 an interruption, and puts shards together. leave-one-out-kl/cache:4 ranks by leaving single keys and values out of the
 cache, in place of tokens out of the text, and never the first 4 (2.2b); so do leave-one-in, greedy, halving and their
-forms. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first; with --select-with CHOOSER, that
+forms. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first, SELECTOR/other-near chooses with
+half of the short context replaced; with --select-with CHOOSER, that
 chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):

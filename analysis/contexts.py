@@ -74,6 +74,16 @@ class Contexts:
         tokens = np.concatenate([far, self.tokens[:, self.n_far :]], axis=1)
         return replace(self, tokens=tokens)
 
+    def with_other_near(self, far: np.ndarray) -> Contexts:
+        """The same with the first M // 2 short ones replaced by the last tokens of other far contexts, (n, F).
+
+        They are at the same columns for all targets of a block (docs/method.md, 2.3 [ours]).
+        """
+        half = self.n_short // 2
+        tokens = self.tokens.copy()
+        tokens[:, self.n_far : self.n_far + half] = far[:, self.n_far - half :]
+        return replace(self, tokens=tokens)
+
 
 def long_contexts(
     texts: Texts,

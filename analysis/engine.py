@@ -33,6 +33,7 @@ from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame, stacked
 from analysis.selectors import (
+    OTHER_NEAR,
     Selection,
     SelectorInput,
     check_selector,
@@ -154,7 +155,7 @@ class Engine:
                 chosen = {name: _of_rows(one, following[there]) for name, one in chosen_of_true.items()}
                 choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, {})
                 continue
-            chosen = self._select(contexts, index)
+            chosen = self._select(contexts, index, self._other_near(targets_there, contexts))
             if far_context == "true":
                 chosen_of_true = chosen
             further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
@@ -211,8 +212,17 @@ class Engine:
             contexts = shuffled_contexts(contexts, self.lengths.seed)
         return contexts, index
 
-    def _select(self, contexts: Contexts, index: np.ndarray) -> dict[str, Selection]:
-        """What every selector chooses, by its name."""
+    def _other_near(self, targets: pd.DataFrame, contexts: Contexts) -> Contexts | None:
+        """The contexts as selectors of `OTHER_NEAR` read them, with the end of the placebo; None: none is measured."""
+        if not any(name.endswith(OTHER_NEAR) for name in self.choice_settings.selectors):
+            return None
+        placebo, _ = self._far_context(targets, PLACEBOS[0])
+        return contexts.with_other_near(placebo.tokens[:, : contexts.n_far])
+
+    def _select(
+        self, contexts: Contexts, index: np.ndarray, other_near: Contexts | None
+    ) -> dict[str, Selection]:
+        """What every selector chooses, by its name; ``other_near``: `_other_near` of the same targets."""
         inputs = SelectorInput(
             self.selecting,
             contexts,
@@ -222,6 +232,10 @@ class Engine:
             names=self.choice_settings.selectors,
             proposing=self.proposing,
         )
+        if other_near is not None:
+            names = tuple(name.removesuffix(OTHER_NEAR) for name in inputs.names if name.endswith(OTHER_NEAR))
+            of_other_near = replace(inputs, contexts=other_near, names=names, shared={})
+            inputs = replace(inputs, other_near=of_other_near)
         chosen = {}
         for name in inputs.names:
             count = tokens_to_rank(name, self.keep_as, inputs.k, self.lengths.n_far)
@@ -423,6 +437,13 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
             f"{OTHER_TARGET} takes the tokens of another target of the block: give a targets_per_block of 2 or more, "
             "or leave it out"
         )
+    half = contexts.n_short // 2
+    for name in choices.selectors:
+        if name.endswith(OTHER_NEAR) and not 1 <= half <= contexts.n_far:
+            raise UserError(
+                f"{name} replaces half of the short context by tokens of another far context, of which there are "
+                f"{contexts.n_far}: give an n_short of 2 or more, and n_long at least one and a half times as large"
+            )
     ks = choices.ks
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:

@@ -87,7 +87,8 @@ def measure(
         tau_nats: tau.
         ks: numbers of tokens, ascending.
         selectors: names of `analysis.selectors`, with where they rank, such as ``leave-one-out-kl/cache:4``, or
-            screened, such as ``leave-one-out@gradient:32``.
+            screened, such as ``leave-one-out@gradient:32``; with ``/other-near`` behind it, it chooses with half of
+            the short context replaced (docs/method.md, 2.3).
         placebos: far contexts beside the true one, of `PLACEBOS`.
         keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
             and values are left; maybe with sinks, as words or with windows, such as cache:4, text/word, text:4/before:2

@@ -26,6 +26,11 @@ if TYPE_CHECKING:  # the names of selectors are known without torch
     from analysis.model.losses import Scorer
 
 
+OTHER_NEAR = "/other-near"
+"""Ends the name of a selector that chooses with other tokens in place of the first half of the short context
+(docs/method.md, 2.3 [ours]): what it chooses cannot rest on luck with exactly these."""
+
+
 @dataclass(frozen=True)
 class RankedIn:
     """Where a selector reads the subsets by which it ranks, written LEVEL[:SINKS], such as ``cache:4``."""
@@ -40,7 +45,9 @@ class RankedIn:
         """Raises `UserError` where the text is none of these."""
         match = re.fullmatch(r"(text|cache)(?::(\d+))?", text)
         if not match:
-            raise UserError(f"{text!r}: subsets are ranked in text or cache, with sinks such as cache:4")
+            raise UserError(
+                f"{text!r}: subsets are ranked in text or cache, with sinks such as cache:4; {OTHER_NEAR} ends a name"
+            )
         level, sinks = match.groups()
         return cls(level, int(sinks or 0))
 
@@ -71,6 +78,8 @@ class SelectorInput:
     """What was read off such passes, (m, C) by selector and measure, and proposals, (m, C) columns by screen."""
     proposing: Scorer | None = None
     """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
+    other_near: SelectorInput | None = None
+    """What selectors whose names end with `OTHER_NEAR` read instead, with their names without it; None: nothing."""
 
     @property
     def target_index(self) -> np.ndarray:
@@ -244,7 +253,12 @@ def most_influential(inputs: SelectorInput, influence: np.ndarray) -> Selection:
 
 
 def find_selector(name: str) -> Selector:
-    """The selector of that name, with where it ranks, and screened (`screened`). Raises `UserError` otherwise."""
+    """The selector of that name, with where it ranks, screened (`screened`), and with what near tokens (`OTHER_NEAR`).
+
+    Raises `UserError` for another name.
+    """
+    if name.endswith(OTHER_NEAR):
+        return _with_other_near(name)
     exact, at, screen = name.partition("@")
     if at:
         proposer, _, count = screen.rpartition(":")
@@ -262,8 +276,26 @@ def _ranking(name: str) -> Selector:
     return _where(_registered(name), name)
 
 
+def _with_other_near(name: str) -> Selector:
+    """The selector of a name that ends with `OTHER_NEAR`."""
+    by_near = name.removesuffix(OTHER_NEAR)
+    if by_near in FAMILIES[CONTROL]:
+        raise UserError(f"{name}: {by_near} does not look at the near tokens; leave {OTHER_NEAR} out")
+    if by_near.endswith(OTHER_NEAR):
+        raise UserError(f"{name}: {OTHER_NEAR} ends a name once; leave the second one out")
+    selector = find_selector(by_near)
+
+    def select(inputs: SelectorInput) -> Selection:
+        if inputs.other_near is None:
+            raise UserError(f"{name}: there are no other near tokens here; leave {OTHER_NEAR} out")
+        return selector(replace(inputs.other_near, k=inputs.k))
+
+    return select
+
+
 def ranked_in(name: str) -> RankedIn | None:
     """Where the selector of a name ranks; None: it reads no subsets, or those without sinks, as text."""
+    name = name.removesuffix(OTHER_NEAR)
     _, slash, where = name.partition("@")[0].partition("/")
     return RankedIn.parse(where) if slash else None
 
@@ -273,7 +305,7 @@ def reads_subsequences(name: str) -> bool:
 
     `gradient` does: presence hides a token from all queries, as dropping it does.
     """
-    exact, _, screen = name.partition("@")
+    exact, _, screen = name.removesuffix(OTHER_NEAR).partition("@")
     for part in (exact, screen):
         base, _, where = part.partition("/")
         base = base.partition(":")[0]
@@ -284,7 +316,7 @@ def reads_subsequences(name: str) -> bool:
 
 def changes_embeddings(name: str) -> bool:
     """Whether the selector of a name, or who proposes for it, reads embeddings in the place of tokens."""
-    parts = name.replace("@", ":").split(":")
+    parts = re.split("[@:/]", name)
     return any(part in ("saliency", "input-x-gradient", "integrated-gradients") for part in parts)
 
 
@@ -352,7 +384,7 @@ def check_selector(name: str, *, k_max: int, n_far: int) -> None:
         )
     if "@" not in name:
         return
-    _, _, count = name.rpartition(":")
+    _, _, count = name.removesuffix(OTHER_NEAR).rpartition(":")
     m = int(count)
     if not k_max <= m <= candidates:
         raise UserError(

@@ -12,6 +12,7 @@ computed in every resample, and subtracted there.
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
     kept_as_differences          kept in one way, less in another: words and tokens, with sinks and without
     by_tau                     any frame at several thresholds
+    by_bins                    any frame in bins of the gain or of p_long
     with_equal_groups          shares and gains in which no group weighs more than another
     result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
     persistence_between        what is left under another run of the gain that targets were chosen for
@@ -32,7 +33,16 @@ import pandas as pd
 
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap
-from analysis.stats.numbers import ENOUGH_NATS, NUMBERS, SHARE_NEEDED, Frame, distances, overlap
+from analysis.stats.numbers import (
+    ENOUGH_NATS,
+    NUMBERS,
+    SHARE_NEEDED,
+    Frame,
+    bins_by,
+    distances,
+    overlap,
+    rows_with,
+)
 from analysis.stats.recovery import (
     KEPT_AS_COLUMNS,
     NET,
@@ -44,7 +54,10 @@ from analysis.stats.recovery import (
     default_selector,
     of_one_way,
     over_tau_column,
+    refuse_without_gain,
     selecting_gain_nats,
+    why_no_recovery,
+    with_over_tau,
 )
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_frame
 from olmo_sparsity.util.errors import UserError
@@ -235,6 +248,35 @@ def by_tau(frame: Frame, result: Measurement, taus_nats: Iterable[float], **opti
     return pd.concat(frames, ignore_index=True)
 
 
+def by_bins(
+    frame: Frame,
+    result: Measurement,
+    by: str,
+    *,
+    selector: str | Sequence[str] | None = None,
+    far_context: str | Sequence[str] | None = None,
+    **options: Any,
+) -> pd.DataFrame:
+    """A frame of numbers of the targets over tau in each bin of "gain_nats" or "p_long" (`numbers.bins_by`).
+
+    Columns: by, above, up_to (inclusive), and those of the frame. All bins have the same resamples. Bins in which no
+    recovery is defined are left out. Raises `UserError` for another ``by``, and where no recovery is defined at all.
+    """
+    refuse_without_gain(result)
+    frames = []
+    for one in bins_by(by, result):
+        of_bin = with_over_tau(result, one.has)
+        if why_no_recovery(of_bin):
+            continue
+        rows = frame(of_bin, **options)
+        for place, (name, value) in enumerate(asdict(one).items()):
+            rows.insert(place, name, value)
+        frames.append(rows)
+    filled = [rows for rows in frames if len(rows)] or frames[:1]
+    # picked here, as a bin may lack what others have
+    return rows_with(pd.concat(filled, ignore_index=True), selector=selector, far_context=far_context)
+
+
 def at_tau(result: Measurement, tau_nats: float) -> Measurement:
     """The result with another threshold: its targets over it, under the model that selects, and their choices."""
     if tau_nats < result.settings.choices.tau_nats and result.settings.losses_not_over_tau is not None:
@@ -242,14 +284,14 @@ def at_tau(result: Measurement, tau_nats: float) -> Measurement:
             f"tau {tau_nats:g} is below that of the result, {result.settings.choices.tau_nats:g}, which keeps mean "
             "losses of targets not over tau; give a higher tau"
         )
-    targets = result.targets.assign(over_tau=selecting_gain_nats(result) > tau_nats)
-    return replace(
-        result,
-        settings=result.settings.but(tau_nats=tau_nats),
-        targets=targets,
-        choices=_choices_of(result.choices, targets[targets["over_tau"]]),
-        runs=tuple(at_tau(run, tau_nats) for run in result.runs),
-    )
+    of_targets = with_over_tau(result, lambda one: selecting_gain_nats(one) > tau_nats)
+    return _with_tau(of_targets, tau_nats)
+
+
+def _with_tau(result: Measurement, tau_nats: float) -> Measurement:
+    """The result, and its runs, whose settings say this tau."""
+    runs = tuple(_with_tau(run, tau_nats) for run in result.runs)
+    return replace(result, settings=result.settings.but(tau_nats=tau_nats), runs=runs)
 
 
 def with_equal_groups(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -441,10 +483,3 @@ def _of_all_ways(
     of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
     rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
     return interval_frame(rows, [*KEPT_AS_COLUMNS, *names])
-
-
-def _choices_of(choices: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the choices of these targets, in their order."""
-    keys = [name for name in ("run", "target_id") if name in choices and name in targets]
-    kept = pd.MultiIndex.from_frame(choices[keys]).isin(pd.MultiIndex.from_frame(targets[keys]))
-    return choices[kept]

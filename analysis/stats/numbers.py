@@ -54,6 +54,8 @@ from olmo_sparsity.util.errors import UserError
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
+P_LONG_EDGES = (0.2, 0.5)
+"""Inner edges of the bins of p_long, the probability of the target given the long context. [ours]"""
 DISTANCE_BINS = 8
 """At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""
 SHARE_NEEDED = 0.9
@@ -69,6 +71,8 @@ ENOUGH_NATS = 0.1
 CHANCE = "chance"
 """Stands beside the selectors in `faithfulness`: two random choices."""
 OF_CHOICE = ("selector", "far_context", "k")
+OF_BIN = ("by", "above", "up_to")
+"""A bin of targets: of which of `BINNED_BY`, and its edges, of which it includes the upper one."""
 OF_KIND = ("n_targets", "n_targets_over_tau", "n_documents_over_tau", "n_groups_over_tau")
 
 
@@ -364,6 +368,60 @@ def gain_edges(tau_nats: float) -> list[float]:
     """Edges of the bins of L_short - L_long in nats, from tau to infinity."""
     inner = [edge for edge in GAIN_EDGES_NATS if edge > tau_nats]
     return [tau_nats, *inner, float("inf")]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Targets whose gain, or p_long, is above one edge, and not above the next."""
+
+    by: str
+    above: float
+    up_to: float
+
+    def has(self, result: Measurement) -> np.ndarray:
+        """Which of the targets over tau of a result, or of one of its runs, are in it, (n,) bool."""
+        values = BINNED_BY[self.by](result)
+        edges = _edges(self.by, result)
+        # the outer bins are open: a loss of 0 may be rounded to less
+        index = np.searchsorted(edges[1:-1], values)
+        return (index == edges.index(self.above)) & result.targets["over_tau"].to_numpy()
+
+
+def p_long(result: Measurement) -> np.ndarray:
+    """The probability of every target given the long context, of the model that evaluates, (n,)."""
+    return np.exp(-result.targets["loss_long_nats"].to_numpy(np.float64))
+
+
+BINNED_BY = {"gain_nats": selecting_gain_nats, "p_long": p_long}
+"""What bins are of: the gain, of the model that selects, and the target's probability given the long context."""
+
+
+def bins_by(by: str, result: Measurement) -> list[Bin]:
+    """The bins of the targets over tau, ascending. Raises `UserError` for what is not in `BINNED_BY`."""
+    if by not in BINNED_BY:
+        raise UserError(f"{by!r} divides no targets; choose from {', '.join(BINNED_BY)}")
+    return [Bin(by, above, up_to) for above, up_to in pairwise(_edges(by, result))]
+
+
+def _edges(by: str, result: Measurement) -> list[float]:
+    if by == "p_long":
+        return [0.0, *P_LONG_EDGES, 1.0]
+    return gain_edges(result.settings.choices.tau_nats)
+
+
+@frame_of(*OF_BIN, "n_targets", "n_documents", *OF_CHOICE, printed="default")
+def target_bins(measured: Measured) -> Iterator[Row]:
+    """Recovery at every k by the gain of the target in nats, and by its probability given the long context.
+
+    ``by``: gain_nats, as `gain_bins`, or p_long. Where p_long is high the KL divergence is nearly the target's own loss
+    (docs/method.md, 2.4).
+    """
+    for by in BINNED_BY:
+        for one in bins_by(by, measured.result):
+            inside = one.has(measured.result)[measured.over]
+            keys: Row = {**asdict(one), "n_targets": int(inside.sum())}
+            keys["n_documents"] = len(np.unique(measured.document[inside]))
+            yield from measured.recovery_rows(measured.names, measured.ks, inside, **keys)
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---

@@ -12,12 +12,13 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap
@@ -88,6 +89,20 @@ def of_one_way(result: Measurement, way: Mapping[str, Any] | None = None) -> Mea
     if len(choices):
         choices = choices.dropna(axis="columns", how="all")
     return replace(result, choices=choices, runs=runs)
+
+
+def with_over_tau(result: Measurement, is_over: Callable[[Measurement], np.ndarray]) -> Measurement:
+    """The result with other targets over tau, (n,) bool of a result or of one of its runs, and their choices.
+
+    All targets stay, so that its numbers rest on the same resamples.
+    """
+    targets = result.targets.assign(over_tau=is_over(result))
+    over = targets[targets["over_tau"]]
+    keys = [name for name in ("run", "target_id") if name in result.choices and name in over]
+    of_choices = pd.MultiIndex.from_frame(result.choices[keys])
+    kept = of_choices.isin(pd.MultiIndex.from_frame(over[keys]))
+    runs = tuple(with_over_tau(run, is_over) for run in result.runs)
+    return replace(result, targets=targets, choices=result.choices[kept], runs=runs)
 
 
 class Measured:

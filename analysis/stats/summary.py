@@ -191,8 +191,12 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
             frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
         if name == "specificity" and set(frame["name"]) <= IN_RECOVERY:
             continue
-        if name in ("faithfulness", "placebos", "specificity"):
+        if name in ("faithfulness", "placebos", "specificity", "target_bins"):
             frame = frame[frame["k"].isna() | (frame["k"] == k)]
+        if name == "target_bins":  # those of the gain are gain_bins
+            frame = frame[(frame["by"] == "p_long") & (frame["n_targets"] > 0)]
+            if frame["above"].nunique() < 2:
+                continue
         if name == "kinds":
             frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]
             frame, across = frame.drop(columns=list(numbers.OF_CHOICE)), "name"

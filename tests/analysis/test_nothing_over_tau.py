@@ -22,7 +22,7 @@ from tests.support.small_measurement import TEXTS, assert_same, model, small
 
 TAU = 90.0
 WITH_CHOICES = (
-    *("recovery", "losses", "differences", "gain_bins", "near_copies", "kinds", "distances"),
+    *("recovery", "losses", "differences", "gain_bins", "target_bins", "near_copies", "kinds", "distances"),
     *("tokens_needed", "placebos", "specificity", "faithfulness", "xray"),
 )
 EVERYTHING = {"scores": True, "faithfulness": True, "placebos": engine.PLACEBOS[:-1], "targets": 60}

@@ -14,7 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
-from analysis.stats import bootstrap, numbers
+from analysis.stats import bootstrap, comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
 from analysis.stats.recovery import Measured, choose_k, default_selector
@@ -27,8 +27,8 @@ KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
 FURTHER = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
 OF_CHOICES = (
-    "recovery", "losses", "differences", "gain_bins", "kinds", "distances", "tokens_needed", "specificity",
-    "faithfulness",
+    "recovery", "losses", "differences", "gain_bins", "target_bins", "kinds", "distances", "tokens_needed",
+    "specificity", "faithfulness",
 )  # fmt: skip
 
 
@@ -806,3 +806,106 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     assert frame["length"].dropna().tolist() == [32, 96]
     enough = [row.loss_of_96_nats - row.loss_long_nats <= 0.1 for row in targets.itertuples()]
     assert value(frame, length=96) == pytest.approx(np.mean(enough))
+
+
+# --- bins of the targets ---
+
+P_LONG = (0.9, 0.1, 0.6, 0.15, 0.3)
+
+
+def with_p_long(result: Result, p_long: Sequence[float] = P_LONG) -> Result:
+    """A result of `ladder` whose targets have these probabilities given the long context, and the same gains."""
+    more_nats = -np.log(p_long) - 1.0
+    targets = result.targets.copy()
+    for name in ("loss_long_nats", "loss_short_nats"):
+        targets[name] += more_nats
+    of_choice = more_nats[result.choices["target_id"]]
+    choices = result.choices.copy()
+    for name in ("loss_nats", "loss_base_nats"):
+        choices[name] = [losses + more for losses, more in zip(choices[name], of_choice, strict=True)]
+    return replace(result, targets=targets, choices=choices)
+
+
+def test_bins_of_targets_by_hand() -> None:
+    """Gains 2, 4, 2, 1.5 and 4; a gain of 2 is in the bin up to 2."""
+    result = with_p_long(ladder())
+    frame = result.target_bins(selector="leave-one-out")
+    expected = {
+        ("gain_nats", 1.0, 2.0): (3, 2, (1.0 + 0.4 + 1.5) / 5.5, (0.2 - 0.2 + 0.3) / 5.5),
+        ("gain_nats", 2.0, 3.0): (0, 0, math.nan, math.nan),
+        ("gain_nats", 3.0, 5.0): (2, 2, (2.4 + 1.2) / 8, (0.0 + 3.6) / 8),
+        ("gain_nats", 5.0, math.inf): (0, 0, math.nan, math.nan),
+        ("p_long", 0.0, 0.2): (2, 2, (2.4 + 1.5) / 5.5, (0.0 + 0.3) / 5.5),
+        ("p_long", 0.2, 0.5): (1, 1, 1.2 / 4, 3.6 / 4),
+        ("p_long", 0.5, 1.0): (2, 2, (1.0 + 0.4) / 4, (0.2 - 0.2) / 4),
+    }
+    assert list(frame[["by", "above", "up_to"]].drop_duplicates().itertuples(index=False)) == list(expected)
+    for (by, above, up_to), (n_targets, n_documents, true, placebo) in expected.items():
+        where = {"by": by, "above": above, "up_to": up_to, "k": 1}
+        values = {"true": true, "placebo": placebo, "net": true - max(0.0, placebo)}
+        for far_context, recovered in values.items():
+            row = only(frame, far_context=far_context, **where)
+            assert (row["n_targets"], row["n_documents"]) == (n_targets, n_documents)
+            assert row["value"] == pytest.approx(recovered, nan_ok=True)
+    of_p_long = result.target_bins(by="p_long")
+    pd.testing.assert_frame_equal(
+        of_p_long, result.target_bins().query("by == 'p_long'").reset_index(drop=True)
+    )
+    with pytest.raises(UserError, match="by = 'p' was not measured; choose from gain_nats, p_long"):
+        result.target_bins(by="p")
+
+
+def test_every_target_is_in_one_bin_whatever_its_loss_is_rounded_to() -> None:
+    result = with_p_long(ladder())
+    for loss in (0.0, -1e-7, 1e4):
+        targets = result.targets.assign(loss_long_nats=loss, loss_short_nats=loss + 3.0)
+        frame = numbers.target_bins(
+            replace(result, targets=targets), selector="random", far_context="true", k=1
+        )
+        assert frame.groupby("by")["n_targets"].sum().to_dict() == {"gain_nats": 5, "p_long": 5}
+
+
+def test_bins_of_the_gain_are_those_that_figure_2_draws() -> None:
+    for result in (
+        made_result(),
+        made_result(crossfit=True),
+        Result.join([made_result(run=1), made_result(run=2)]),
+    ):
+        bins = numbers.target_bins(result, k=4, resamples=50).query("by == 'gain_nats'").drop(columns="by")
+        bins = bins.rename(columns={"above": "from_nats", "up_to": "to_nats"}).reset_index(drop=True)
+        pd.testing.assert_frame_equal(bins, numbers.gain_bins(result, k=4, resamples=50))
+
+
+@pytest.mark.parametrize("by", ["gain_nats", "p_long"])
+def test_any_frame_in_bins_has_the_targets_of_each_and_the_same_resamples(by: str) -> None:
+    runs = Result.join([made_result(run=1, groups=7), made_result(run=2, groups=7)])
+    for result in (made_result(), made_result(crossfit=True), made_result(groups=7), runs):
+        bins = numbers.target_bins(result, resamples=50).drop(columns=["n_targets", "n_documents"])
+        of_frame = comparisons.by_bins(numbers.recovery, result, by, resamples=50)
+        columns = [*bins.columns]
+        expected = bins[(bins["by"] == by) & bins["value"].notna()].reset_index(drop=True)
+        pd.testing.assert_frame_equal(of_frame[columns], expected)
+
+
+def test_the_ladder_of_specificity_in_bins_by_hand() -> None:
+    """The last target, p_long 0.3 and gain 4, has no other target in its block."""
+    frame = with_p_long(ladder()).specificity(by="p_long", selector="leave-one-out")
+    expected = {
+        0.0: {"own": (2.4 + 1.5) / 5.5, "other-target": (0.4 + 0.3) / 5.5, "sinks": (0.4 + 0.0) / 5.5},
+        0.2: {"own": 1.2 / 4, "placebo": 3.6 / 4, "sinks": 3.6 / 4},
+        0.5: {"own": (1.0 + 0.4) / 4, "other-target": (0.6 + 0.0) / 4, "sinks": (0.1 - 0.2) / 4},
+    }
+    assert frame["above"].unique().tolist() == list(expected)
+    for above, rungs in expected.items():
+        for name, recovered in rungs.items():
+            assert value(frame, above=above, name=name, k=1) == pytest.approx(recovered)
+    assert "other-target" not in set(frame[frame["above"] == 0.2]["name"])
+    by_gain = with_p_long(ladder()).specificity(by="gain_nats")
+    assert by_gain["above"].unique().tolist() == [1.0, 3.0]
+    with pytest.raises(UserError, match="'p' divides no targets; choose from gain_nats, p_long"):
+        ladder().specificity(by="p")
+
+
+def test_bins_of_p_long_are_printed_where_they_divide_the_targets() -> None:
+    assert "\ntarget_bins [%]" in summary(with_p_long(ladder()), resamples=50)
+    assert "target_bins" not in summary(ladder(), resamples=50)
