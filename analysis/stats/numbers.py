@@ -20,6 +20,7 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -529,6 +530,12 @@ def special_tokens(measured: Measured) -> Iterator[Row]:
 # --- the parts of a recovery (docs/method.md, 2.3) ---
 
 
+def blind_form(selector: str, form: str) -> str:
+    """The name of a selector's target-blind form: of ``leave-one-out/cache:4``, ``leave-one-out-kl/cache:4``."""
+    name = re.split("[/@]", selector, maxsplit=1)[0]
+    return f"{name}-{form}{selector.removeprefix(name)}"
+
+
 @frame_of("name", "selector", "blind", "far_context", "k", "n_targets")
 def placebos(measured: Measured) -> Iterator[Row]:
     """Recovery in every far context, and its parts, of the targets that have every far context.
@@ -553,7 +560,7 @@ def placebos(measured: Measured) -> Iterator[Row]:
     for selector, context in product(recoveries, contexts):
         parts["recovery", selector, None, context] = recoveries[selector][context]
     for signed, form in product(selectors, BLIND_FORMS):
-        blind = f"{signed}-{form}"
+        blind = blind_form(signed, form)
         if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
             if PLACEBO in common:

@@ -595,6 +595,18 @@ def test_parts_need_no_placebo_of_another_text(with_placebos: Result) -> None:
     assert value(frame, **where) == value(both, **where)
 
 
+def test_forms_that_rank_in_the_cache_are_parted_as_those_of_text_are(with_placebos: Result) -> None:
+    in_cache = {name: f"{name}/cache:4" for name in with_placebos.selectors if name.startswith("leave")}
+    settings = with_placebos.settings.but(
+        selectors=[in_cache.get(name, name) for name in with_placebos.selectors]
+    )
+    choices = with_placebos.choices.assign(selector=with_placebos.choices["selector"].replace(in_cache))
+    renamed = numbers.placebos(replace(with_placebos, settings=settings, choices=choices), resamples=50)
+    back = {new: old for old, new in in_cache.items()}
+    expected = numbers.placebos(with_placebos, resamples=50)
+    pd.testing.assert_frame_equal(renamed.replace({"selector": back, "blind": back}), expected)
+
+
 # --- the ladder of specificity ---
 
 
