@@ -19,6 +19,7 @@ from olmo_sparsity.util.rng import Stream
 from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens
 
 N_LONG, N_SHORT, B = 24, 6, 3
@@ -381,7 +382,7 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_kept():
         way.first(choice, words, 5)
 
 
-@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("size", slow_but([1, 5], 5))
 def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
     """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
     settings = {"targets_per_block": size, "selectors": ("leave-one-out", "snapkv", "random")}
@@ -406,6 +407,7 @@ def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
         assert result.loss_nats("leave-one-out", sinks=2)[row, -1] == pytest.approx(loss, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_what_was_kept_in_several_ways_is_verified_and_older_results_kept_text(tmp_path):
     settings = {"targets_per_block": 5, "selectors": ("leave-one-out", "h2o")}
     result = small(**settings, keep_as=("text", "cache:2"))

@@ -9,6 +9,7 @@ from analysis.open_model import adapter_of
 from analysis.selectors import SelectorInput, find_selector
 from tests.support.plain import plain_divergence, plain_log_p, plain_loss, whole_pass
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.small_measurement import F, M, model, small, small_tokens, window
 
 FAR_CONTEXTS = ("true", "placebo", "same-group", "shuffled")
@@ -21,7 +22,7 @@ SETTINGS = {
     "targets_per_block": 3,
     "tau_nats": 1.0,
     "ks": (1, 3),
-    "targets": 90,
+    "targets": 45,
     "scores": True,
     "placebos": FAR_CONTEXTS[1:],
     "keep_as": ("text", "cache:2"),
@@ -65,7 +66,7 @@ def influences(name, target, text):
 
 
 @pytest.mark.parametrize("name", [SIGNED, KL, IN_CACHE])
-@pytest.mark.parametrize("far_context", FAR_CONTEXTS)
+@pytest.mark.parametrize("far_context", slow_but(FAR_CONTEXTS, "true", "placebo"))
 def test_tokens_are_chosen_with_the_placebos_end_and_measured_with_the_true_near_ones(
     result, name, far_context
 ):
@@ -100,7 +101,7 @@ def test_other_selectors_and_the_targets_are_as_without_them(result):
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["leave-one-out-kl@attention:9", "snapkv"])
+@pytest.mark.parametrize("name", slow_but(["leave-one-out-kl@attention:9", "snapkv"], "snapkv"))
 def test_any_selector_that_looks_at_near_tokens_can_choose_so(name):
     """What it chooses of a target by itself, whose near tokens were replaced by hand."""
     by_other_near = f"{name}/other-near"

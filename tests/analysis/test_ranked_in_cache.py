@@ -16,7 +16,9 @@ CACHE = {"selectors": (KL, "leave-one-in/cache:2", "nearest"), "keep_as": ("cach
 
 @pytest.fixture(scope="module")
 def result():
-    return small(**CACHE, targets_per_block=3, tau_nats=1.0, ks=(1, 3), scores=True, placebos=("placebo",))
+    return small(
+        **CACHE, targets_per_block=3, tau_nats=1.0, ks=(1, 3), scores=True, targets=60, placebos=("placebo",)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_windows_are_measured_in_the_cache_and_refused_as_text():
         small(of_model, selectors=(KL,))
     with refused("9 tokens of a sliding window"):
         small(of_model, selectors=("gradient",), keep_as=("cache:2",))
-    result = small(of_model, selectors=(KL, "attention"), keep_as=("cache:2",), tau_nats=0.05, targets=40)
+    result = small(of_model, selectors=(KL, "attention"), keep_as=("cache:2",), tau_nats=0.05, targets=18)
     adapter = adapter_of(windowed, "the model")
     tokens = small_tokens()
     assert len(result.over) > 3

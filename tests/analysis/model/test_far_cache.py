@@ -15,6 +15,7 @@ from olmo_sparsity.util.errors import UserError
 from tests.support.families import FAMILIES, OURS, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
 from tests.support.plain import plain_divergence, random_blocks, whole_pass
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 N, M, B = 24, 6, 3
 FAR = N - M
@@ -78,7 +79,11 @@ def test_losses_are_those_of_a_whole_masked_pass(name, shares, prefix):
     np.testing.assert_allclose(again, losses, atol=3e-5)
 
 
-@pytest.mark.parametrize(("name", "shares"), CASES)
+QUICK = [("rope", True), ("windowed hybrid", True), ("llama", True), ("windowed gemma2", True)]
+QUICK += [("windowed gpt_oss", True), ("xglm", False)]
+
+
+@pytest.mark.parametrize(("name", "shares"), slow_but(CASES, *QUICK))
 def test_all_far_tokens_are_the_long_context_and_none_is_the_short_one(name, shares):
     contexts = random_blocks(N, M, B)
     scorer = Scorer(adapter_named(name, shares=shares))
