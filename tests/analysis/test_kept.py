@@ -385,7 +385,7 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_kept():
 @pytest.mark.parametrize("size", slow_but([1, 5], 5))
 def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
     """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
-    settings = {"targets_per_block": size, "selectors": ("leave-one-out", "snapkv", "random")}
+    settings = {"targets_per_block": size, "targets": 60, "selectors": ("leave-one-out", "snapkv", "random")}
     ways = ("text", "text:2", "text/neighbors", "cache", "cache:2")
     result = small(**settings, keep_as=ways, out=tmp_path)
     assert small(**settings).loss_nats("random").tolist() == result.loss_nats("random").tolist()
