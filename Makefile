@@ -54,8 +54,8 @@ verify: $(INSTALLED)
 models: $(INSTALLED)
 	mkdir -p runs/models
 	$(PY) results/models/texts.py library runs/models/library.jsonl
-	$(PY) -m olmo_sparsity.cli measure $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 160 \
-	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl/cache:4,attention,snapkv,nearest,random \
+	$(PY) -m olmo_sparsity.cli measure $(MODEL) --text runs/models/library.jsonl --n-long 256 --n-short 32 --targets 128 \
+	  --targets-per-block 32 --k 1,4,16,64 --selectors leave-one-out-kl/cache:4,attention,nearest,random \
 	  --keep-as cache:4 --out runs/models/library
 	$(PY) -m olmo_sparsity.cli figure2 runs/models/library
 

@@ -33,20 +33,25 @@ MODELS = {"smollm2": "SmolLM2", "gemma": "Gemma 3"}
 
 
 def collect(out: str) -> None:
-    """Add every cell of a folder of run.sh, complete or not, without texts."""
+    """Add what is measured of every cell in a folder of run.sh, complete or not, without texts."""
     study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
     for folder in sorted(path for path in Path(out).iterdir() if path.is_dir()):
         if (folder / RESULT_NAME).is_file():
-            result = load(folder)
-        else:
-            parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
-            if not parts:
-                continue
-            frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-            seconds = sum(part.provenance["seconds"] for part in parts)
-            provenance = {**parts[0].provenance, "seconds": seconds}
-            result = replace(parts[0], provenance=provenance, **frames)
-        study[folder.name] = replace(result, texts=None)
+            study[folder.name] = replace(load(folder), texts=None)
+            continue
+        kept = [study[folder.name]] if folder.name in study else []
+        known = {target for result in kept for target in result.targets["target_id"]}
+        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
+        kept += [part for part in parts if not known & {*part.targets["target_id"]}]
+        if not kept:
+            continue
+        for other in kept[1:]:
+            if differing := kept[0].settings.differences(other.settings, when="joined"):
+                raise SystemExit(f"{folder} was measured with other settings: {differing}")
+        kept.sort(key=lambda part: part.targets["target_id"].min())
+        frames = {name: stacked([getattr(part, name) for part in kept]) for name in FRAMES if name != "texts"}
+        provenance = kept[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in kept)}
+        study[folder.name] = replace(kept[0], provenance=provenance, texts=None, **frames)
     save_study(HERE, study)
 
 
