@@ -54,7 +54,7 @@ Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 Its second argument is each row's block, (R,), its third the places in it.
 """
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""From log p and log q, each (R, Q, V), of two distributions to how far they are apart, (R, Q)."""
+"""From log p, (R or 1, Q, V), and log q, (R, Q, V), of two distributions to how far they are apart, (R, Q)."""
 
 
 def retry_smaller_on_oom(
@@ -194,7 +194,9 @@ class Scorer(OnDevice):
                     values.append(-log_q.gather(-1, target_tokens[..., None])[..., 0])
                 else:
                     assert log_q is not None and log_long is not None
-                    values.append(DIVERGENCES[name](log_long[block, offsets], log_q))
+                    # rows of one block share p, which is broadcast
+                    blocks = block[:1] if (block == block[0]).all() else block
+                    values.append(DIVERGENCES[name](log_long[blocks, offsets], log_q))
             return torch.stack(values, dim=-1)
 
         return reduce
@@ -501,13 +503,13 @@ def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q) in nats, (R, Q), of log p and log q, (R, Q, V)."""
+    """KL(p || q) in nats, (R, Q), of log p, (R or 1, Q, V), and log q, (R, Q, V)."""
     return (log_p - log_q).mul_(log_p.exp()).sum(dim=-1)
 
 
 def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """1/2 Σ |p - q|, (R, Q), of log p and log q, (R, Q, V)."""
-    return log_p.exp().sub_(log_q.exp()).abs_().sum(dim=-1) / 2
+    """1/2 Σ |p - q|, (R, Q), of log p, (R or 1, Q, V), and log q, (R, Q, V)."""
+    return (log_p.exp() - log_q.exp()).abs_().sum(dim=-1) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}
