@@ -103,6 +103,8 @@ def measure_parser() -> Parser:
     add("--faithfulness", action="store_true", help=faithful)
     scores = "also save the influence of every far token, not only of the chosen ones"
     add("--scores", action="store_true", help=scores)
+    effects = "also save what leaving each far key and value out of the cache does to all targets: KL, change of loss"
+    add("--effects", action="store_true", help=effects)
     shard = "measure shard i of n, i from 1 on; the same command without it joins them (default: measure all)"
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)

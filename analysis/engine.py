@@ -29,6 +29,7 @@ from analysis.contexts import (
 from analysis.faithfulness import Faithfulness
 from analysis.kept import KeptAs, word_numbers
 from analysis.measurement import SELECTION, rounded
+from analysis.model import far_cache
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame, stacked
@@ -139,6 +140,7 @@ class Engine:
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
+        effects = self._effects(targets) if self.choice_settings.effects else None
         following = next_in_block(over["target_id"].to_numpy() // self.size)
         chosen_of_true: dict[str, Selection] = {}
         for far_context in self.choice_settings.far_contexts:
@@ -155,7 +157,10 @@ class Engine:
                 chosen = {name: _of_rows(one, following[there]) for name, one in chosen_of_true.items()}
                 choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, {})
                 continue
-            chosen = self._select(contexts, index, self._other_near(targets_there, contexts))
+            known = {}
+            if effects is not None and far_context == "true" and self.selecting is self.scorer:
+                known = self._passes_of(effects, targets_there)
+            chosen = self._select(contexts, index, self._other_near(targets_there, contexts), known)
             if far_context == "true":
                 chosen_of_true = chosen
             further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
@@ -171,7 +176,38 @@ class Engine:
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.choice_settings.scores:
             frames["scores"] = stacked(scores)
+        if effects is not None:
+            columns = {"kl_nats": effects["kl"], "loss_change_nats": effects["loss"] - effects["loss_long"]}
+            columns = {name: values.astype(np.float32) for name, values in columns.items()}
+            frames["effects"] = _rows({"target_id": targets["target_id"]}, columns)
         return frames
+
+    def _effects(self, targets: pd.DataFrame) -> dict[str, np.ndarray]:
+        """What is predicted of all targets of a round without each far key and value: ``kl`` and ``loss``, (m, F) nats.
+
+        ``loss_long``, (m, 1), is the loss with all of them, by the same passes; ``target_id``, (m,).
+        """
+        contexts, index = self._contexts(targets)
+        n_far = contexts.n_far
+        all_but_one = ~np.eye(n_far, dtype=bool)
+        visible = np.concatenate([all_but_one, np.ones((1, n_far), dtype=bool)])
+        values = far_cache.measures(self.scorer, contexts, visible, ("kl", "loss"), index)
+        kl, losses = np.moveaxis(values, 2, 0)
+        target_id = targets["target_id"].to_numpy()
+        return {"target_id": target_id, "kl": kl[:, :-1], "loss": losses[:, :-1], "loss_long": losses[:, -1:]}
+
+    def _passes_of(
+        self, effects: dict[str, np.ndarray], targets: pd.DataFrame
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """`SelectorInput.shared` of leaving one out in the cache, for some of the targets whose effects are known."""
+        rows = np.isin(effects["target_id"], targets["target_id"])
+        shared = {}
+        for name in self.choice_settings.selectors:
+            where = ranked_in(name)
+            if where is not None and where.level == "cache":
+                for measure in ("kl", "loss"):
+                    shared[f"leave-one-out/{where}", measure] = effects[measure][rows, where.sinks :]
+        return shared
 
     def _with_tau(self, sampled: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
         """What `_measured` gives, with losses that were measured before."""
@@ -220,9 +256,16 @@ class Engine:
         return contexts.with_other_near(placebo.tokens[:, : contexts.n_far])
 
     def _select(
-        self, contexts: Contexts, index: np.ndarray, other_near: Contexts | None
+        self,
+        contexts: Contexts,
+        index: np.ndarray,
+        other_near: Contexts | None,
+        known: dict[tuple[str, str], np.ndarray],
     ) -> dict[str, Selection]:
-        """What every selector chooses, by its name; ``other_near``: `_other_near` of the same targets."""
+        """What every selector chooses, by its name.
+
+        ``other_near``: `_other_near` of the same targets; ``known``: passes that were made, `SelectorInput.shared`.
+        """
         inputs = SelectorInput(
             self.selecting,
             contexts,
@@ -231,6 +274,7 @@ class Engine:
             targets=index,
             names=self.choice_settings.selectors,
             proposing=self.proposing,
+            shared=known,
         )
         if other_near is not None:
             names = tuple(name.removesuffix(OTHER_NEAR) for name in inputs.names if name.endswith(OTHER_NEAR))
@@ -425,6 +469,8 @@ def drops_tokens(choices: ChoiceSettings) -> bool:
 
 def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
     """Whether far keys and values are left out of the cache, to rank tokens or to keep them."""
+    if choices.effects:
+        return True
     levels = [KeptAs.parse(text).level for text in choices.keep_as]
     levels += [where.level for name in choices.selectors if (where := ranked_in(name)) is not None]
     return "cache" in levels

@@ -5,6 +5,7 @@ Nothing here needs a model or torch. A saved result, or a study of many of them,
     result.json        format version, and of every cell its settings and provenance
     targets.parquet    a row per sampled target
     choices.parquet    a row per target over tau, selector and far context
+    effects.parquet   (optional) what leaving each far key and value out does to every target
     scores.parquet     (optional) the influence of every far token
     texts.parquet      (optional) the text of every block, for people to read
 
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 KIND, VERSION = "olmo-sparsity result", 1
 RESULT_NAME = "result.json"
-FRAMES = ("targets", "choices", "scores", "texts")
+FRAMES = ("targets", "choices", "scores", "effects", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 """The columns of `Result.choices` that say what was chosen by what, and how it was kept."""
 
@@ -60,6 +61,8 @@ class Measurement:
                   [comprehensiveness_nats (K), leave_one_out_spearman, subset_loss_nats and subset_influence, or in a
                   result made smaller their lds and r2]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
+        effects   target_id (all targets of the blocks), kl_nats and loss_change_nats (F): KL to the prediction with all
+                  far keys and values, and the change of the loss, without each of them (docs/method.md, 2.2b)
         texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
     """
 
@@ -68,6 +71,7 @@ class Measurement:
     targets: pd.DataFrame
     choices: pd.DataFrame
     scores: pd.DataFrame | None = None
+    effects: pd.DataFrame | None = None
     texts: pd.DataFrame | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     """Command, commit, versions, machine and time."""
@@ -200,9 +204,8 @@ class Measurement:
             filled = [frame for frame in frames if len(frame)] or frames[:1]
             return pd.concat(filled, ignore_index=True, join="inner")
 
-        return replace(
-            first, targets=joined("targets"), choices=joined("choices"), scores=None, runs=tuple(results)
-        )
+        of_runs: dict[str, Any] = {"scores": None, "effects": None, "runs": tuple(results)}
+        return replace(first, targets=joined("targets"), choices=joined("choices"), **of_runs)
 
     @classmethod
     def of(cls, other: Measurement) -> Self:

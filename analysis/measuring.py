@@ -63,6 +63,7 @@ def measure(
     propose_with: Any = None,
     faithfulness: bool = False,
     scores: bool = False,
+    effects: bool = False,
     batches: Sequence[int] | None = None,
     progress: bool = True,
 ) -> Result:
@@ -109,6 +110,8 @@ def measure(
         propose_with: a smaller model of the same tokenizer, which proposes the tokens for screened selectors.
         faithfulness: also measure comprehensiveness, random subsets (LDS) and shorter contexts (docs/method.md, 2.8).
         scores: also keep the influence of every far token.
+        effects: also keep what leaving each far key and value out of the cache does to all targets, over tau or not:
+            the frame ``effects`` of the result. It costs what ``leave-one-out-kl/cache`` costs, and gives its passes.
         batches: measure only batches of these numbers, such as to verify a result.
         progress: show it on standard error.
 
@@ -131,6 +134,7 @@ def measure(
         far_contexts=far_contexts(arguments.names("placebos", placebos)),
         keep_as=tuple(arguments.names("keep_as", keep_as)),
         scores=scores,
+        effects=effects,
         faithfulness=faithfulness,
         subsets=SUBSETS if faithfulness else None,
         keep_rate=SUBSET_KEEP_RATE if faithfulness else None,

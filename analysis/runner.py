@@ -30,7 +30,13 @@ from analysis.measurement import FRAMES, RESULT_NAME, SELECTION, Measurement
 from analysis.parquet import stacked
 from analysis.saved import Parts, open_parts, remove_finished_parts
 from analysis.settings import Settings
-from analysis.work import Work, likely_tokens_to_choose, tokens_of_losses, tokens_to_choose
+from analysis.work import (
+    Work,
+    likely_tokens_to_choose,
+    tokens_of_effects,
+    tokens_of_losses,
+    tokens_to_choose,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove_leftovers
 from olmo_sparsity.util.progress import progress as show_progress
@@ -160,8 +166,12 @@ class Runner:
             for of_round in self.engine.rounds(targets)
             if not of_round["target_id"].isin(measured).all()
         ]
-        over = [of_round[of_round["over_tau"]] for of_round in todo]
-        work.begin_steps([tokens_to_choose(self.settings, len(some), _blocks(some, size)) for some in over])
+        expected = []
+        for of_round in todo:
+            over = of_round[of_round["over_tau"]]
+            to_choose = tokens_to_choose(self.settings, len(over), _blocks(over, size))
+            expected.append(to_choose + tokens_of_effects(self.settings, _blocks(of_round, size)))
+        work.begin_steps(expected)
         for of_round in todo:
             frames = {"targets": of_round, **self.engine.choose(of_round)}
             work.finish_step()

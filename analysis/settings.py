@@ -117,6 +117,8 @@ class ChoiceSettings:
     """How chosen tokens are kept, see `analysis.kept`."""
     scores: bool = field(default=False, metadata=_may_differ("verified"))
     """Whether the influence of every far token is kept."""
+    effects: bool = field(default=False, metadata=_may_differ("verified"))
+    """Whether what leaving each far key and value out does to all targets of a block is kept."""
     faithfulness: bool = field(default=False, metadata=_may_differ("verified"))
     subsets: int | None = field(default=None, metadata=_may_differ("verified"))
     """Of faithfulness: how many random subsets, and what share of the far tokens they keep."""

@@ -104,7 +104,7 @@ class Work:
         """Of the batch."""
         # what steps read for every token that was expected
         scale = 1.0
-        if self._read_in_steps:
+        if self._read_in_steps and self._expected_in_steps:
             scale = self._read_in_steps / self._expected_in_steps
         losses = min(self._read, self._loss_tokens)
         step = 0.0
@@ -135,7 +135,16 @@ def tokens_of_losses(settings: Settings, blocks: int) -> float:
 def likely_tokens_to_choose(settings: Settings, targets: int, blocks: int) -> float:
     """`tokens_to_choose`, before it is known how many of some targets are over tau."""
     with_choices = blocks * (1 - (1 - LIKELY_OVER) ** settings.contexts.targets_per_block)
-    return tokens_to_choose(settings, LIKELY_OVER * targets, with_choices)
+    to_choose = tokens_to_choose(settings, LIKELY_OVER * targets, with_choices)
+    return to_choose + tokens_of_effects(settings, blocks)
+
+
+def tokens_of_effects(settings: Settings, blocks: int) -> float:
+    """How many tokens the effects of single far keys and values on all targets of some blocks read."""
+    if not settings.choices.effects:
+        return 0.0
+    lengths = settings.contexts
+    return blocks * lengths.n_far * (lengths.n_short + lengths.targets_per_block - 1)
 
 
 def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float:

@@ -40,7 +40,7 @@ def settings_of(n_long: int, tiny: bool) -> dict[str, Any]:
     shape["ks"] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     if tiny:
         shape = {"n_long": 64, "n_short": 8, "targets": 64, "targets_per_block": 8, "ks": (1, 4)}
-    return {**shape, "selectors": SELECTORS, "keep_as": ("cache:4",), "scores": True, "progress": False}
+    return {**shape, "selectors": SELECTORS, "keep_as": ("cache:4",), "effects": True, "progress": False}
 
 
 def main() -> None:

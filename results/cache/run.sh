@@ -27,16 +27,17 @@ cell() {
   declare -A n4096=([books]=64 [code]=48 [releases]=48)
   local few=(--k 1,2,4,8,16,32,64,128 --selectors "$exact,attention,snapkv" --keep-as cache:4)
   local many=(--k 1,2,4,8,16,32,64,128,256 --selectors "$exact,attention,snapkv" --keep-as cache:4)
+  [[ $kind == n4096 ]] && many[3]+=",$exact@attention:256"
   local short=(--n-long 256 --targets-per-block 32 --targets "${n256[$text]}")
   local another=(--n-long 256 --targets-per-block 32 --targets 512 --seed 1)
   case $kind in
-    n256) run "$1" "$path" "$text" "${short[@]}" "${few[@]}" ;;
+    n256) run "$1" "$path" "$text" "${short[@]}" "${few[@]}" --effects ;;
     ladder) run "$1" "$path" "$text" "${another[@]}" --k 1,4,16 --selectors "$exact" --keep-as "$ladder" \
       --placebos placebo,other-target ;;
     nulls) run "$1" "$path" "$text" "${another[@]}" --k 1,4,16 --selectors "$exact,random" --keep-as cache:4,text:4/before:2 \
       --placebos placebo,same-group,shuffled,other-target ;;
-    n1024) run "$1" "$path" "$long" --n-long 1024 --targets-per-block 16 --targets "${n1024[$text]}" "${many[@]}" ;;
-    n4096) run "$1" "$path" "$long" --n-long 4096 --targets-per-block 16 --targets "${n4096[$text]}" "${many[@]}" ;;
+    n1024) run "$1" "$path" "$long" --n-long 1024 --targets-per-block 16 --targets "${n1024[$text]}" "${many[@]}" --effects ;;
+    n4096) run "$1" "$path" "$long" --n-long 4096 --targets-per-block 16 --targets "${n4096[$text]}" "${many[@]}" --effects ;;
     *) echo "no cell $1" >&2; return 1 ;;
   esac
 }

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from analysis.api import load
 from analysis.open_model import adapter_of
 from analysis.selectors import find_selector
 from tests.support.families import WINDOWED, random_model
@@ -78,3 +79,34 @@ def test_a_name_says_where_it_ranks():
     assert find_selector(KL) is not find_selector("leave-one-out-kl")
     with refused("k = 4 cannot be chosen"):
         small(selectors=(f"leave-one-out/cache:{F - 3}",))
+
+
+def test_effects_are_of_all_targets_and_choices_rest_on_them(result, adapter):
+    settings = {**CACHE, "targets_per_block": 3, "tau_nats": 1.0, "ks": (1, 3), "scores": True, "targets": 60}
+    measured = small(**settings, placebos=("placebo",), effects=True)
+    np.testing.assert_array_equal(measured.targets["target_id"], measured.effects["target_id"])
+    tokens = small_tokens()
+    rows = [0, 1, *measured.over[:2]]
+    for target, effect in zip(
+        measured.targets.iloc[rows].itertuples(), measured.effects.iloc[rows].itertuples(), strict=True
+    ):
+        text = window(measured, target, tokens, "true")
+        log_long = whole_pass(adapter, text, F, range(F))[-1]
+        for left_out in (0, 1, 7, F - 1):
+            log_p = whole_pass(adapter, text, F, sorted({*range(F)} - {left_out}))[-1]
+            kl = plain_divergence("kl", log_long, log_p)
+            change = log_long[target.token] - log_p[target.token]
+            assert effect.kl_nats[left_out] == pytest.approx(kl, abs=5e-5)
+            assert effect.loss_change_nats[left_out] == pytest.approx(change, abs=5e-5)
+    assert measured.choices["selected"].map(list).tolist() == result.choices["selected"].map(list).tolist()
+    losses = (np.stack(frame["loss_nats"]) for frame in (measured.choices, result.choices))
+    np.testing.assert_allclose(*losses, atol=2e-6)
+
+
+def test_effects_are_kept_and_read_again(tmp_path):
+    settings = {**CACHE, "targets_per_block": 3, "targets": 30, "effects": True, "tau_nats": 100.0}
+    measured = small(**settings, out=tmp_path)
+    assert not len(measured.over) and len(measured.effects) == len(measured.targets)
+    again = load(tmp_path)
+    np.testing.assert_array_equal(np.stack(again.effects["kl_nats"]), np.stack(measured.effects["kl_nats"]))
+    assert again.settings.choices.effects

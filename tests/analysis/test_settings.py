@@ -14,7 +14,7 @@ MAY_DIFFER = {
     "resumed": {"model", "training_seed", "texts", "read_with", "complete"},
     "joined": {"model", "model_sha256", "training_seed"},
     "verified": {
-        "model", "training_seed", "texts", "texts_sha256", "read_with", "scores", "faithfulness", "subsets",
+        "model", "training_seed", "texts", "texts_sha256", "read_with", "scores", "effects", "faithfulness", "subsets",
         "keep_rate", "complete",
     },
     None: set(),
