@@ -90,6 +90,8 @@ class Engine:
     """Chooses tokens: the same one, or, cross-fitted, that of another model."""
     proposing: Scorer | None = None
     """Of a smaller model that proposes for screened selectors; None: ``selecting`` does."""
+    encode: Callable[[str], np.ndarray] | None = None
+    """Token ids of a text, for policies that read a prompt."""
     check_losses: Callable[[np.ndarray], Any] = lambda losses: None
     """Is given L_long of the first batch."""
 
@@ -221,6 +223,7 @@ class Engine:
             targets=index,
             names=self.choice_settings.selectors,
             proposing=self.proposing,
+            encode=self.encode,
         )
         chosen = {}
         for name in inputs.names:
