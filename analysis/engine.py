@@ -92,6 +92,8 @@ class Engine:
     """Chooses tokens: the same one, or, cross-fitted, that of another model."""
     proposing: Scorer | None = None
     """Of a smaller model that proposes for screened selectors; None: ``selecting`` does."""
+    encode: Callable[[str], np.ndarray] | None = None
+    """Token ids of a text, for policies that read a prompt."""
     check_losses: Callable[[np.ndarray], Any] = lambda losses: None
     """Is given L_long of the first batch."""
 
@@ -275,6 +277,7 @@ class Engine:
             names=self.choice_settings.selectors,
             proposing=self.proposing,
             shared=known,
+            encode=self.encode,
         )
         if other_near is not None:
             names = tuple(name.removesuffix(OTHER_NEAR) for name in inputs.names if name.endswith(OTHER_NEAR))

@@ -19,6 +19,7 @@ import numpy as np
 from analysis.contexts import Contexts
 from analysis.model import far_cache
 from analysis.model.losses import Scorer
+from analysis.policies.policy import Keep
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
@@ -233,6 +234,9 @@ class KeptAs:
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F); ``seed``: of what ``drawn`` draws.
         """
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
+            if choice.keep is not None:
+                by_k = [self._kept_by_head(choice.by_head, choice.keep, k) for k in ks]
+                return far_cache.losses_of_masks(scorer, contexts, by_k, targets)
             open_to_choice = choice.by_head.copy()  # (m, G, F)
             open_to_choice[..., : self.sinks] = -np.inf
             ranked = np.argsort(-open_to_choice, axis=-1, kind="stable")
@@ -260,6 +264,12 @@ class KeptAs:
 
             losses.append(_by_count(read, in_part_read))
         return np.stack(losses, axis=1)
+
+    def _kept_by_head(self, by_head: np.ndarray, keep: Keep, k: int) -> np.ndarray:
+        """Which far keys heads keep beside the sinks, k in the mean, (m, G, F) bool."""
+        kept = np.ones(by_head.shape, dtype=bool)
+        kept[..., self.sinks :] = keep(by_head[..., self.sinks :], k)
+        return kept
 
     def base_losses(self, scorer: Scorer, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """Loss with the sinks alone, k = 0, (m,) nats; without sinks L_short. ``targets``: as in `losses`."""

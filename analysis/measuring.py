@@ -183,6 +183,7 @@ def measure(
             scorer,
             selecting=scorers.get("selected_by", scorer),
             proposing=scorers.get("proposed_by"),
+            encode=loaded.encode,
             check_losses=loaded.check_losses,
         )
         log.info("%s targets; %s tokens a pass", f"{len(sampled):,}", f"{scorer.tokens_per_batch:,}")

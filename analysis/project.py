@@ -26,6 +26,7 @@ from analysis.model.adapter import (
     causal_bias,
 )
 from analysis.model.far_attention import FarKeys, KeyValues, Scores, attend
+from analysis.model.layer_states import LayerStates, ReadLayer
 from analysis.model.loaded import LoadedModel
 from analysis.model.tokenizer import TextTokenizer
 from analysis.texts import Texts
@@ -200,6 +201,44 @@ class OlmoAdapter(Adapter):
                 setattr(holder, name, partial(record, getattr(holder, name), weights_of))
                 restored.callback(delattr, holder, name)  # the class's method is there again
             self.raw_forward(input_ids, position_ids, queries)
+        return recorded
+
+    def raw_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
+        """See `Adapter`: every layer hands over what it gives to the softmax. A mixer has weights of its own."""
+        config = self.model.config
+        if any(block.mixer is not None for block in self.model.blocks()):
+            raise UserError(
+                f"model.attention: {config.attention} has more than queries and keys to make its weights of, so that "
+                "policies cannot read them; leave out all policies but h2o, snapkv, ada-snapkv, tova and kvzip"
+            )
+        from olmo_sparsity.model.rope import PositionedRotaryEmbedding  # needs OLMo
+
+        recorded: list[Tensor] = []
+
+        def record(
+            block: Any,
+            compute: Any,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            attn_mask: Tensor | None = None,
+            **named: Any,
+        ) -> Tensor:
+            """``compute``, whose queries, keys and values are read first."""
+            rotation = None
+            if config.rope and isinstance(block.rotary_emb, PositionedRotaryEmbedding):
+                sine, cosine = self.model.current_positions.sin_cos
+                rotation = (cosine[:, 0], sine[:, 0])
+            how = Scores((config.d_model // config.n_heads) ** -0.5)
+            recorded.append(read(LayerStates(len(recorded), q, k, v, how, attn_mask, rotation)))
+            return compute(q, k, v, attn_mask, **named)
+
+        with ExitStack() as restored:
+            for block in self.model.blocks():
+                compute = block._scaled_dot_product_attention
+                block._scaled_dot_product_attention = partial(record, block, compute)
+                restored.callback(delattr, block, "_scaled_dot_product_attention")
+            self.raw_forward(input_ids, position_ids, 0)  # all queries of the last layer, too
         return recorded
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from analysis.contexts import NO_FAR, Contexts
+from analysis.parameters import made, written
+from analysis.policies.policy import POLICIES, Keep, Policy, first_of_each_head
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.registry import Registry
 from olmo_sparsity.util.rng import Stream
@@ -80,6 +82,8 @@ class SelectorInput:
     """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
     other_near: SelectorInput | None = None
     """What selectors whose names end with `OTHER_NEAR` read instead, with their names without it; None: nothing."""
+    encode: Callable[[str], np.ndarray] | None = None
+    """Token ids of a text, for policies that read a prompt; None: there is no tokenizer."""
 
     @property
     def target_index(self) -> np.ndarray:
@@ -177,6 +181,8 @@ class Selection:
     whose influence is that of a token given those before it."""
     by_head: np.ndarray | None = None
     """(m, G, F) the same for every head of keys, layer after layer, of a policy that keeps other tokens in each."""
+    keep: Keep | None = None
+    """Which keys are kept by ``by_head``, where heads keep unequal numbers; None: the first k of every head."""
 
 
 _SPLIT, _SHORTEST = 4, 4
@@ -195,7 +201,7 @@ FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: 
 BY_SUBSETS: list[str] = []
 """Names of selectors that rank by what the model predicts from subsets, as text or in the cache (`RankedIn`)."""
 SELECTORS: Registry[Callable[..., Any]] = Registry("selector", ", or EXACT@PROPOSER:m")
-"""By name; one with parameters is a dataclass, whose fields they are, as in snapkv:window=64:pool=7."""
+"""By name; one with parameters is a dataclass, whose fields they are, as in snapkv:window=64:pool=7, or a `Policy`."""
 _Selector = TypeVar("_Selector", bound=Callable[..., Any])
 _Influence = TypeVar("_Influence", bound=Influence)
 
@@ -335,37 +341,17 @@ def _registered(text: str) -> Selector:
     selector = SELECTORS[name]
     if slash and name not in BY_SUBSETS:
         raise UserError(f"{name} reads no subsets to rank by; in the cache rank {', '.join(BY_SUBSETS)}")
-    parameters = _parameters(selector)
-    values = {}
-    for part in parts:
-        parameter, _, value = part.partition("=")
-        if parameter not in parameters or not value.isdecimal() or int(value) < 1:
-            remedy = "it has none"
-            if parameters:
-                defaults = ", ".join(f"{parameter}={default}" for parameter, default in parameters.items())
-                remedy = f"write NAME=NUMBER, by default {defaults}"
-            raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
-        values[parameter] = int(value)
-    if is_dataclass(selector):
-        return cast("Selector", selector(**values))
-    return selector
-
-
-def _parameters(selector: Callable[..., Any]) -> dict[str, Any]:
-    """Parameters of a selector with their defaults; most have none."""
-    if not is_dataclass(selector):
-        return {}
-    return {field.name: field.default for field in fields(selector)}
+    chosen = made(selector, text, parts)
+    if isinstance(chosen, Policy):
+        return ByPolicy(chosen)
+    return cast("Selector", chosen)
 
 
 def list_selectors() -> list[str]:
     """Names of all selectors, with their parameters as they are by default; screened forms put two together."""
     listed = []
     for name, selector in SELECTORS.items():
-        parts = [name]
-        for parameter, default in _parameters(selector).items():
-            parts.append(f"{parameter}={default}")
-        listed.append(":".join(parts))
+        listed.append(":".join([name, *written(selector)]))
     return listed
 
 
@@ -611,51 +597,6 @@ def attention(inputs: SelectorInput) -> np.ndarray:
     return inputs.at_candidates(received)
 
 
-@register("h2o", BLIND)
-def h2o(inputs: SelectorInput) -> Selection:
-    """Attention that i has got from all tokens up to the target, in each head: H2O (Zhang et al., arXiv 2306.14048).
-
-    Its heavy hitters; beside them it keeps the recent tokens, here the short context.
-    """
-    received = inputs.scorer.accumulated_attention(inputs.contexts, inputs.target_index)
-    return _of_heads(inputs, received)
-
-
-@register("snapkv", BLIND)
-@dataclass(frozen=True)
-class SnapKV:
-    """Attention that i and its neighbors get from the last tokens, in each head: SnapKV (Li et al., arXiv 2404.14469).
-
-    The mean over ``pool`` tokens of the sum over the last ``window``. Defaults are the authors'.
-    """
-
-    window: int = 32
-    """Tokens that observe; the short context where that is shorter."""
-    pool: int = 5
-    """Tokens of the average pooling, an odd number."""
-
-    def __post_init__(self) -> None:
-        if self.pool % 2 == 0:
-            raise UserError(
-                f"snapkv:pool={self.pool}: give an odd number, so that a token stands in the middle"
-            )
-
-    def __call__(self, inputs: SelectorInput) -> Selection:
-        """S_k, by head."""
-        observed = inputs.scorer.accumulated_attention(inputs.contexts, inputs.target_index, self.window)
-        margin = self.pool // 2  # nothing stands beyond the ends, as in the authors' pooling
-        padded = np.pad(observed, [(0, 0), (0, 0), (margin, margin)])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.pool, axis=-1)
-        pooled = windows.mean(axis=-1)
-        return _of_heads(inputs, pooled)
-
-
-def _of_heads(inputs: SelectorInput, by_head: np.ndarray) -> Selection:
-    """The choice of each head by its influence, (m, G, F), and by their mean where all keep the same."""
-    chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=1)))
-    return replace(chosen, by_head=by_head)
-
-
 @register_influence("random", CONTROL)
 def random(inputs: SelectorInput) -> np.ndarray:
     """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
@@ -671,3 +612,33 @@ def random(inputs: SelectorInput) -> np.ndarray:
 def nearest(inputs: SelectorInput) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
     return inputs.candidates.astype(float)
+
+
+# --- eviction policies, each defined in `analysis.policies` ---
+
+
+@dataclass(frozen=True)
+class ByPolicy:
+    """The selector of an eviction policy: heads keep tokens of their own, and as text the mean over heads chooses."""
+
+    policy: Policy
+
+    def __call__(self, inputs: SelectorInput) -> Selection:
+        """S_k, by head."""
+        from analysis.policies.seen import Seen  # the names of selectors are known without torch
+
+        seen = Seen.of(
+            inputs.scorer,
+            inputs.contexts,
+            inputs.target_index,
+            blind=self.policy.blind,
+            encode=inputs.encode,
+        )
+        by_head = self.policy.scores(seen)
+        keep = self.policy.keeping(seen)
+        chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=1)))
+        return replace(chosen, by_head=by_head, keep=None if keep is first_of_each_head else keep)
+
+
+for _name, _policy in POLICIES.items():
+    register(_name, BLIND)(_policy)

@@ -12,7 +12,7 @@ import pytest
 
 import analysis
 from analysis import probes
-from analysis.figures.figure2 import POLICIES
+from analysis.policies import POLICIES
 from analysis.probes.probe import Probe
 from analysis.selectors import BLIND, FAMILIES
 from olmo_sparsity.attention import ATTENTIONS
@@ -109,7 +109,9 @@ def test_every_selector_has_its_row_and_family_in_the_method_and_every_row_its_s
 def test_the_policies_of_the_method_are_selectors_that_never_look_at_the_target():
     policies = {
         name
-        for first, _ in rows_below("method.md", "selector | what it keeps, as cache")
+        for first, *_ in rows_below(
+            "method.md", "selector | what it keeps, as cache | observed by, aware and blind"
+        )
         for name in names_in(first)
     }
     assert {name for name in policies if FAMILY_OF[name] == BLIND} == set(POLICIES)

@@ -25,6 +25,7 @@ from matplotlib.transforms import Bbox, TransformedBbox
 from analysis.figures import style
 from analysis.figures.length import plot_length
 from analysis.measurement import Measurement
+from analysis.policies.policy import POLICIES
 from analysis.stats import numbers
 from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.recovery import (
@@ -46,8 +47,6 @@ from analysis.stats.recovery import (
 )
 from olmo_sparsity.util.errors import UserError
 
-POLICIES = ("h2o", "snapkv")
-"""Selectors that keep what an eviction policy of a KV cache keeps."""
 TITLE_WIDTH = 27
 """Characters in a line of the title of a panel that stands beside two others."""
 Curves = dict[str, tuple[str, str]]

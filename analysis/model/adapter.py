@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.model.far_attention import FarKeys, KeyValues, attending_to
+from analysis.model.layer_states import ReadLayer, reading_layers
 from olmo_sparsity.util.errors import UserError
 
 ReduceAttention = Callable[[Tensor], Tensor]
@@ -106,6 +107,10 @@ class Adapter(nn.Module, ABC):
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
         """See `attention`."""
+
+    @abstractmethod
+    def raw_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
+        """See `layers`."""
 
     def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `near_logits`, where far keys are shared; ``far`` has the prefix among its tokens."""
@@ -238,6 +243,13 @@ class Adapter(nn.Module, ABC):
         """`attention`, mean over layers, (R, Q, p + L) by default."""
         return torch.stack(self.attention(input_ids, position_ids, queries, reduce)).mean(dim=0)
 
+    def layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
+        """What ``read`` gives of queries, keys and values of all tokens (R, p + L), a layer after the other.
+
+        Raises `UserError` for a model whose attention does not say them.
+        """
+        return self.raw_layers(self._tokens(input_ids), self._ids(position_ids), read)
+
     def _tokens(self, input_ids: Tensor) -> Tensor:
         """The prefix and the tokens behind it, (R, p + L)."""
         prefix = torch.tensor(self.prefix, dtype=input_ids.dtype, device=input_ids.device)
@@ -363,3 +375,16 @@ class TransformersAdapter(Adapter):
                 hook.remove()
             self.model.set_attn_implementation(implementation)
         return recorded
+
+    def raw_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
+        """See `Adapter`; the model must call its attention through the interface of transformers."""
+        layers: list[Tensor] = []
+        if self.model._can_set_attn_implementation():
+            with reading_layers(self.model, read) as layers:
+                self.raw_forward(input_ids, position_ids, 1)
+        if not layers:
+            raise UserError(
+                f"the attention of {self.model.config.model_type} does not hand over its queries and keys, so that "
+                "policies cannot read them; leave out all policies but h2o, snapkv, ada-snapkv, tova and kvzip"
+            )
+        return layers

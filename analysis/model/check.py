@@ -59,7 +59,7 @@ def check_long_context(
     more = targets_per_block - 1 + len(model.prefix)
     measured = model
     model = with_prefix(model, ())
-    limit, what = min(_limits(model, drops_tokens), default=(None, ""))
+    limit, what = min(limits(model, drops_tokens), default=(None, ""))
     if limit is not None and n_long + more > limit:
         remedy = "lower N or B"
         if what.endswith("window"):
@@ -85,7 +85,7 @@ def check_long_context(
         log.warning("no memory to try %s in fp32: it is taken to be right", name)
 
 
-def _limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
+def limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
     """The most tokens of one text that a model can be measured on, for each thing that ends there."""
     config: Any = model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
     rope = getattr(config, "rope_parameters", None) or {}

@@ -183,30 +183,35 @@ def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
         model.set_attn_implementation(implementation)
 
 
-def _of_transformers(
+def scores_of(
     module: Any,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
+    *,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it; models hand over what they have, or keep it in the module."""
+) -> Scores:
+    """How an attention of transformers makes scores: it hands over what it has, or keeps it in the module."""
     if softcap is None:
         softcap = getattr(module, "attn_logit_softcapping", None)
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., -query.shape[2] :, -key.shape[2] :]
-    how = Scores(
+    return Scores(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap,
         sinks=getattr(module, "sinks", None) if s_aux is None else s_aux,
         window=sliding_window,
     )
+
+
+def _of_transformers(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it."""
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., -query.shape[2] :, -key.shape[2] :]
+    how = scores_of(module, query, **named)
     output = attend(query, key, value, attention_mask, _current[-1], module.layer_idx, how)
     return output.transpose(1, 2).contiguous(), None

@@ -91,11 +91,8 @@ def losses_by_head(
         targets: (m, 2) block and place in it of each target.
     """
     if scorer.model.shares_far_keys:
-        losses = []
-        for columns in kept:
-            visible = subset_masks(columns, contexts.n_far)[:, None]
-            losses.append(measures(scorer, contexts, visible, ("loss",), targets)[:, 0, 0])
-        return np.stack(losses, axis=1)
+        masks = [subset_masks(columns, contexts.n_far) for columns in kept]
+        return losses_of_masks(scorer, contexts, masks, targets)
     if not scorer.model.caches_rotated_keys:
         raise UserError(
             "this model rotates keys when they are read, so heads cannot keep tokens of their own; convert it with "
@@ -103,6 +100,30 @@ def losses_by_head(
         )
     far = _far_of_blocks(scorer, contexts)
     return np.stack([_gathered_losses(scorer, contexts, far, columns, targets) for columns in kept], axis=1)
+
+
+def losses_of_masks(
+    scorer: Scorer, contexts: Contexts, kept: Sequence[np.ndarray], targets: np.ndarray
+) -> np.ndarray:
+    """-log p of targets where heads keep far tokens of their own, as many as they will, (m, K) nats.
+
+    Raises `UserError` where rows do not share far keys.
+
+    Args:
+        scorer: computes them.
+        contexts: n blocks.
+        kept: K sets of far tokens, each (m, G, F) bool, of the heads of keys, layer after layer.
+        targets: (m, 2) block and place in it of each target.
+    """
+    if not scorer.model.shares_far_keys:
+        raise UserError(
+            "this model reads copies of far keys, of which every head must keep as many; leave out the policies whose "
+            "heads keep unequal numbers, such as ada-snapkv and kvzip, or their keeping as cache"
+        )
+    losses = []
+    for masks in kept:
+        losses.append(measures(scorer, contexts, masks[:, None], ("loss",), targets)[:, 0, 0])
+    return np.stack(losses, axis=1)
 
 
 @retry_smaller_on_oom

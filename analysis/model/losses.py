@@ -449,43 +449,71 @@ class Scorer(OnDevice):
             parts.append(to_far.double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
-    @retry_smaller_on_oom
-    @torch.inference_mode()
     def accumulated_attention(
         self, contexts: Contexts, targets: np.ndarray, window: int | None = None
     ) -> np.ndarray:
         """Attention to far tokens from all tokens before each target, by head of keys, (m, G, F).
 
-        Summed over the last ``window`` tokens of the short context (None: over all tokens), mean over the heads of
-        queries that share one of the keys. G counts the heads of all layers, one layer after the other; layers may
-        differ in how many they have. ``targets``: as in `losses`.
+        Summed over the last ``window`` tokens of the short context, or of the far one where there is no short one
+        (None: over all tokens), mean over the heads of queries that share one of the keys. ``targets``: as in
+        `losses`.
+        """
+        first_observer = contexts.n_far if contexts.n_short else 0
+
+        def reduce(to_far: Tensor, last: Tensor) -> Tensor:
+            to_far = to_far.cumsum(dim=2)
+            summed = to_far[:, :, last]
+            if window is not None:
+                before = (last - window).clamp(min=first_observer - 1)
+                is_one = (before >= 0)[:, None]
+                summed = summed - to_far[:, :, before] * is_one
+            return summed
+
+        return self.attention_to_far(contexts, targets, reduce)
+
+    @retry_smaller_on_oom
+    @torch.inference_mode()
+    def attention_to_far(
+        self, contexts: Contexts, targets: np.ndarray, reduce: Callable[[Tensor, Tensor], Tensor]
+    ) -> np.ndarray:
+        """What is read off the attention to far tokens before each target, by head of keys, (m, G, F).
+
+        It is the mean over the heads of queries that share one of the keys. G counts the heads of all layers, one layer
+        after the other; layers may differ in how many they have.
+
+        Args:
+            contexts: n blocks.
+            targets: as in `losses`.
+            reduce: from the attention of all tokens to the far ones in one layer, (R, H, L, F), and the last query
+                before each target of a block, (B,), to (R, H, B, F).
         """
         length = contexts.tokens.shape[1]
         size = contexts.targets_per_block
-        two_tokens = self.tensor(contexts.tokens[:1, :2])
-        layers_of_keys = self.model.key_values(two_tokens, self.first_ids(1, 2))
-        key_heads = [keys.shape[1] for keys, _ in layers_of_keys]
-        ends = torch.arange(length - size, length, device=self.device)
+        key_heads = self.key_heads(contexts)
+        last = torch.arange(length - size, length, device=self.device)
 
-        def reduce(attention: Tensor) -> Tensor:
-            """(R, H, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
-            to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
-            summed = to_far[:, :, ends]
-            if window is not None:
-                begins = (ends - window).clamp(min=contexts.n_far - 1)
-                summed = summed - to_far[:, :, begins]
-            return summed
+        def of_layer(attention: Tensor) -> Tensor:
+            """Of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
+            to_far = attention[..., -length:][..., : contexts.n_far]
+            return reduce(to_far, last)
 
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
-            layers = self.model.attention(self.tensor(tokens), ids, length, reduce)
+            layers = self.model.attention(self.tensor(tokens), ids, length, of_layer)
             of_keys = []
             for layer, count in zip(layers, key_heads, strict=True):
                 by_key_head = layer.unflatten(1, (count, -1))
                 of_keys.append(by_key_head.mean(dim=2))
             parts.append(torch.cat(of_keys, dim=1).cpu().numpy())  # (R, G, B, F)
         return np.concatenate(parts)[targets[:, 0], :, targets[:, 1]]
+
+    @torch.inference_mode()
+    def key_heads(self, contexts: Contexts) -> list[int]:
+        """How many heads of keys every layer has, as two tokens of the contexts show."""
+        two_tokens = self.tensor(contexts.tokens[:1, :2])
+        layers_of_keys = self.model.key_values(two_tokens, self.first_ids(1, 2))
+        return [keys.shape[1] for keys, _ in layers_of_keys]
 
     def long_parts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way."""

@@ -10,10 +10,12 @@ import pytest
 from analysis import selectors
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.policies.attention import AdaSnapKV, SnapKV
 from analysis.selectors import (
     BLIND,
     FAMILIES,
     SELECTORS,
+    ByPolicy,
     SelectorInput,
     check_selector,
     find_selector,
@@ -23,6 +25,7 @@ from analysis.selectors import (
 from tests.support import plain
 from tests.support.families import random_model
 from tests.support.plain import (
+    encode,
     random_blocks,
     random_contexts,
     selected_losses,
@@ -74,7 +77,7 @@ def test_subsets_that_are_none_are_refused(model, name):
 
 
 def given(scorer, contexts, k=FAR, seed=0):
-    return SelectorInput(scorer, contexts, seed, k)
+    return SelectorInput(scorer, contexts, seed, k, encode=encode)
 
 
 def choose(name, scorer, contexts, k, seed=0):
@@ -263,13 +266,14 @@ def test_unknown_selectors_list_the_choices(name, message):
 def test_a_selector_chooses_in_a_block_what_it_chooses_for_each_target_alone(model, name):
     scorer, contexts = Scorer(model), random_blocks(N, M, B)
     targets = np.array([[0, 0], [0, 3], [1, 2], [1, 5]])
-    together = find_selector(name)(SelectorInput(scorer, contexts, 7, 3, targets))
+    together = find_selector(name)(SelectorInput(scorer, contexts, 7, 3, targets, encode=encode))
     losses = selected_losses(scorer, contexts, targets, together.columns, (1, 3))
     long, short = long_and_short_losses(scorer, contexts, targets)
     for row, (block, place) in enumerate(targets):
         by_itself, first = single_target(contexts, block, place), np.array([[0, 0]])
         # of passes over other rows, too
-        selection = find_selector(name)(SelectorInput(Scorer(model, tokens_per_batch=16), by_itself, 7, 3))
+        small = Scorer(model, tokens_per_batch=16)
+        selection = find_selector(name)(SelectorInput(small, by_itself, 7, 3, encode=encode))
         assert together.columns[row].tolist() == selection.columns[0].tolist()
         np.testing.assert_allclose(together.influence[row], selection.influence[0], atol=5e-5)
         expected = selected_losses(scorer, by_itself, first, selection.columns, (1, 3))
@@ -291,9 +295,13 @@ def test_scores_are_the_influence_of_every_token_that_has_one(model, name):
 
 
 def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_screen():
-    assert {"nearest", "snapkv:window=32:pool=5", "integrated-gradients:steps=50"} <= {*list_selectors()}
-    assert find_selector("snapkv:pool=7") == selectors.SnapKV(pool=7)
-    assert find_selector("snapkv") == selectors.SnapKV(window=32, pool=5)
+    snapkv = "snapkv:window=32:pool=5:blind=0"
+    assert {"nearest", snapkv, "integrated-gradients:steps=50"} <= {*list_selectors()}
+    assert find_selector("snapkv:pool=7") == ByPolicy(SnapKV(pool=7))
+    assert find_selector("snapkv") == find_selector(snapkv) == ByPolicy(SnapKV(window=32, pool=5))
+    assert find_selector("snapkv:blind=1") == ByPolicy(SnapKV(blind=True))
+    assert find_selector("ada-snapkv:safe=0.5") == ByPolicy(AdaSnapKV(safe=0.5))
+    assert find_selector("expected-attention:sinks=0").policy.sinks == 0
     check_selector("leave-one-out@snapkv:window=4:pool=3:8", k_max=4, n_far=FAR)
     with refused("m = 8 must be at least k = 9"):
         check_selector("leave-one-out@snapkv:window=4:8", k_max=9, n_far=FAR)
@@ -309,6 +317,11 @@ def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_sc
         ("snapkv:window=x", "'window=x' is no parameter of snapkv"),
         ("snapkv:window=0", "'window=0' is no parameter of snapkv"),
         ("snapkv:pool=4", "give an odd number"),
+        ("snapkv:window=2.5", "'window=2.5' is no parameter of snapkv"),
+        ("snapkv:window=²", "'window=²' is no parameter of snapkv"),
+        ("snapkv:blind=2", "'blind=2' is no parameter of snapkv; .*, blind=0"),
+        ("ada-snapkv:safe=1.5", "it is a share; give a number of at most 1"),
+        ("ada-snapkv:safe=-1", "'safe=-1' is no parameter of ada-snapkv; .*, safe=0.2"),
         ("nearest:far=2", "'far=2' is no parameter of nearest; it has none"),
         ("nearst", "unknown selector 'nearst'; choose from leave-one-out, .*, or EXACT@PROPOSER:m"),
     ],

@@ -9,7 +9,7 @@ from analysis.selectors import SELECTORS, SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
 from tests.support.fake_cuda import DEVICE, fake_cuda, on_fake_cuda
 from tests.support.families import tiny_adapter
-from tests.support.plain import random_blocks
+from tests.support.plain import encode, random_blocks
 from tests.support.slow import slow_but
 from tests.support.tiny import ENCODINGS
 
@@ -34,7 +34,8 @@ def test_scoring_stays_on_the_device(name):
             if selector == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].supports_presence:
                 continue  # refused by name
             steps = ":steps=2" if selector == "integrated-gradients" else ""  # all alike
-            selection = find_selector(selector + steps)(SelectorInput(scorer, contexts, seed=0, k=3))
+            given = SelectorInput(scorer, contexts, seed=0, k=3, encode=encode)
+            selection = find_selector(selector + steps)(given)
             assert selection.columns.shape == (6, 3)
 
 

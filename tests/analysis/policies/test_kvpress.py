@@ -1,0 +1,160 @@
+"""Presses as policies, with stand-ins that have the interface of kvpress."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.losses import Scorer
+from analysis.policies import find_policy, from_kvpress
+from analysis.policies.seen import Seen
+from analysis.selectors import BLIND, FAMILIES, SELECTORS, ByPolicy, SelectorInput, find_selector, register
+from tests.support.families import random_model, tiny_adapter
+from tests.support.plain import random_blocks
+from tests.support.refusals import refused
+
+N, M, B = 24, 6, 3
+FAR = N - M
+
+
+@dataclass
+class ScorerPress:
+    """As kvpress has it."""
+
+    compression_ratio: float = 0.0
+
+    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+        raise AssertionError("it is never called")
+
+
+@dataclass
+class LastAttentionPress(ScorerPress):
+    """TOVA's scores, by everything that a press may read."""
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        length = keys.shape[2]
+        cosine, sine = kwargs["position_embeddings"]
+        assert hidden_states.shape[1] == values.shape[2] == attentions.shape[-1] == cosine.shape[1] == length
+        queries = module.q_proj(hidden_states).view(len(keys), length, -1, 8).transpose(1, 2)
+        first, second = queries.chunk(2, dim=-1)
+        queries = queries * cosine[:, None] + torch.cat([-second, first], dim=-1) * sine[:, None]
+        weights = queries @ keys.repeat_interleave(2, dim=1).transpose(-1, -2) / 8**0.5
+        weights = weights.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
+        torch.testing.assert_close(weights, attentions, rtol=0, atol=1e-5)
+        return weights[:, :, -1].mean(dim=1, keepdim=True).expand(keys.shape[:3])
+
+
+@dataclass
+class BudgetPress(ScorerPress):
+    """Its scores are others at every budget, as those of CriticalKV: the first of half the budget are kept."""
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        norms = -keys.norm(dim=-1)
+        norms[..., : int(keys.shape[2] * (1 - self.compression_ratio) / 2)] = 1
+        return norms
+
+
+@dataclass
+class PyramidPress(ScorerPress):
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        return -keys.norm(dim=-1)
+
+    def get_layer_budget(self, module, q_len):
+        kept = round(q_len * (1 - self.compression_ratio))
+        return kept + (2 if module.layer_idx == 0 else -2)
+
+    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+        raise AssertionError("it is never called")
+
+
+class BlockPress:
+    press = LastAttentionPress()
+
+
+class FinchPress(LastAttentionPress):
+    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+        raise AssertionError("it is never called")
+
+
+class ShortPress(ScorerPress):
+    def score(self, *arguments):
+        raise AssertionError("Query length 18 should be greater than the window size 64")
+
+
+def adapter_behind(prefix=()):
+    return with_prefix(TransformersAdapter(random_model("llama")).requires_grad_(False), prefix)
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_press_scores_what_its_policy_scores(blind):
+    contexts = random_blocks(N, M, B)
+    targets = contexts.all_targets
+    press = LastAttentionPress()
+    policy, ours = from_kvpress(press, blind=blind), find_policy(f"tova:blind={int(blind)}")
+    seen = Seen.of(Scorer(adapter_behind((3, 1))), contexts, targets, blind=blind)
+    others = slice(0, FAR - blind)  # of ours the last far token is kept first
+    np.testing.assert_allclose(policy.scores(seen)[..., others], ours.scores(seen)[..., others], atol=1e-5)
+    assert press.compression_ratio == 0.0
+    assert not any(hasattr(part, "rotary_emb") for part in seen.scorer.model.model.model.layers)
+
+
+def test_a_press_is_a_selector_like_any_policy(monkeypatch):
+    policy = from_kvpress(LastAttentionPress())
+    register("last-attention", BLIND)(policy)
+    try:
+        assert find_selector("last-attention") == ByPolicy(policy)
+        given = SelectorInput(Scorer(adapter_behind()), random_blocks(N, M, B), 0, 4)
+        assert find_selector("last-attention")(given).by_head.shape == (2 * B, 4, FAR)
+        with refused("'window=2' is no parameter of last-attention; it has none"):
+            find_selector("last-attention:window=2")
+    finally:
+        del SELECTORS["last-attention"]
+        FAMILIES[BLIND].remove("last-attention")
+
+
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+def test_a_press_scores_anew_at_each_budget(prefix):
+    seen = Seen.of(Scorer(adapter_behind(prefix)), random_blocks(N, M, B), blind=True)
+    policy = from_kvpress(BudgetPress())
+    p = len(prefix)
+    for count, kept in zip((4, 12), policy.kept(seen, (4, 12)), strict=True):
+        assert (kept.sum(axis=-1) == count).all()
+        assert kept[..., : max(0, (p + count) // 2 - p)].all()
+    with refused("BudgetPress scores anew at each budget, or at random, so that it has no one ranking"):
+        policy.scores(seen)
+
+
+def test_a_press_with_budgets_of_layers_keeps_those():
+    contexts = random_blocks(N, M, B)
+    for blind, outside in ((True, 0), (False, M)):
+        seen = Seen.of(Scorer(adapter_behind()), contexts, blind=blind)
+        policy = from_kvpress(PyramidPress(), blind=blind)
+        for count, kept in zip((4, 12), policy.kept(seen, (4, 12)), strict=True):
+            assert kept.sum(axis=-1).tolist() == [[count + 2, count + 2, count - 2, count - 2]] * len(kept)
+        assert outside == seen.lengths[0] - FAR
+    targets = Seen.of(Scorer(adapter_behind()), contexts, contexts.all_targets)
+    with refused("PyramidPress shares its budget out by the length of the context"):
+        policy.kept(targets, (4,))
+
+
+@pytest.mark.parametrize(
+    ("press", "message"),
+    [
+        (BlockPress(), "BlockPress has no score.*; give its press, LastAttentionPress"),
+        (object(), "object has no score"),
+        (FinchPress(), "FinchPress compresses in a way of its own"),
+    ],
+)
+def test_other_presses_are_refused_by_name(press, message):
+    with refused(message):
+        from_kvpress(press)
+
+
+def test_what_a_press_or_a_model_does_not_do_is_one_line():
+    contexts = random_blocks(N, M, B)
+    with refused("ShortPress: Query length 18 should be greater"):
+        from_kvpress(ShortPress()).scores(Seen.of(Scorer(adapter_behind()), contexts, blind=True))
+    with refused("a press reads a model of transformers; convert this one"):
+        from_kvpress(BudgetPress()).scores(Seen.of(Scorer(tiny_adapter("rope")), contexts, blind=True))
