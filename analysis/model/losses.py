@@ -51,7 +51,7 @@ Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
 Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
-Its second argument is each row's block, (R,), its third the places in it.
+Its second argument is each row's block, (R,), or (1,) where all are of one; its third the places in it.
 """
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """From log p, (R or 1, Q, V), and log q, (R, Q, V), of two distributions to how far they are apart, (R, Q)."""
@@ -183,7 +183,7 @@ class Scorer(OnDevice):
         tokens = self.tensor(contexts.targets)
 
         def reduce(logits: Tensor, block: Tensor, offsets: slice) -> Tensor:
-            target_tokens = tokens[block, offsets]
+            target_tokens = tokens[block, offsets].expand(len(logits), -1)
             log_q = log_probabilities(logits) if set(names) - {"correct"} else None
             values = []
             for name in names:
@@ -194,9 +194,7 @@ class Scorer(OnDevice):
                     values.append(-log_q.gather(-1, target_tokens[..., None])[..., 0])
                 else:
                     assert log_q is not None and log_long is not None
-                    # rows of one block share p, which is broadcast
-                    blocks = block[:1] if (block == block[0]).all() else block
-                    values.append(DIVERGENCES[name](log_long[blocks, offsets], log_q))
+                    values.append(DIVERGENCES[name](log_long[block, offsets], log_q))
             return torch.stack(values, dim=-1)
 
         return reduce
@@ -271,7 +269,10 @@ class Scorer(OnDevice):
             logits = logits_of(rows, end - first)
             rows_per_slice = LOGITS_PER_SLICE // logits[0].numel()
             for some in chunks(np.arange(len(rows)), rows_per_slice):
-                block = self.tensor(asked.block[rows[some]])
+                blocks = asked.block[rows[some]]
+                if (blocks == blocks[0]).all():
+                    blocks = blocks[:1]  # what they share is broadcast
+                block = self.tensor(blocks)
                 part = reduce(logits[some[0] : some[-1] + 1], block, slice(first, end))
                 if values is None:
                     shape = len(asked.block), asked.contexts.targets_per_block, *part.shape[2:]

@@ -131,7 +131,12 @@ def test_what_was_measured_without_further_placebos_is_the_same(whole):
 def test_tokens_of_another_target_are_those_of_the_next_one_in_the_block(tmp_path):
     """In every way of keeping, with losses by plain passes; a target alone in its block has none."""
     ways = ("text", "text:2/before:1", "cache:2")
-    settings = {"targets_per_block": 3, "keep_as": ways, "selectors": ("leave-one-out", "snapkv")}
+    settings = {
+        "targets_per_block": 3,
+        "targets": 60,
+        "keep_as": ways,
+        "selectors": ("leave-one-out", "snapkv"),
+    }
     result = small(placebos=("other-target",), out=tmp_path, **settings)
     target_id = result.targets["target_id"].to_numpy()[result.over]
     inner, tokens = model()[0], small_tokens()
@@ -197,7 +202,8 @@ def test_a_measurement_says_what_was_read_and_kept_and_what_the_sinks_give(tmp_p
 
 
 def test_ways_and_placebos_beside_it_change_no_number_of_a_way():
-    few = {"targets_per_block": 3, "selectors": ("leave-one-out", "leave-one-in@random:20", "random")}
+    few = {"targets": 45, "targets_per_block": 3}
+    few["selectors"] = ("leave-one-out", "leave-one-in@random:20", "random")
     alone = small(keep_as=("text", "cache:2"), **few)
     ways = ("text", "cache:2", "text:2/ranked:2", "cache:2/read:3", "text/drawn:4")
     among = small(keep_as=ways, placebos=("placebo", "other-target"), **few)

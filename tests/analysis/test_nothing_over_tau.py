@@ -112,7 +112,9 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     assert not code and printed.startswith(str(load(folder)))
 
 
-@pytest.mark.parametrize("shards", [(None,), ("2/2", "1/2", None)])
+@pytest.mark.parametrize(
+    "shards", [(None,), pytest.param(("2/2", "1/2", None), marks=pytest.mark.slow)], ids=["whole", "shards"]
+)
 @pytest.mark.parametrize(
     "changes", [{}, {**EVERYTHING, "targets": 66, "targets_per_block": 3}, {"select_with": model(1)}], ids=len
 )
