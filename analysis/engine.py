@@ -39,6 +39,7 @@ from analysis.selectors import (
     check_selector,
     find_selector,
     ranked_in,
+    ranks_in_cache,
     reads_subsequences,
 )
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
@@ -426,8 +427,7 @@ def drops_tokens(choices: ChoiceSettings) -> bool:
 def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
     """Whether far keys and values are left out of the cache, to rank tokens or to keep them."""
     levels = [KeptAs.parse(text).level for text in choices.keep_as]
-    levels += [where.level for name in choices.selectors if (where := ranked_in(name)) is not None]
-    return "cache" in levels
+    return "cache" in levels or any(ranks_in_cache(name) for name in choices.selectors)
 
 
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
@@ -470,3 +470,14 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
                 "one of them out"
             )
         check_selector(name, k_max=max(ks[-1], tokens_to_rank(name, keep_as, ks[-1], n_far)), n_far=n_far)
+        where = ranked_in(name)
+        if where is None:
+            continue
+        ranked = n_far - where.sinks
+        for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
+            may_need = ks[-1] * (1 + kept_as.width)
+            if kept_as.windows == "ranked" and kept_as.sinks < where.sinks and may_need > ranked:
+                raise UserError(
+                    f"{text} may need more tokens for k = {ks[-1]} than the {ranked} that {name} ranks, which does not "
+                    f"rank its {where.sinks} sinks; lower k or the windows, or keep {where.sinks} sinks"
+                )
