@@ -57,6 +57,8 @@ ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
 STEP_BY_STEP = "greedy"
 """How the names of selectors begin that rank no tokens beyond k."""
+SEQUENTIAL = (STEP_BY_STEP, "halving")
+"""How those begin whose ranking says nothing of tokens that were not chosen (`Selection.scores`)."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
@@ -468,6 +470,11 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
             raise UserError(
                 f"{name} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
                 "one of them out"
+            )
+        if name.startswith(SEQUENTIAL) and any(kept_as.unit == "word" for kept_as in keep_as):
+            raise UserError(
+                f"{name} scores only the k tokens that it chooses, which may be of fewer than k words; leave it or the "
+                "unit word out"
             )
         check_selector(name, k_max=max(ks[-1], tokens_to_rank(name, keep_as, ks[-1], n_far)), n_far=n_far)
         where = ranked_in(name)
