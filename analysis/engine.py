@@ -40,6 +40,7 @@ from analysis.selectors import (
     check_selector,
     find_selector,
     ranked_in,
+    ranks_in_cache,
     reads_subsequences,
 )
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
@@ -57,6 +58,8 @@ ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
 STEP_BY_STEP = "greedy"
 """How the names of selectors begin that rank no tokens beyond k."""
+SEQUENTIAL = (STEP_BY_STEP, "halving")
+"""How those begin whose ranking says nothing of tokens that were not chosen (`Selection.scores`)."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
@@ -475,8 +478,7 @@ def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
     if choices.effects:
         return True
     levels = [KeptAs.parse(text).level for text in choices.keep_as]
-    levels += [where.level for name in choices.selectors if (where := ranked_in(name)) is not None]
-    return "cache" in levels
+    return "cache" in levels or any(ranks_in_cache(name) for name in choices.selectors)
 
 
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
@@ -518,4 +520,20 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
                 f"{name} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
                 "one of them out"
             )
+        if name.startswith(SEQUENTIAL) and any(kept_as.unit == "word" for kept_as in keep_as):
+            raise UserError(
+                f"{name} scores only the k tokens that it chooses, which may be of fewer than k words; leave it or the "
+                "unit word out"
+            )
         check_selector(name, k_max=max(ks[-1], tokens_to_rank(name, keep_as, ks[-1], n_far)), n_far=n_far)
+        where = ranked_in(name)
+        if where is None:
+            continue
+        ranked = n_far - where.sinks
+        for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
+            may_need = ks[-1] * (1 + kept_as.width)
+            if kept_as.windows == "ranked" and kept_as.sinks < where.sinks and may_need > ranked:
+                raise UserError(
+                    f"{text} may need more tokens for k = {ks[-1]} than the {ranked} that {name} ranks, which does not "
+                    f"rank its {where.sinks} sinks; lower k or the windows, or keep {where.sinks} sinks"
+                )

@@ -63,7 +63,8 @@ class Faithfulness:
         subset_influence         summed influence of each subset, (m, n); NaN where single tokens have none
         leave_one_out_spearman   rank correlation of its influence of all far tokens with leave-one-out's, (m,)
         """
-        selected = np.stack([choice.columns for choice in chosen.values()], axis=1)
+        k_max = max(self.ks)  # some rank more tokens, as sinks may be among them
+        selected = np.stack([choice.columns[:, :k_max] for choice in chosen.values()], axis=1)
         drops = self._comprehensiveness(contexts, targets, selected)
         agreement = score_agreement(chosen)
         no_agreement = np.full(len(targets), np.nan)

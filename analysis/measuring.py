@@ -28,7 +28,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
-from analysis.selectors import changes_embeddings
+from analysis.selectors import changes_embeddings, chooses_by_head
 from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
 from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError
@@ -200,6 +200,7 @@ def _scorer(
         contexts.targets_per_block,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),
+        by_head=any(chooses_by_head(name) for name in choices.selectors),
         changes_embeddings=any(changes_embeddings(name) for name in choices.selectors),
     )
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)

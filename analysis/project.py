@@ -24,6 +24,7 @@ from analysis.model.adapter import (
     ReduceAttention,
     TransformersAdapter,
     causal_bias,
+    one_at_a_time,
 )
 from analysis.model.far_attention import FarKeys, KeyValues, Scores, attend
 from analysis.model.layer_states import LayerStates, ReadLayer
@@ -113,6 +114,7 @@ class OlmoAdapter(Adapter):
         """See `Adapter`."""
         return self.model.embed(input_ids)
 
+    @one_at_a_time
     def raw_forward(
         self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, options: PassOptions = PLAIN
     ) -> Output:
@@ -160,6 +162,7 @@ class OlmoAdapter(Adapter):
                 layers.append((rotated, values))
         return layers
 
+    @one_at_a_time
     def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `Adapter`: one pass over the near tokens alone, whose attention reads the far keys too."""
         from olmo_sparsity.model.rope import alibi_slopes  # needs OLMo
@@ -179,6 +182,7 @@ class OlmoAdapter(Adapter):
             ids = far.near_ids.expand(len(input_ids), -1)
             return self.raw_forward(input_ids, ids, logits_to_keep).logits
 
+    @one_at_a_time
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:

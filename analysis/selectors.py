@@ -320,6 +320,18 @@ def reads_subsequences(name: str) -> bool:
     return False
 
 
+def ranks_in_cache(name: str) -> bool:
+    """Whether the selector of a name, or who proposes for it, leaves keys and values out of the cache."""
+    exact, _, screen = name.removesuffix(OTHER_NEAR).partition("@")
+    return any(part.partition("/")[2].startswith("cache") for part in (exact, screen))
+
+
+def chooses_by_head(name: str) -> bool:
+    """Whether the selector of a name, or who proposes for it, ranks the tokens of every head of keys."""
+    parts = re.split("[@:/]", name)
+    return any(part in ("h2o", "snapkv") for part in parts)
+
+
 def changes_embeddings(name: str) -> bool:
     """Whether the selector of a name, or who proposes for it, reads embeddings in the place of tokens."""
     parts = re.split("[@:/]", name)
@@ -358,7 +370,7 @@ def list_selectors() -> list[str]:
 def check_selector(name: str, *, k_max: int, n_far: int) -> None:
     """Raise `UserError` where a selector does not exist, or is to rank more tokens than it has candidates.
 
-    A screened form has those that were proposed, of which there are at most F without the sinks.
+    A screened form has those that were proposed, of which there are at most F without the sinks of both.
     """
     find_selector(name)
     where = ranked_in(name)
@@ -370,7 +382,10 @@ def check_selector(name: str, *, k_max: int, n_far: int) -> None:
         )
     if "@" not in name:
         return
-    _, _, count = name.removesuffix(OTHER_NEAR).rpartition(":")
+    proposer, _, count = name.removesuffix(OTHER_NEAR).partition("@")[2].rpartition(":")
+    where = ranked_in(proposer)
+    if where is not None:
+        candidates = min(candidates, n_far - where.sinks)
     m = int(count)
     if not k_max <= m <= candidates:
         raise UserError(

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,8 @@ from analysis.model.far_attention import FarKeys, KeyValues, attending_to
 from analysis.model.layer_states import ReadLayer, reading_layers
 from olmo_sparsity.util.errors import UserError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ReduceAttention = Callable[[Tensor], Tensor]
 """From the attention of a layer, (R, H, Q, L) float32, to what is kept of it."""
 
@@ -31,6 +35,20 @@ ReduceAttention = Callable[[Tensor], Tensor]
 def mean_over_heads(attention: Tensor) -> Tensor:
     """(R, Q, L) of attention (R, H, Q, L)."""
     return attention.mean(dim=1)
+
+
+_ONE_PASS = threading.RLock()
+
+
+def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
+    """Have threads make their passes one after the other: some change the attention of a model while they run."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _ONE_PASS:
+            return method(*args, **kwargs)
+
+    return run
 
 
 @dataclass
@@ -306,6 +324,7 @@ class TransformersAdapter(Adapter):
         """See `Adapter`."""
         return self.model.get_input_embeddings()(input_ids)
 
+    @one_at_a_time
     def raw_forward(
         self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, options: PassOptions = PLAIN
     ) -> Output:
@@ -343,12 +362,14 @@ class TransformersAdapter(Adapter):
         key_values = [(layer.keys, layer.values) for layer in layers]
         return Output(output.logits, key_values)
 
+    @one_at_a_time
     def raw_near_logits(self, far: FarKeys, input_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `Adapter`: one pass over the near tokens alone, whose attention reads the far keys too."""
         ids = far.near_ids.expand(len(input_ids), -1)
         with attending_to(self.model, far):
             return self.raw_forward(input_ids, ids, logits_to_keep).logits
 
+    @one_at_a_time
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:

@@ -33,6 +33,7 @@ def check_long_context(
     reach_factor: float = 1.0,
     drops_tokens: bool = True,
     in_cache: bool = False,
+    by_head: bool = False,
     changes_embeddings: bool = False,
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
@@ -54,6 +55,7 @@ def check_long_context(
         drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
             another one; where nothing is dropped it may end within the context.
         in_cache: whether far keys and values are left out.
+        by_head: whether tokens are ranked, and maybe kept, by each head of keys.
         changes_embeddings: whether logits are read of embeddings that are none of the table's.
     """
     more = targets_per_block - 1 + len(model.prefix)
@@ -62,7 +64,7 @@ def check_long_context(
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
     if limit is not None and n_long + more > limit:
         remedy = "lower N or B"
-        if what.endswith("window"):
+        if what.endswith("sliding window"):
             remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
         raise UserError(
             f"N = {n_long:,} with {more:,} more tokens of block and prefix is beyond the {limit:,} {what} of {name}; "
@@ -79,6 +81,9 @@ def check_long_context(
                 _try_embeddings(model, name)
             if in_cache:
                 measured.shares_far_keys = _try_cache(model, n_long + more, name)
+            if by_head:
+                gathers = in_cache and not measured.shares_far_keys
+                _try_heads(model, n_long + more, name, gathers)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -94,7 +99,9 @@ def limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
     layers = getattr(config, "layer_types", None) or ["sliding", "chunked"]
     for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
         window = getattr(config, field, None)  # a query's own token is one of them
-        if drops_tokens and window and any(kind in layer for layer in layers):
+        # of chunks transformers counts from the first column that is not hidden: in the cache they would move as well
+        moves = drops_tokens or kind == "chunked"
+        if moves and window and any(kind in layer for layer in layers):
             yield window, f"tokens of a {kind} window"
     # one set of parameters, or one for each kind of layer
     for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
@@ -221,6 +228,37 @@ def _try_cache(model: TransformersAdapter, n_long: int, name: str) -> bool:
         )
         return False
     return True
+
+
+@torch.inference_mode()
+def _try_heads(model: TransformersAdapter, n_long: int, name: str, gathers: bool) -> None:
+    """Count layers of keys and of attention; where each head's keys are gathered, also take every second key away."""
+    tokens = _random_tokens(model, n_long)
+    near = min(_NEAR_TOKENS, n_long - 1)
+    num_far = n_long - near
+    ids = torch.arange(n_long, device=tokens.device)[None]
+    reading = with_prefix(model, ())
+    reading.shares_far_keys = False
+    far = reading.far_key_values(tokens[:, :num_far])
+    of_attention = reading.attention(tokens[:, :near], ids[:, :near], 1)
+    remedy = "leave h2o and snapkv out"
+    if len(of_attention) != len(far):
+        raise UserError(
+            f"{name} has keys of {len(far)} layers and attention of {len(of_attention)}, so that heads of keys have no "
+            f"attention of their own; {remedy}"
+        )
+    if not gathers:
+        return
+    kept = ids[0, :num_far] % 2 == 0
+    hidden = reading.near_logits(far, kept[None], tokens[:, num_far:], 1)
+    fewer = [(keys[:, :, kept], values[:, :, kept]) for keys, values in far]
+    kept_ids = torch.cat([ids[:, :num_far][:, kept], ids[:, num_far:]], dim=1)
+    gathered = reading.logits_after(fewer, tokens[:, num_far:], kept_ids, 1)
+    if (gathered - hidden).abs().max() > _RELATIVE_TOLERANCE * float(hidden.std()):
+        raise UserError(
+            f"{name} counts the keys that are left in its cache (a window), so that heads cannot keep tokens of their "
+            f"own at N = {n_long:,}; lower N, or {remedy}"
+        )
 
 
 def _random_tokens(model: TransformersAdapter, count: int) -> Tensor:

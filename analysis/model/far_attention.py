@@ -148,6 +148,10 @@ def attend(
             total = scores.sum(dim=-1, keepdim=True) + of_near.sum(dim=-1, keepdim=True)
             if sinks is not None:
                 total += (sinks[group] - top).exp()
+            if value.dtype == torch.float16:  # its sums over many keys would overflow before they are divided
+                scores /= total
+                of_near = of_near / total
+                total = torch.ones_like(total)
             from_far = product(scores.to(value.dtype).flatten(0, 2), values_of)
             from_near = of_near.to(value.dtype) @ value[some, group, None]
             output[some, group] = (from_far.view(from_near.shape) + from_near) / total

@@ -142,3 +142,14 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     kept = [frozenset(subset) for subset in far_subsets(4, SUBSETS, seed=0, block=0).tolist()]
     assert judged["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(subset)) for subset in kept])
     assert judged["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in subset) for subset in kept])
+
+
+def test_selectors_that_rank_more_tokens_than_others_are_judged_by_as_many():
+    """Where sinks are kept, a selector that has none among its candidates ranks fewer."""
+    names = ("leave-one-out/cache:2", "attention")
+    settings = {"targets": 12, "tau_nats": 0.5, "keep_as": ("text", "cache:2")}
+    together = small(**settings, selectors=names, faithfulness=True)
+    alone = small(**settings, selectors=names[1:], faithfulness=True)
+    for name in ("comprehensiveness_nats", "subset_influence"):
+        first, second = (result.of_choices(name, "attention", "true") for result in (together, alone))
+        np.testing.assert_allclose(first, second, atol=1e-5)

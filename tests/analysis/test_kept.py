@@ -353,6 +353,10 @@ def test_a_way_that_there_is_not_is_refused(text, message):
             {"keep_as": ("text/ranked:2",), "selectors": ("leave-one-out@gradient:8",)},
             "m = 8 must be at least k = 12",
         ),
+        (
+            {"keep_as": ("text", "cache:2/word"), "selectors": ("halving/cache:2",)},
+            "halving/cache:2 scores only the k tokens that it chooses, which may be of fewer than k words",
+        ),
         ({"placebos": ("other-target",)}, "other-target takes the tokens of another target of the block"),
     ],
 )

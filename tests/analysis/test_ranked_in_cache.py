@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.api import load
+from analysis.model.adapter import TransformersAdapter
 from analysis.open_model import adapter_of
 from analysis.selectors import find_selector
 from tests.support.families import WINDOWED, random_model
@@ -110,3 +111,35 @@ def test_effects_are_kept_and_read_again(tmp_path):
     again = load(tmp_path)
     np.testing.assert_array_equal(np.stack(again.effects["kl_nats"]), np.stack(measured.effects["kl_nats"]))
     assert again.settings.choices.effects
+
+
+def test_the_trial_is_made_for_who_proposes_in_the_cache_too(monkeypatch):
+    shares = []
+    near_logits = TransformersAdapter.near_logits
+
+    def spied(self, *arguments):
+        shares.append(self.shares_far_keys)
+        return near_logits(self, *arguments)
+
+    monkeypatch.setattr(TransformersAdapter, "near_logits", spied)
+    small(selectors=("leave-one-out-kl@leave-one-out/cache:2:9",), targets=2, tau_nats=-9.0)
+    assert shares[-1], "rows share far keys, as a trial has allowed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"selectors": (KL,), "keep_as": ("text/ranked:3",), "ks": (1, 16)},
+            f"the {F - 2} that .* keep 2 sinks",
+        ),
+        ({"selectors": (KL,), "keep_as": ("text:1/ranked:3",), "ks": (1, 16)}, "does not rank its 2 sinks"),
+        (
+            {"selectors": (f"leave-one-out/cache:2@leave-one-out/cache:4:{F - 3}",), "keep_as": ("cache:2",)},
+            f"m = {F - 3} must be at least k = 4 and at most the {F - 4} far tokens",
+        ),
+    ],
+)
+def test_what_sinks_leave_too_few_tokens_for_is_refused_before_a_model_is_opened(changes, message):
+    with refused(message):
+        small(("no model", None), **changes)

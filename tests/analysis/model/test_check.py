@@ -12,7 +12,15 @@ from analysis.open_model import adapter_of
 from analysis.project import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from tests.support import tiny
-from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, layers_of_other_heads, random_model
+from tests.support.families import (
+    FAMILIES,
+    REACH,
+    ROTARY,
+    VOCABULARY,
+    WINDOWED,
+    layers_of_other_heads,
+    random_model,
+)
 from tests.support.plain import random_blocks
 from tests.support.refusals import refused
 
@@ -139,6 +147,58 @@ def test_a_model_that_looks_tokens_up_in_layers_has_no_gradients_of_embeddings()
     with refused("it looks tokens up in layers, too"):
         check_long_context(model, 24, name="it", drops_tokens=False, changes_embeddings=True)
     check(adapter(), 24, changes_embeddings=True)
+
+
+WINDOW_OF_ITS_OWN = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "max_position_embeddings": REACH,
+    "num_layers": 2,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 9,
+    "initializer_range": 0.3,
+}
+SHARED_LAYERS = {
+    **ROTARY,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": REACH,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+
+
+def test_heads_keep_no_tokens_of_their_own_where_copied_keys_would_move_a_window():
+    """GPT-Neo counts the keys that are left, and has no interface through which rows could share the others."""
+    neo = adapter("gpt_neo", **WINDOW_OF_ITS_OWN)
+    check(neo, 24, drops_tokens=False, in_cache=True)
+    assert not neo.shares_far_keys
+    with refused("the model counts the keys that are left in its cache .*leave h2o and snapkv out"):
+        check(neo, 24, drops_tokens=False, in_cache=True, by_head=True)
+    check(neo, 9, in_cache=True, by_head=True)
+    gemma = adapter("gemma3_text", **WINDOWED["gemma3_text"])
+    check(gemma, 24, drops_tokens=False, in_cache=True, by_head=True)
+    assert gemma.shares_far_keys
+
+
+def test_layers_that_share_keys_have_no_policies_by_head():
+    model = adapter("gemma4_text", **SHARED_LAYERS)
+    check(model, 24, in_cache=True)
+    with refused("the model has keys of 2 layers and attention of 4, .*leave h2o and snapkv out"):
+        check(model, 24, by_head=True)
+
+
+def test_chunks_end_in_the_cache_too():
+    """Of chunks transformers counts the first columns that are hidden as padding: they would begin elsewhere."""
+    with refused("beyond the 9 tokens of a chunked window of the model; lower N or B$"):
+        check(
+            adapter("llama4_text", **{**CHUNKED, "attention_chunk_size": 9}),
+            24,
+            drops_tokens=False,
+            in_cache=True,
+        )
 
 
 def test_layers_may_differ_in_their_heads_of_keys():

@@ -1,5 +1,7 @@
 """Far keys and values that are left out of the cache, against one whole masked pass a subset."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
+from analysis.model.far_attention import FarKeys, Scores, attend
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
 from analysis.selectors import SelectorInput, check_selector, find_selector
@@ -196,6 +199,37 @@ def test_near_tokens_see_no_later_ones():
         logits = adapter.near_logits(far, visible, tokens[:, FAR:], M)
     assert torch.equal(logits[0, :-1], logits[1, :-1])
     assert not torch.allclose(logits[0, -1], logits[1, -1])
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["two models", "one model"])
+def test_threads_read_far_keys_of_their_own(same):
+    contexts = random_blocks(N, M, B)
+    masks = random_masks(9)
+    first = adapter_named("llama", shares=True)
+    second = first if same else adapter_named("qwen3", shares=True)
+
+    def losses(adapter):
+        scorer = Scorer(adapter, tokens_per_batch=30)
+        return far_cache.measures(scorer, contexts, masks, ("loss",), contexts.all_targets)
+
+    alone = [losses(first), losses(second)]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(losses, [first, second] * 4))
+    for number, measured in enumerate(together):
+        np.testing.assert_allclose(measured, alone[number % 2], atol=3e-5)
+
+
+def test_sums_over_many_far_keys_do_not_overflow_in_fp16():
+    """With weights alike, 4,096 values of 20 sum to more than fp16 holds before they are divided."""
+    count = 4096
+    far = FarKeys.of(
+        [(torch.zeros(1, 1, count, 8).half(), torch.full((1, 1, count, 8), 20.0).half())],
+        torch.ones(1, count, dtype=torch.bool),
+        count + torch.arange(2),
+    )
+    near = torch.zeros(1, 1, 2, 8).half()
+    output = attend(near, near, near + 20, None, far, 0, Scores(1.0))
+    torch.testing.assert_close(output, torch.full_like(output, 20.0), atol=0.05, rtol=0)
 
 
 # --- selectors that rank in the cache ---
