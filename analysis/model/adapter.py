@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.model.far_attention import FarKeys, KeyValues, attending_to
+from analysis.model.far_attention import FarKeys, KeyValues, attending_to, attention_of
 from analysis.model.layer_states import ReadLayer, reading_layers
 from olmo_sparsity.util.errors import UserError
 
@@ -386,15 +386,13 @@ class TransformersAdapter(Adapter):
             return output[0], None, *output[2:]
 
         length = input_ids.shape[1]
-        implementation = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")
         hooks = [part.register_forward_hook(record, prepend=True) for part in self.model.modules()]
         try:
-            self.raw_forward(input_ids, position_ids, 1, PassOptions(further={"output_attentions": True}))
+            with attention_of(self.model, "eager"):
+                self.raw_forward(input_ids, position_ids, 1, PassOptions(further={"output_attentions": True}))
         finally:
             for hook in hooks:
                 hook.remove()
-            self.model.set_attn_implementation(implementation)
         return recorded
 
     def raw_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:

@@ -167,6 +167,30 @@ _current: list[FarKeys] = []
 
 
 @contextmanager
+def attention_of(model: Any, implementation: str) -> Iterator[None]:
+    """While it runs, all parts of a model of transformers have this implementation; then each has its own again."""
+    before = _implementations(model.config)
+    try:
+        model.set_attn_implementation(implementation)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _implementations(config: Any, of_whole: str = "eager") -> str | dict[str, Any]:
+    """The implementation of a model, or of a composite one those of its parts by their names, and its own as "".
+
+    ``of_whole``: of parts that have none.
+    """
+    own = config._attn_implementation or of_whole
+    parts = {}
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            parts[name] = _implementations(part, own)
+    return {"": own, **parts} if parts else own
+
+
+@contextmanager
 def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
     """While it runs, every layer of a model of transformers attends to these far keys too.
 
@@ -177,14 +201,12 @@ def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
 
     AttentionInterface.register(IMPLEMENTATION, _of_transformers)
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
-    _current.append(far)
-    try:
-        yield
-    finally:
-        _current.pop()
-        model.set_attn_implementation(implementation)
+    with attention_of(model, IMPLEMENTATION):
+        _current.append(far)
+        try:
+            yield
+        finally:
+            _current.pop()
 
 
 def scores_of(

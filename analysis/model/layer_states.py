@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.model.far_attention import Scores, scores_of
+from analysis.model.far_attention import Scores, attention_of, scores_of
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE, each (R or 1, L, d), d ≤ D; the second half of d repeats the first."""
@@ -136,15 +136,13 @@ def reading_layers(model: Any, read: ReadLayer) -> Iterator[list[Tensor]]:
 
     AttentionInterface.register(IMPLEMENTATION, record)
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    implementation = model.config._attn_implementation
     hooks = []
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             hooks.append(module.register_forward_pre_hook(keep_inputs, with_kwargs=True))
-    model.set_attn_implementation(IMPLEMENTATION)
     try:
-        yield read_of_layers
+        with attention_of(model, IMPLEMENTATION):
+            yield read_of_layers
     finally:
         for hook in hooks:
             hook.remove()
-        model.set_attn_implementation(implementation)

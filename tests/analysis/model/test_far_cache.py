@@ -201,6 +201,17 @@ def test_near_tokens_see_no_later_ones():
     assert not torch.allclose(logits[0, -1], logits[1, -1])
 
 
+def test_parts_of_a_composite_model_keep_the_attention_that_the_user_gave_them():
+    adapter = adapter_named("gemma3", shares=True)
+    adapter.model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    contexts = random_blocks(N, M, 1)
+    far_cache.measures(Scorer(adapter), contexts, random_masks(3), ("loss",), contexts.all_targets)
+    Scorer(adapter).last_attention(contexts, contexts.all_targets)
+    config = adapter.model.config
+    parts = config, config.text_config, config.vision_config
+    assert [part._attn_implementation for part in parts] == ["sdpa", "eager", "sdpa"]
+
+
 @pytest.mark.parametrize("same", [False, True], ids=["two models", "one model"])
 def test_threads_read_far_keys_of_their_own(same):
     contexts = random_blocks(N, M, B)
