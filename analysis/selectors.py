@@ -329,7 +329,7 @@ def ranks_in_cache(name: str) -> bool:
 def chooses_by_head(name: str) -> bool:
     """Whether the selector of a name, or who proposes for it, ranks the tokens of every head of keys."""
     parts = re.split("[@:/]", name)
-    return any(part in ("h2o", "snapkv") for part in parts)
+    return any(part in POLICIES for part in parts)
 
 
 def changes_embeddings(name: str) -> bool:
