@@ -48,6 +48,7 @@ def command(name, *arguments):
     return run("from olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()", name, *arguments)
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_is_measured_and_drawn_without_extras(tmp_path):
     model = directory(tmp_path / "model", "llama")
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(12, 60)})

@@ -116,7 +116,13 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     "shards", [(None,), pytest.param(("2/2", "1/2", None), marks=pytest.mark.slow)], ids=["whole", "shards"]
 )
 @pytest.mark.parametrize(
-    "changes", [{}, {**EVERYTHING, "targets": 66, "targets_per_block": 3}, {"select_with": model(1)}], ids=len
+    "changes",
+    [
+        {},
+        pytest.param({**EVERYTHING, "targets": 66, "targets_per_block": 3}, marks=pytest.mark.slow),
+        {"select_with": model(1)},
+    ],
+    ids=["plain", "everything", "crossfit"],
 )
 def test_a_lower_tau_takes_the_losses_and_is_a_fresh_measurement_to_the_last_bit(
     tmp_path, request, shards, changes

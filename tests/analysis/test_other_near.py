@@ -92,6 +92,7 @@ def test_tokens_are_chosen_with_the_placebos_end_and_measured_with_the_true_near
     assert differing, "the near tokens have a part in the choice"
 
 
+@pytest.mark.slow
 def test_other_selectors_and_the_targets_are_as_without_them(result):
     alone = small(**SETTINGS, selectors=("leave-one-out",))
     assert alone.targets.equals(result.targets)

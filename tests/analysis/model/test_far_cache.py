@@ -65,10 +65,12 @@ def whole_losses(adapter, contexts, masks, targets):
 CASES = [(name, True) for name in (*OURS, *SHARING)]
 CASES += [(name, False) for name in FAMILIES]
 CASES += [(f"windowed {family}", shares) for family in WINDOWED for shares in (True, False)]
+QUICK = [("rope", True), ("windowed hybrid", True), ("llama", True), ("windowed gemma2", True)]
+QUICK += [("windowed gpt_oss", True), ("xglm", False)]
 
 
 @pytest.mark.parametrize(("name", "shares"), CASES)
-@pytest.mark.parametrize("prefix", [(), (3, 1)])
+@pytest.mark.parametrize("prefix", slow_but([(), (3, 1)], (3, 1)))
 def test_losses_are_those_of_a_whole_masked_pass(name, shares, prefix):
     contexts = random_blocks(N, M, B)
     adapter = with_prefix(adapter_named(name, shares=shares), prefix)
@@ -80,10 +82,6 @@ def test_losses_are_those_of_a_whole_masked_pass(name, shares, prefix):
     of_its_own = np.broadcast_to(masks, (len(targets), *masks.shape))
     again = far_cache.measures(scorer, contexts, of_its_own, ("loss",), targets)[..., 0]
     np.testing.assert_allclose(again, losses, atol=3e-5)
-
-
-QUICK = [("rope", True), ("windowed hybrid", True), ("llama", True), ("windowed gemma2", True)]
-QUICK += [("windowed gpt_oss", True), ("xglm", False)]
 
 
 @pytest.mark.parametrize(("name", "shares"), slow_but(CASES, *QUICK))
