@@ -19,7 +19,6 @@ from olmo_sparsity.util.rng import Stream
 from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
-from tests.support.slow import slow_but
 from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens
 
 N_LONG, N_SHORT, B = 24, 6, 3
@@ -386,7 +385,8 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_kept():
         way.first(choice, words, 5)
 
 
-@pytest.mark.parametrize("size", slow_but([1, 5], 5))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 5])
 def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
     """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
     settings = {"targets_per_block": size, "targets": 60, "selectors": ("leave-one-out", "snapkv", "random")}

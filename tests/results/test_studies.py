@@ -149,6 +149,7 @@ def test_languages(run: Callable[..., str], records: Path) -> None:
     assert "times as frequent as under uniform choice" in printed
 
 
+@pytest.mark.slow
 def test_length(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
     printed = run("length/study", "--figures", str(tmp_path))
     one = load_study(records / "length")["influence/config=nope,seed=1"]
@@ -179,6 +180,7 @@ def test_demo(run: Callable[..., str]) -> None:
     assert "rank correlation of losses on the same subsets, placebo: 0.26 [0.21, 0.31]" in printed
 
 
+@pytest.mark.slow
 def test_differences(run: Callable[..., str]) -> None:
     printed = run("differences", of=".")
     titles = ("languages, corrected for 10", "Python, corrected for 5", "books, corrected for 3")

@@ -70,7 +70,7 @@ QUICK += [("windowed gpt_oss", True), ("xglm", False)]
 
 
 @pytest.mark.parametrize(("name", "shares"), CASES)
-@pytest.mark.parametrize("prefix", slow_but([(), (3, 1)], (3, 1)))
+@pytest.mark.parametrize("prefix", [pytest.param((), marks=pytest.mark.slow), (3, 1)])
 def test_losses_are_those_of_a_whole_masked_pass(name, shares, prefix):
     contexts = random_blocks(N, M, B)
     adapter = with_prefix(adapter_named(name, shares=shares), prefix)
