@@ -22,6 +22,7 @@ PATTERNS = (
     "docs/reference/*.md",
     "docs/*.css",
     "results/*.csv",
+    "results/models/sdists*",
     "results/**/*.md",
     "results/**/*.png",
     "results/**/*.html",
