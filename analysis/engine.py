@@ -142,6 +142,10 @@ class Engine:
 
     def choose(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The other frames of a `Result`, by name, of the targets of one round: what is chosen, and its losses."""
+        with self.scorer.keeping_far():
+            return self._choose(targets)
+
+    def _choose(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]

@@ -210,8 +210,7 @@ def _of_block(
     scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str], places: np.ndarray
 ) -> np.ndarray:
     """`measures` of targets of one block, by their places in it, (m,)."""
-    far = scorer.model.far_key_values(scorer.tensor(contexts.tokens[:, : contexts.n_far]))
-    scorer.on_read(contexts.n_far)
+    far = scorer.far_key_values(contexts.tokens[:, : contexts.n_far])
 
     def read(rows: _Rows, reduce: Reduce) -> Tensor:
         def logits_of(some: np.ndarray, queries: int) -> Tensor:

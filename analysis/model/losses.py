@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -133,6 +134,29 @@ class Scorer(OnDevice):
         self.share_prefixes = share_prefixes
         self.on_read: Callable[[int], Any] = lambda tokens: None
         """Called with how many tokens a pass over subsets has read."""
+        self._keeps_far = False
+        self._kept_far: tuple[np.ndarray, KeyValues] | None = None
+
+    @contextmanager
+    def keeping_far(self) -> Iterator[None]:
+        """Inside, the keys and values of the far context that was read last stay, for the next call that needs them."""
+        self._keeps_far = True
+        try:
+            yield
+        finally:
+            self._keeps_far = False
+            self._kept_far = None
+
+    def far_key_values(self, tokens: np.ndarray) -> KeyValues:
+        """`Adapter.far_key_values` of one far context, (1, F) tokens."""
+        if self._kept_far is not None and np.array_equal(self._kept_far[0], tokens):
+            return self._kept_far[1]
+        self._kept_far = None  # before the next ones need memory
+        far = self.model.far_key_values(self.tensor(tokens))
+        self.on_read(tokens.size)
+        if self._keeps_far:
+            self._kept_far = (tokens, far)
+        return far
 
     def losses(self, contexts: Contexts, far: np.ndarray, targets: np.ndarray | None = None) -> np.ndarray:
         """loss(t | S and the short context) in nats, (m, C) float64.

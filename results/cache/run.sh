@@ -23,13 +23,13 @@ cell() {
   [[ $text == books ]] && long=books-long
   local path=$smollm2
   [[ $model == gemma ]] && path=$gemma
-  declare -A n256=([books]=1600 [code]=1600 [releases]=1024) n1024=([books]=608 [code]=608 [releases]=416)
+  declare -A n256=([books]=832 [code]=512 [releases]=448) n1024=([books]=208 [code]=256 [releases]=224)
   declare -A n4096=([books]=64 [code]=48 [releases]=48)
   local few=(--k 1,2,4,8,16,32,64,128 --selectors "$exact,attention,snapkv" --keep-as cache:4)
   local many=(--k 1,2,4,8,16,32,64,128,256 --selectors "$exact,attention,snapkv" --keep-as cache:4)
   [[ $kind == n4096 ]] && many[3]+=",$exact@attention:256"
   local short=(--n-long 256 --targets-per-block 32 --targets "${n256[$text]}")
-  local another=(--n-long 256 --targets-per-block 32 --targets 512 --seed 1)
+  local another=(--n-long 256 --targets-per-block 32 --targets 256 --seed 1)
   case $kind in
     n256) run "$1" "$path" "$text" "${short[@]}" "${few[@]}" --effects ;;
     ladder) run "$1" "$path" "$text" "${another[@]}" --k 1,4,16 --selectors "$exact" --keep-as "$ladder" \

@@ -95,6 +95,25 @@ def test_all_far_tokens_are_the_long_context_and_none_is_the_short_one(name, sha
     np.testing.assert_allclose(losses, np.stack(expected, axis=1), atol=2e-5)
 
 
+def test_a_far_context_is_read_once_where_it_is_kept_and_the_next_one_anew():
+    contexts = random_blocks(N, M, B)
+    scorer = Scorer(tiny_adapter("llama"))
+    targets = np.array([[0, 0], [1, 1]])
+
+    def losses_of(block):
+        return far_cache.measures(scorer, contexts, random_masks(4), ("loss",), targets[[block]])
+
+    read_anew = [losses_of(block) for block in (0, 0, 1, 0)]
+    reads = []
+    scorer.on_read = reads.append
+    with scorer.keeping_far():
+        kept = [losses_of(block) for block in (0, 0, 1, 0)]
+    assert reads.count(FAR) == 3
+    np.testing.assert_array_equal(kept, read_anew)
+    losses_of(0)
+    assert reads.count(FAR) == 4
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "windowed gemma2", "rope"])
 def test_measures_are_those_of_whole_passes(name):
     contexts = random_blocks(N, M, B)
