@@ -72,9 +72,24 @@ def measures(
     for block in np.unique(targets[:, 0]):
         of_block = np.flatnonzero(targets[:, 0] == block)
         one = contexts.take(slice(block, block + 1))
-        some = visible if visible.ndim == 2 else visible[of_block]
-        values[of_block] = _of_block(scorer, one, some, names, targets[of_block, 1])
+        places = targets[of_block, 1]
+        if visible.ndim == 2:
+            values[of_block] = _same_for_all(scorer, one, visible, names, places)
+        else:
+            values[of_block] = _of_each(scorer, one, visible[of_block], names, places)
     return values
+
+
+@retry_smaller_on_oom
+@torch.inference_mode()
+def block_measures(
+    scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str]
+) -> np.ndarray:
+    """`measures` of all targets of one block, which share their subsets: (B, C, number of names) float64.
+
+    ``visible``: (C, F) bool; or (C, G, F), others in every head of keys, layer after layer, where rows share far keys.
+    """
+    return _same_for_all(scorer, contexts, visible, names, np.arange(contexts.targets_per_block))
 
 
 def losses_by_head(
@@ -206,34 +221,58 @@ def _losses_behind(
     return _array(F.cross_entropy(of_target, target_tokens, reduction="none"))
 
 
-def _of_block(
+def _same_for_all(
     scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str], places: np.ndarray
 ) -> np.ndarray:
-    """`measures` of targets of one block, by their places in it, (m,)."""
-    far = scorer.far_key_values(contexts.tokens[:, : contexts.n_far])
+    """`measures` of targets of one block, by their places in it, (m,), given subsets (C, …) that they share."""
+    reader = _BlockReader(scorer, contexts)
+    rows = _rows_of(contexts, visible, places.min(), places.max())
+    values = reader.read(rows, reader.reduction(names, places))
+    return _array(values)[:, places].swapaxes(0, 1)
 
-    def read(rows: _Rows, reduce: Reduce) -> Tensor:
-        def logits_of(some: np.ndarray, queries: int) -> Tensor:
-            near = contexts.tokens[:, contexts.n_far : contexts.n_long + int(rows.last[some].max())]
-            tokens = scorer.tensor(near).expand(len(some), -1)
-            logits = scorer.model.near_logits(far, _masks(rows.visible[some], far, scorer), tokens, queries)
-            scorer.on_read(tokens.numel())
-            return logits
 
-        return scorer.read_targets(rows, _batches(scorer, rows), logits_of, reduce)
-
-    log_long = None
-    if DIVERGENCES.keys() & set(names):
-        everything = np.ones((1, contexts.n_far), dtype=bool)
-        log_long = read(_rows_of(contexts, everything, places.min(), places.max()), log_probabilities)
-    reduce = scorer.reduction(contexts, names, log_long)
-    if visible.ndim == 2:
-        for_all = _rows_of(contexts, visible, places.min(), places.max())
-        return _array(read(for_all, reduce))[:, places].swapaxes(0, 1)
+def _of_each(
+    scorer: Scorer, contexts: Contexts, visible: np.ndarray, names: Sequence[str], places: np.ndarray
+) -> np.ndarray:
+    """`measures` of targets of one block, by their places in it, (m,), given subsets (m, C, …), others for each."""
+    reader = _BlockReader(scorer, contexts)
     count = visible.shape[1]
     place = np.repeat(places, count)
-    of_each = _rows_of(contexts, visible.reshape(-1, *visible.shape[2:]), place, place)
-    return _array(read(of_each, reduce))[np.arange(len(place)), place].reshape(len(places), count, -1)
+    rows = _rows_of(contexts, visible.reshape(-1, *visible.shape[2:]), place, place)
+    values = reader.read(rows, reader.reduction(names, places))
+    return _array(values)[np.arange(len(place)), place].reshape(len(places), count, -1)
+
+
+class _BlockReader:
+    """Reads the near tokens of one block behind its far keys."""
+
+    def __init__(self, scorer: Scorer, contexts: Contexts):
+        self.scorer = scorer
+        self.contexts = contexts
+        self.far = scorer.far_key_values(contexts.tokens[:, : contexts.n_far])
+
+    def read(self, rows: _Rows, reduce: Reduce) -> Tensor:
+        """What ``reduce`` keeps of the logits of every row, (S, B, …)."""
+
+        def logits_of(some: np.ndarray, queries: int) -> Tensor:
+            end = self.contexts.n_long + int(rows.last[some].max())
+            near = self.contexts.tokens[:, self.contexts.n_far : end]
+            tokens = self.scorer.tensor(near).expand(len(some), -1)
+            masks = _masks(rows.visible[some], self.far, self.scorer)
+            logits = self.scorer.model.near_logits(self.far, masks, tokens, queries)
+            self.scorer.on_read(tokens.numel())
+            return logits
+
+        return self.scorer.read_targets(rows, _batches(self.scorer, rows), logits_of, reduce)
+
+    def reduction(self, names: Sequence[str], places: np.ndarray) -> Reduce:
+        """Of logits to measures; for a divergence the block is read once with all far keys, up to these targets."""
+        log_long = None
+        if DIVERGENCES.keys() & set(names):
+            everything = np.ones((1, self.contexts.n_far), dtype=bool)
+            rows = _rows_of(self.contexts, everything, places.min(), places.max())
+            log_long = self.read(rows, log_probabilities)
+        return self.scorer.reduction(self.contexts, names, log_long)
 
 
 def _rows_of(

@@ -1,0 +1,60 @@
+"""How the targets of a block are read after one choice of far keys (docs/eviction.md [ours]).
+
+Policies differ in what they have seen when they choose. Behind a choice that saw the near tokens, the keys and values
+of these stay as they were read, with all far tokens, and only what comes behind them meets the reduced cache: the last
+short token, whose query predicts the first target, and the targets before the last one. That is how SnapKV, H2O and
+TOVA are published. Behind a choice that saw the far context alone, the near tokens meet the reduced cache, too; so they
+do behind any choice where they are read again.
+Shapes: one block of B targets, N long and M short context length, F = N - M far tokens, G heads of keys in all layers,
+C choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.contexts import Contexts
+from analysis.model import far_cache
+from analysis.model.losses import Scorer
+from olmo_sparsity.util.errors import UserError
+
+NEAR_KEPT, NEAR_REREAD = "kept", "reread"
+"""What becomes of the near tokens: their keys stay as they are, or they are read again with the reduced cache."""
+
+
+@dataclass(frozen=True)
+class BlockReading:
+    """One block, read with some of its far keys."""
+
+    scorer: Scorer
+    contexts: Contexts
+    """Of the block as it is read: where the near tokens are kept, all but the last short one are among the far ones."""
+    n_far: int
+    """F, the far tokens that are chosen from."""
+
+    @classmethod
+    def of(cls, scorer: Scorer, contexts: Contexts, near: str) -> BlockReading:
+        """``contexts``: of one block; ``near``: `NEAR_KEPT` or `NEAR_REREAD`."""
+        n_far = contexts.n_far
+        if near == NEAR_KEPT:
+            contexts = replace(contexts, n_short=1)
+        return cls(scorer, contexts, n_far)
+
+    def measures(self, kept: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Some of `analysis.model.losses.MEASURES` of all targets after each choice, (B, C, number of names) float64.
+
+        ``kept``: which far keys are left, (C, F) bool; or (C, G, F), by head of keys, layer after layer. A divergence
+        is from the prediction with all of them. Raises `UserError` for choices by head without shared keys.
+        """
+        if kept.ndim == 3 and not self.scorer.model.shares_far_keys:
+            raise UserError(
+                "this model reads copies of far keys, the same tokens in every head; leave out the policies, whose "
+                "heads keep tokens of their own"
+            )
+        more = self.contexts.n_far - self.n_far
+        always = np.ones((*kept.shape[:-1], more), dtype=bool)
+        visible = np.concatenate([kept, always], axis=-1)
+        return far_cache.block_measures(self.scorer, self.contexts, visible, names)

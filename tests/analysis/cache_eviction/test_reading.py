@@ -1,0 +1,55 @@
+"""What is predicted after one choice of far keys, against one whole masked pass a choice."""
+
+import numpy as np
+import pytest
+
+from analysis.cache_eviction.reading import NEAR_KEPT, NEAR_REREAD, BlockReading
+from analysis.model.losses import Scorer
+from tests.support.families import tiny_adapter
+from tests.support.plain import plain_divergence, random_blocks, whole_pass
+from tests.support.refusals import refused
+
+N, M, B = 24, 6, 4
+FAR = N - M
+
+
+@pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])
+@pytest.mark.parametrize("name", ["llama", "rope", "xglm"])
+def test_what_comes_behind_the_choice_does_not_see_dropped_keys(name, near):
+    """Near tokens that are kept have seen all far ones, up to the last, whose query comes behind the choice."""
+    adapter = tiny_adapter(name)
+    contexts = random_blocks(N, M, B, count=1)
+    kept = np.random.default_rng(0).random((3, FAR)) < 0.4
+    reading = BlockReading.of(Scorer(adapter), contexts, near)
+    measured = reading.measures(kept, ("loss", "kl"))
+
+    sees_all_far = N - 1 if near == NEAR_KEPT else FAR
+    for place in range(B):
+        tokens = contexts.tokens[0, : N + place]
+        token = contexts.targets[0, place]
+        with_all = whole_pass(adapter, tokens, sees_all_far, range(sees_all_far))[-1]
+        for choice, of_far in enumerate(kept):
+            left = [*np.flatnonzero(of_far), *range(FAR, sees_all_far)]
+            log_p = whole_pass(adapter, tokens, sees_all_far, left)[-1]
+            expected = [-log_p[token], plain_divergence("kl", with_all, log_p)]
+            assert measured[place, choice] == pytest.approx(expected, abs=3e-5)
+
+
+def test_heads_of_a_model_that_copies_far_keys_cannot_keep_tokens_of_their_own():
+    reading = BlockReading.of(Scorer(tiny_adapter("xglm")), random_blocks(N, M, B, count=1), NEAR_KEPT)
+    with refused("reads copies of far keys"):
+        reading.measures(np.ones((1, 2, FAR), dtype=bool), ("loss",))
+
+
+@pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])
+def test_heads_that_keep_the_same_are_all_heads(near):
+    contexts = random_blocks(N, M, B, count=1)
+    kept = np.random.default_rng(1).random((2, FAR)) < 0.4
+    adapter = tiny_adapter("llama")
+    adapter.shares_far_keys = True
+    scorer = Scorer(adapter)
+    reading = BlockReading.of(scorer, contexts, near)
+    heads = sum(scorer.key_heads(contexts))
+    by_head = np.repeat(kept[:, None], heads, axis=1)
+    of_all = reading.measures(kept, ("loss",))
+    np.testing.assert_allclose(reading.measures(by_head, ("loss",)), of_all, atol=1e-5)
