@@ -169,7 +169,7 @@ def measure(
                 scorers[role] = _scorer(other, contexts, choices, tokens_per_batch)
         settings = Settings(
             model=loaded.identity,
-            texts=_identity_of(source, split),
+            texts=identity_of(source, split),
             contexts=contexts,
             choices=choices,
             targets_requested=targets,
@@ -206,7 +206,7 @@ def _scorer(
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
 
-def _identity_of(source: Texts, split: str) -> TextsIdentity:
+def identity_of(source: Texts, split: str) -> TextsIdentity:
     """What a result says of its texts."""
     return TextsIdentity(
         name=source.name,

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from analysis.arguments import whole_numbers
 from analysis.engine import Engine, targets_per_batch
 from analysis.measurement import FRAMES, RESULT_NAME, SELECTION, Measurement
 from analysis.parquet import stacked
-from analysis.saved import Parts, open_parts, remove_finished_parts
+from analysis.saved import Parts, Rounds, open_parts, remove_finished_parts
 from analysis.settings import Settings
 from analysis.work import (
     Work,
@@ -40,13 +39,10 @@ from analysis.work import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove_leftovers
 from olmo_sparsity.util.progress import progress as show_progress
-from olmo_sparsity.util.provenance import provenance
 
 log = logging.getLogger(__name__)
 
 PARTS = "parts"
-SECONDS_BETWEEN_PARTS = 2.0
-"""Blocks that take less time are kept together: a killed process loses what it did in this time, or one block."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,12 @@ class Runner:
         with bar(enabled=self.progress) as advance:
             work = Work(len(sampled) - done, advance)
             self.engine.on_read(work.read)
-            rounds = _Rounds(self.settings, keep, work)
+
+            def write(frames: dict[str, pd.DataFrame], about: dict[str, Any]) -> None:
+                keep(Measurement(self.settings, provenance=about, **frames))
+                work.keep(len(frames["targets"]))
+
+            rounds = Rounds(write)
             try:
                 for batch in batches:
                     of_batch = self._batch_numbers() == batch
@@ -149,7 +150,7 @@ class Runner:
         sampled: pd.DataFrame,
         known: pd.DataFrame | None,
         measured: Collection[int],
-        rounds: _Rounds,
+        rounds: Rounds,
         work: Work,
     ) -> None:
         """Measure one batch: the losses of all its targets, and then round by round what is not ``measured``."""
@@ -247,43 +248,6 @@ class Runner:
         complete = len(frames["targets"]) == len(self.sampled)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
         return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)
-
-
-@dataclass
-class _Rounds:
-    """Finished rounds that are not kept yet."""
-
-    settings: Settings
-    write: Callable[[Measurement], None]
-    work: Work
-    frames: list[dict[str, pd.DataFrame]] = field(default_factory=list)
-    made: dict[str, Any] = field(default_factory=provenance)
-    began: float = field(default_factory=time.monotonic)
-
-    def add(self, frames: dict[str, pd.DataFrame]) -> None:
-        """Another one; all are kept when the last time was `SECONDS_BETWEEN_PARTS` ago.
-
-        A part has targets that follow one another: in the order of their first ones parts are the whole.
-        """
-        if self.frames and self.frames[-1]["targets"].index[-1] + 1 != frames["targets"].index[0]:
-            self.keep()
-        self.frames.append(frames)
-        if time.monotonic() - self.began >= SECONDS_BETWEEN_PARTS:
-            self.keep()
-
-    def keep(self) -> None:
-        """Have all kept now."""
-        rounds = self.frames
-        if not rounds:
-            return
-        self.frames = []
-        now = time.monotonic()
-        about = {**self.made, "seconds": now - self.began}
-        about["created"] = about.pop("started")
-        frames = {name: stacked([frames[name] for frames in rounds]) for name in rounds[0]}
-        self.write(Measurement(self.settings, provenance=about, **frames))
-        self.work.keep(len(frames["targets"]))
-        self.began = now
 
 
 def _blocks(targets: pd.DataFrame, targets_per_block: int) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
 
-from analysis.parquet import write_frame
+from analysis.parquet import stacked, write_frame
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import (
     atomic_path,
@@ -20,8 +21,11 @@ from olmo_sparsity.util.files import (
     remove_leftovers,
     write_json,
 )
+from olmo_sparsity.util.provenance import provenance
 
 Read = TypeVar("Read")
+SECONDS_BETWEEN_PARTS = 2.0
+"""Rounds that take less time are kept together: a killed process loses what it did in this time, or one round."""
 
 
 def write_saved(
@@ -125,6 +129,41 @@ def open_parts(
                 )
         write_json(begun, settings)
         yield Parts(folder, head)
+
+
+@dataclass
+class Rounds:
+    """Finished rounds of a measurement, which are kept together as parts."""
+
+    write: Callable[[dict[str, pd.DataFrame], dict[str, Any]], None]
+    """Is given the frames of a part by name, and what made it."""
+    frames: list[dict[str, pd.DataFrame]] = field(default_factory=list)
+    """Of the rounds that are not kept yet."""
+    made: dict[str, Any] = field(default_factory=provenance)
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, frames: dict[str, pd.DataFrame]) -> None:
+        """Another one; all are kept when the last time was `SECONDS_BETWEEN_PARTS` ago.
+
+        A part has ``targets`` that follow one another: in the order of their first ones parts are the whole.
+        """
+        if self.frames and self.frames[-1]["targets"].index[-1] + 1 != frames["targets"].index[0]:
+            self.keep()
+        self.frames.append(frames)
+        if time.monotonic() - self.began >= SECONDS_BETWEEN_PARTS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Have all kept now."""
+        rounds = self.frames
+        if not rounds:
+            return
+        self.frames = []
+        now = time.monotonic()
+        about = {**self.made, "seconds": now - self.began}
+        about["created"] = about.pop("started")
+        self.write({name: stacked([frames[name] for frames in rounds]) for name in rounds[0]}, about)
+        self.began = now
 
 
 def remove_finished_parts(folder: Path, *, differences: Callable[[dict[str, Any]], str]) -> None:

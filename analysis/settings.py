@@ -130,26 +130,8 @@ class ChoiceSettings:
         return self.ks[-1]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """All settings of one measurement."""
-
-    model: ModelIdentity = field(metadata={"group": ModelIdentity})
-    texts: TextsIdentity = field(metadata={"group": TextsIdentity})
-    contexts: ContextSettings = field(metadata={"group": ContextSettings})
-    choices: ChoiceSettings = field(metadata={"group": ChoiceSettings})
-    targets_requested: int
-    """A small text offers fewer."""
-    selected_by: OtherModel | None = None
-    """The model that chose targets and tokens, where it is another (cross-fitting)."""
-    proposed_by: OtherModel | None = None
-    """The model that proposed tokens for screened selectors, where it is another."""
-    complete: bool = field(default=False, metadata=_may_differ("resumed", "verified"))
-    """Whether all targets are measured."""
-    losses_not_over_tau: str | None = None
-    """Of a result made smaller: what is left of the losses of targets that are not over tau, such as "sums by text"."""
-    faithfulness_of_choices: str | None = None
-    """Of a result made smaller: what is left of the faithfulness of its choices, such as "means by group"."""
+class Recorded:
+    """Settings that are saved as one flat JSON object; a subclass is a frozen dataclass."""
 
     def to_json(self) -> dict[str, Any]:
         """All settings in one flat object."""
@@ -175,7 +157,7 @@ class Settings:
         return type(self).from_json(self.to_json() | changes)
 
     def differences(
-        self, other: Settings, *, when: Occasion | None = None, but_for: Container[str] = ()
+        self, other: Recorded, *, when: Occasion | None = None, but_for: Container[str] = ()
     ) -> str:
         """``setting old -> new`` for every setting that differs, as text; empty where none does.
 
@@ -187,6 +169,28 @@ class Settings:
             if old != new and when not in of.metadata.get("may_differ", ()) and name not in but_for:
                 differing.append(f"{name} {json.dumps(_as_json(old))} -> {json.dumps(_as_json(new))}")
         return ", ".join(differing)
+
+
+@dataclass(frozen=True)
+class Settings(Recorded):
+    """All settings of one measurement."""
+
+    model: ModelIdentity = field(metadata={"group": ModelIdentity})
+    texts: TextsIdentity = field(metadata={"group": TextsIdentity})
+    contexts: ContextSettings = field(metadata={"group": ContextSettings})
+    choices: ChoiceSettings = field(metadata={"group": ChoiceSettings})
+    targets_requested: int
+    """A small text offers fewer."""
+    selected_by: OtherModel | None = None
+    """The model that chose targets and tokens, where it is another (cross-fitting)."""
+    proposed_by: OtherModel | None = None
+    """The model that proposed tokens for screened selectors, where it is another."""
+    complete: bool = field(default=False, metadata=_may_differ("resumed", "verified"))
+    """Whether all targets are measured."""
+    losses_not_over_tau: str | None = None
+    """Of a result made smaller: what is left of the losses of targets that are not over tau, such as "sums by text"."""
+    faithfulness_of_choices: str | None = None
+    """Of a result made smaller: what is left of the faithfulness of its choices, such as "means by group"."""
 
 
 def flat_json(settings: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import engine, measuring, runner
+from analysis import engine, measuring, runner, saved
 from analysis.api import load
 from analysis.engine import PLACEBOS
 from analysis.kept import KeptAs
@@ -243,7 +243,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     whole, tmp_path, stops_after, monkeypatch, seconds_between_parts
 ):
     """Ctrl-C in the middle of a batch loses the block that it came in, and nothing else, however parts are cut."""
-    monkeypatch.setattr(runner, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
+    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
     shown = shown_by_the_bar(monkeypatch)
     rounds = 3 if whole.settings.contexts.targets_per_block == 1 else 7
     first = stops_after(rounds)
@@ -268,9 +268,9 @@ def test_what_a_kill_loses_is_one_block(tmp_path):
     """Of a process that is killed in its sixth block, and has no time to do anything."""
     code = f"""
 import os, signal
-from analysis import engine, runner
+from analysis import engine, saved
 from tests.support.small_measurement import small
-runner.SECONDS_BETWEEN_PARTS = 0.0
+saved.SECONDS_BETWEEN_PARTS = 0.0
 original = engine.Engine.choose
 rounds = []
 def choose(self, targets):
@@ -294,9 +294,9 @@ def test_what_a_kill_loses_are_no_losses_of_a_batch_that_was_done(tmp_path):
     """Targets that are not over tau take no time, and wait for no block: the next batch's losses may take minutes."""
     code = f"""
 import os, signal
-from analysis import engine, runner
+from analysis import engine, saved
 from tests.support.small_measurement import small
-runner.SECONDS_BETWEEN_PARTS = 1e9
+saved.SECONDS_BETWEEN_PARTS = 1e9
 original = engine.Engine.with_losses
 batches = []
 def losses(self, *of_batch):
@@ -375,7 +375,7 @@ def test_parts_of_another_tau_or_in_use_stay_where_a_result_is_complete(tmp_path
 def test_of_a_damaged_part_its_targets_alone_are_measured_again(
     tmp_path, stops_after, monkeypatch, file, length
 ):
-    monkeypatch.setattr(runner, "SECONDS_BETWEEN_PARTS", 0.0)
+    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
     stops_after(3)
     with pytest.raises(KeyboardInterrupt):
         small(out=tmp_path, targets=60)
