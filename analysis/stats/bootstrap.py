@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import stdtrit
 from scipy.stats import binomtest
 
@@ -29,6 +30,7 @@ DEFAULT_RESAMPLES = 2000
 CONFIDENCE = 0.95
 _ROUNDING = 1e-12
 """Values that differ by less, relative to 1 or to themselves if that is more, are the same."""
+_LEAST_P = 1e-12
 _CHUNK_ELEMENTS = 1 << 22  # of (resamples, documents) that are drawn, or multiplied, at once: 32 MiB of int64
 MOST_UNITS_OF_T = 100
 """Up to so many groups or, where there are none, documents, Student's t takes the place of percentiles [ours]."""
@@ -227,6 +229,30 @@ class ClusterBootstrap:
         half = _half_width(changes, self.confidence)
         return value - half, value + half
 
+    def p_value(self, draws: np.ndarray) -> float:
+        """How likely a number is this far from 0, to either side, where it is 0: its interval at 1 - p ends at 0.
+
+        NaN where it has no interval, at least 1e-12 of Student's t, and 1 / R of percentiles.
+        """
+        value = float(draws[0])
+        resampled = draws[1 : self._ends[-1]]
+        if self.units < LEAST_UNITS or _is_constant(resampled):
+            return math.nan
+        if not self.is_jackknife:
+            undefined = np.isnan(resampled).mean()
+            beyond = min((resampled <= 0).mean(), (resampled >= 0).mean()) + undefined
+            return float(np.clip(2 * beyond, 1 / len(resampled), 1))
+        changes = np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
+        if not np.isfinite(resampled).all():
+            return math.nan
+
+        def reach(p: float) -> float:
+            return _half_width(changes, 1 - p) - abs(value)
+
+        if reach(_LEAST_P) <= 0:
+            return _LEAST_P
+        return float(brentq(reach, _LEAST_P, 1.0, xtol=_LEAST_P))
+
     def share(self, draws: np.ndarray, trials: float) -> Interval:
         """Interval of a share of so many ``trials``, cut at 0 and 1.
 
@@ -303,6 +329,18 @@ def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> Inter
     """A share and its score interval of Wilson, by default of 95 %."""
     bounds = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return Interval(successes / trials, float(bounds.low), float(bounds.high))
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """p of some tests, (n,), adjusted for their number as Holm (1979) does; tests whose p is NaN do not count."""
+    p_values = np.asarray(p_values, dtype=float)
+    adjusted = np.full(p_values.shape, np.nan)
+    tests = np.flatnonzero(~np.isnan(p_values))
+    ascending = tests[np.argsort(p_values[tests], kind="stable")]
+    tests_left = np.arange(len(ascending), 0, -1)
+    stepwise = np.maximum.accumulate(tests_left * p_values[ascending])
+    adjusted[ascending] = np.minimum(stepwise, 1.0)
+    return adjusted
 
 
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:

@@ -417,3 +417,32 @@ def test_few_runs_cover_the_truth(runs: int, groups: int, differ: float) -> None
         interval = interval_of(columns, np.tile(np.arange(groups), runs), **rows)
         covered += interval.low <= 0 <= interval.high
     assert covered / 2000 >= 0.93
+
+
+@pytest.mark.parametrize("units", [40, 140])
+@pytest.mark.parametrize("centre", [0.0, 0.2, -0.2])
+def test_at_p_the_interval_ends_at_0(units: int, centre: float) -> None:
+    values = np.random.default_rng(1).normal(centre, 1, units)
+    bootstrap = ClusterBootstrap(np.arange(units))
+    p = bootstrap.p_value(bootstrap.ratio(values, np.ones(units)))
+    for confidence, holds_0 in ((1 - 0.9 * p, True), (1 - min(0.999, 1.1 * p), False)):
+        at = ClusterBootstrap(np.arange(units), confidence=confidence)
+        interval = at.ratio_interval(values, np.ones(units))
+        assert (interval.low <= 0 <= interval.high) == holds_0 or p > 0.9
+
+
+def test_p_of_nothing_that_varies_is_undefined() -> None:
+    bootstrap = ClusterBootstrap(np.arange(9))
+    assert np.isnan(bootstrap.p_value(bootstrap.ratio(np.zeros(9), np.ones(9))))
+    few = ClusterBootstrap(np.arange(3))
+    assert np.isnan(few.p_value(few.ratio(np.arange(3.0), np.ones(3))))
+    far = bootstrap.p_value(bootstrap.ratio(1e9 + np.arange(9.0), np.ones(9)))
+    assert 0 < far < 1e-11
+
+
+def test_holm_is_that_of_the_paper() -> None:
+    """Holm (1979): the smallest of m times m, the next times m - 1, and none smaller than the one before."""
+    adjusted = statistics.holm(np.array([0.04, np.nan, 0.01, 0.03, 0.6]))
+    assert adjusted == pytest.approx([0.09, np.nan, 0.04, 0.09, 0.6], nan_ok=True)
+    assert statistics.holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
+    assert statistics.holm(np.array([])).tolist() == []
