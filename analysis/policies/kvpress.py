@@ -60,7 +60,7 @@ class KVPress(Policy):
 
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F). Raises `UserError` where they are others at another budget: then `kept` scores at each."""
-        few, many = (self._scores(seen, max(1, share * seen.n_far // 4)) for share in (1, 3))
+        few, many = self.scores_at(seen, [max(1, share * seen.n_far // 4) for share in (1, 3)])
         if not np.array_equal(few, many):
             raise UserError(
                 f"{type(self.press).__name__} scores anew at each budget, or at random, so that it has no one ranking; "
@@ -68,10 +68,9 @@ class KVPress(Policy):
             )
         return many
 
-    def kept(self, seen: Seen, counts: Sequence[int]) -> list[np.ndarray]:
+    def scores_at(self, seen: Seen, counts: Sequence[int]) -> list[np.ndarray]:
         """See `Policy`."""
-        keep = self.keeping(seen)
-        return [keep(self._scores(seen, count), count) for count in counts]
+        return [self._scores(seen, count) for count in counts]
 
     def keeping(self, seen: Seen) -> Keep:
         """See `Policy`."""

@@ -33,15 +33,19 @@ class Policy(ABC):
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F): the higher, the longer a key is kept."""
 
+    def scores_at(self, seen: Seen, counts: Sequence[int]) -> list[np.ndarray]:
+        """`scores` where a head keeps so many keys, in the mean, for every count: of most policies the same at all."""
+        return [self.scores(seen)] * len(counts)
+
     def keeping(self, seen: Seen) -> Keep:
         """How keys are kept by their scores: in every head those of the highest."""
         return first_of_each_head
 
     def kept(self, seen: Seen, counts: Sequence[int]) -> list[np.ndarray]:
         """Which keys are left where a head keeps ``counts`` of them, in the mean: (m, G, F) bool of every count."""
-        scores = self.scores(seen)
         keep = self.keeping(seen)
-        return [keep(scores, count) for count in counts]
+        scored = self.scores_at(seen, counts)
+        return [keep(scores, count) for scores, count in zip(scored, counts, strict=True)]
 
 
 POLICIES: Registry[type[Policy]] = Registry("eviction policy")
