@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis.api import Result, load, load_study
+    from analysis.cache_eviction.result import EvictionResult
+    from analysis.cache_eviction.run import eviction
     from analysis.measurement import save_study
     from analysis.measuring import measure
     from analysis.selectors import list_selectors
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
     from olmo_sparsity.util.text_files import TextFiles
 
 __all__ = [
+    "EvictionResult",
     "InfluenceMap",
     "Result",
     "TextFiles",
+    "eviction",
     "influence_map",
     "list_selectors",
     "load",
@@ -34,6 +38,8 @@ __all__ = [
 
 _HOMES = {
     "measure": "analysis.measuring",
+    "eviction": "analysis.cache_eviction.run",
+    "EvictionResult": "analysis.cache_eviction.result",
     **dict.fromkeys(("Result", "load", "load_study"), "analysis.api"),
     "save_study": "analysis.measurement",
     **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray"),

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.contexts import Contexts
 from analysis.model import far_cache
 from analysis.model.losses import Scorer
 from olmo_sparsity.util.errors import UserError
 
-NEAR_KEPT, NEAR_REREAD = "kept", "reread"
-"""What becomes of the near tokens: their keys stay as they are, or they are read again with the reduced cache."""
+__all__ = ["NEAR_KEPT", "NEAR_REREAD", "BlockReading"]
 
 
 @dataclass(frozen=True)

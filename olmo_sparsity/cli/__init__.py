@@ -51,6 +51,9 @@ COMMANDS = {
         check="analysis.cli:checked_measure",
     ),
     "figure2": Command("analysis.cli:run_figure2", "print and draw what was measured"),
+    "eviction": Command(
+        "analysis.cache_eviction.command:main", "which eviction policy keeps what predictions need"
+    ),
     "xray": Command("analysis.cli:run_xray", "which earlier tokens every token of a text needs"),
     "verify": Command("analysis.cli:run_verify", "measure targets of a result again"),
     "length": Command("analysis.probes.length:main", "loss by position, at and beyond the training length"),

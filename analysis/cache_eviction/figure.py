@@ -1,0 +1,85 @@
+"""Loss over that with the full cache against the budget, from tidy frames (docs/eviction.md [ours])."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.cache_eviction.numbers import LOSS
+from analysis.cache_eviction.record import TRUE
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.figures import style
+
+BEST = "best found"
+"""The line of what is best on half of the blocks, measured on the other half."""
+_TITLES = {
+    NEAR_KEPT: "Aware of the near tokens, which are kept",
+    NEAR_REREAD: "Blind to the near tokens, which are read again",
+}
+_BLIND = ":blind=1"
+_LOOKS: dict[str, style.Look] = {
+    "h2o": {"color": "#D55E00", "marker": "v", "linestyle": "-"},
+    "snapkv": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "ada-snapkv": {"color": "#56B4E9", "marker": "^", "linestyle": "-"},
+    "tova": {"color": "#E69F00", "marker": "s", "linestyle": "-"},
+    "expected-attention": {"color": "#009E73", "marker": "D", "linestyle": "-"},
+    "knorm": {"color": "#882255", "marker": "X", "linestyle": (0, (5, 1.5))},
+    "keydiff": {"color": "#CC79A7", "marker": "P", "linestyle": (0, (5, 1.5))},
+    "kvzip": {"color": "#8C6D00", "marker": "p", "linestyle": (0, (5, 1.5))},
+    "streaming-llm": {"color": "0.45", "marker": ">", "linestyle": (0, (1, 0.8))},
+    "random": {"color": "0.35", "marker": "d", "linestyle": "-."},
+    "nearest": {"color": "0.62", "marker": "<", "linestyle": "-."},
+    "leave-one-out-kl": {"color": "#D01C8B", "marker": (4, 1, 0), "linestyle": (0, (9, 1.5))},
+    "halving-kl": {"color": "#5D3A9B", "marker": (5, 1, 0), "linestyle": (0, (9, 1.5))},
+    "presence-gradient": {"color": "#7FA800", "marker": (6, 1, 0), "linestyle": (0, (9, 1.5))},
+    "greedy-kl": {"color": "#00325E", "marker": (3, 1, 0), "linestyle": (0, (9, 1.5))},
+    BEST: {"color": "#000000", "marker": "*", "linestyle": (0, (7, 1, 1, 1, 1, 1))},
+}
+"""Of policies, controls and references; blind policies look as aware ones, which stand in the other panel."""
+
+
+@matplotlib.rc_context(style.STYLE)
+def eviction_figure(
+    summary: pd.DataFrame, best: pd.DataFrame | None, budgets: Sequence[float], *, heading: str = ""
+) -> Figure:
+    """A panel for each way of the near tokens, a line for each policy, control and reference.
+
+    Near tokens are kept as read behind policies that have seen them, and read again behind blind ones. Frames are those
+    of `analysis.cache_eviction.numbers`; ``heading``: what was measured, above the panels.
+    """
+    frames = [summary[summary["name"] == LOSS]]
+    if best is not None:
+        frames.append(best[best["name"] == LOSS].assign(policy=BEST, sees=""))
+    rows = pd.concat(frames)
+    rows = rows[rows["far_context"] == TRUE].drop(columns="far_context")
+    policy = rows["policy"].str.replace(_BLIND, "", regex=False)
+    rows = rows.assign(label=policy, percent=100 * rows["budget"])
+    nears = [near for near in _TITLES if near in set(rows["near"])]
+    looks = _looks(list(rows["label"].unique()))
+
+    width = style.PAGE if len(nears) > 1 else 4.6
+    figure = style.new_figure(width, 4.2)
+    panels = figure.subplots(1, len(nears), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, near in zip(panels, nears, strict=True):
+        of_panel = rows[rows["near"] == near]
+        if len(nears) > 1 and near == NEAR_REREAD:
+            # what aware policies lose by reading the near tokens again is in the numbers
+            of_panel = of_panel[of_panel["sees"] != "far and near"]
+        style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
+        style.log_axis(axes, [100 * budget for budget in budgets])
+        axes.axhline(0, **style.REFERENCE)
+        axes.set_title(_TITLES[near])
+        axes.set_xlabel("budget [% of the far keys, sinks included]")
+    panels[0].set_ylabel("loss over that with the full cache [nats per token]")
+    style.add_legend(figure, looks)
+    style.add_heading(figure, heading, style.says_intervals("bars", rows))
+    return figure
+
+
+def _looks(labels: Sequence[str]) -> dict[str, style.Look]:
+    """The look of every label; those that are not named here get what is left, in their order."""
+    others = style.selector_styles([label for label in labels if label not in _LOOKS])
+    return {label: _LOOKS.get(label) or others[label] for label in labels}

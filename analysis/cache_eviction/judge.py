@@ -1,0 +1,298 @@
+"""One block judged: what every contender keeps after one choice, and what the targets behind it lose by that.
+
+A policy chooses before the first target, and sees no token of it or behind it. Then all targets are read with what is
+left (`analysis.cache_eviction.reading`). References see the targets.
+Shapes: one block of B targets, G heads of keys in all layers, F far tokens, C choices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
+from analysis.cache_eviction.contenders import AWARE, BLIND, Contender, Contest
+from analysis.cache_eviction.reading import BlockReading
+from analysis.cache_eviction.record import FULL, NONE, SINKS, as_float32
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.contexts import Contexts
+from analysis.model.far_cache import subset_masks
+from analysis.model.losses import Scorer
+from analysis.policies.policy import Keep, first_of_each_head
+from analysis.policies.seen import Seen
+from olmo_sparsity.util.errors import UserError
+
+log = logging.getLogger(__name__)
+
+EXACT = "leave-one-out-kl"
+"""The reference whose scores are the exact effects of single keys."""
+LOSS_COLUMNS = ("place", "policy", "near", "budget", "keys", "loss_nats", "kl_nats")
+CHOICE_COLUMNS = ("policy", "sees", "near", "budget", "keys", "spearman", "overlap")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one contender keeps at every budget."""
+
+    contender: Contender
+    scores: list[np.ndarray]
+    """(F,) or (G, F) of every budget: the same at all, but of a policy that looks at the budget."""
+    kept: list[np.ndarray]
+    """(F,) or (G, F) bool of every budget; of the smallest ones, where a reference ranks for these alone."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The two frames of a block."""
+
+    losses: pd.DataFrame
+    """A row for each target, contender (or `FULL`, `SINKS`, `NONE`), way of the near tokens and budget: `LOSS_COLUMNS`,
+    of which ``place`` is the target's place in the block."""
+    choices: pd.DataFrame
+    """A row for each contender, way of the near tokens and budget: `CHOICE_COLUMNS`."""
+
+    def loss_nats(self, policy: str) -> np.ndarray:
+        """Loss of all targets with one of the caches beside those of contenders, near tokens read again, (B,)."""
+        losses = self.losses
+        rows = losses[(losses["policy"] == policy) & (losses["near"] == NEAR_REREAD)]
+        return rows["loss_nats"].to_numpy()
+
+
+@dataclass(frozen=True)
+class BlockJudge:
+    """Judges contenders, block by block."""
+
+    scorer: Scorer
+    contest: Contest
+    encode: Callable[[str], np.ndarray] | None = None
+    """Token ids of a text, for policies that read a prompt."""
+
+    def __post_init__(self) -> None:
+        if not self.scorer.model.shares_far_keys:
+            raise UserError(
+                "this model reads copies of far keys, so that its heads cannot keep tokens of their own as policies "
+                "have them do; give another model, such as a Llama, Qwen, Gemma or OLMo"
+            )
+
+    @cached_property
+    def nears(self) -> list[str]:
+        """The ways of the near tokens: they are kept where a policy has seen them, or only references choose."""
+        sees = [contender.sees for contender in self.contest.policies]
+        if AWARE not in sees and BLIND in sees:
+            return [NEAR_REREAD]
+        return [NEAR_KEPT, NEAR_REREAD]
+
+    def tokens(self, contexts: Contexts) -> int:
+        """About how many tokens are read for one block."""
+        behind = contexts.targets_per_block - 1
+        read = len(self.contest.policies) * contexts.n_long
+        for near in self.nears:
+            length = behind + (1 if near == NEAR_KEPT else contexts.n_short)
+            judged = [contender for contender in self.contest.policies if near in _nears_of(contender)]
+            rows = len(self.contest.budgets) * (len(judged) + len(self.contest.references))
+            for reference in self.contest.references:
+                rows += _ROWS_OF_A_KEY.get(reference.name.partition(":")[0], 1) * contexts.n_far
+            read += rows * length
+        return read
+
+    def judge(self, contexts: Contexts, places: np.ndarray | None = None) -> Judged:
+        """``contexts``: of one block; ``places`` in it of the targets that references rank by, (m,), by default all."""
+        seen = _Seen(self, contexts)
+        of_policies = []
+        for policy in self.contest.policies:
+            of_policies.append(self._choose(policy, seen))
+            self.scorer.on_read(contexts.n_long)
+        losses = []
+        choices = []
+        for near in self.nears:
+            reading = BlockReading.of(self.scorer, contexts, near)
+            with self.scorer.keeping_far():
+                of_references = [
+                    self._rank(reference, reading, places) for reference in self.contest.references
+                ]
+                judged = [one for one in of_policies if near in _nears_of(one.contender)]
+                judged += of_references
+                losses.append(self._losses(reading, judged).assign(near=near))
+            choices.append(self._agreement(judged, of_references).assign(near=near))
+        return Judged(pd.concat(losses)[list(LOSS_COLUMNS)], pd.concat(choices)[list(CHOICE_COLUMNS)])
+
+    def of_those_that_can(self, contexts: Contexts, *, leave_out: bool) -> BlockJudge:
+        """The judge of those policies that the model has what they look at for, as a trial on one block shows.
+
+        ``leave_out``: others are left out with a warning; without it they raise `UserError`.
+        """
+        seen = _Seen(self, contexts)
+        policies = []
+        for policy in self.contest.policies:
+            try:
+                self._choose(policy, seen)
+            except UserError as error:
+                if not leave_out:
+                    raise
+                log.warning("%s is left out: %s", policy.name, error)
+                continue
+            policies.append(policy)
+        return replace(self, contest=replace(self.contest, policies=policies))
+
+    # --- what is kept ---
+
+    def _choose(self, contender: Contender, seen: _Seen) -> Choice:
+        """The choice of a policy or control."""
+        assert contender.policy is not None
+        of_policy = seen.by(contender)
+        keep = contender.policy.keeping(of_policy)
+        scores = [of_budget[0] for of_budget in contender.policy.scores_at(of_policy, self.contest.keys)]
+        kept = [
+            self._keep(contender.name, keep, of_budget, count)
+            for of_budget, count in zip(scores, self.contest.keys, strict=True)
+        ]
+        return Choice(contender, scores, kept)
+
+    def _rank(self, contender: Contender, reading: BlockReading, places: np.ndarray | None) -> Choice:
+        """The choice of a reference, at the budgets that it ranks for."""
+        reference = contender.reference
+        assert reference is not None
+        if places is not None and reference.first is not None and not (places < reference.first).any():
+            places = None  # special tokens are all that it may rank by here
+        scores = reference.scores(reading, self.contest.sinks, places)
+        most = reference.most_keys
+        kept = []
+        for count in self.contest.keys:
+            if most is None or count <= most:
+                kept.append(self._keep(contender.name, first_of_each_head, np.atleast_2d(scores), count))
+        return Choice(contender, [scores] * len(kept), kept)
+
+    def _keep(self, name: str, keep: Keep, scores: np.ndarray, count: int) -> np.ndarray:
+        """Which far keys of scores (G, F) are left, the sinks and ``count`` in the mean: (G, F) or, if alike, (F,)."""
+        beyond = count - self.contest.sinks
+        kept = np.ones(scores.shape, dtype=bool)
+        candidates = scores[:, self.contest.sinks :]
+        kept[:, self.contest.sinks :] = with_total(
+            name, keep(candidates[None], beyond)[0], candidates, beyond
+        )
+        if (kept == kept[0]).all():
+            return kept[0]
+        return kept
+
+    # --- what that does ---
+
+    def _losses(self, reading: BlockReading, choices: Sequence[Choice]) -> pd.DataFrame:
+        """Loss of all targets, and KL to the full cache, after every choice."""
+        rows = list(self._caches(reading))
+        for choice in choices:
+            for place, kept in enumerate(choice.kept):
+                rows.append(
+                    (choice.contender.name, self.contest.budgets[place], self.contest.keys[place], kept)
+                )
+        alike = [row for row in rows if row[-1].ndim == 1]
+        by_head = [row for row in rows if row[-1].ndim == 2]
+        frames = []
+        for some in (alike, by_head):
+            if not some:
+                continue
+            measured = reading.measures(np.stack([kept for *_, kept in some]), ("loss", "kl"))
+            for (name, budget, count, _), (losses, divergences) in zip(
+                some, np.moveaxis(measured, 0, 2), strict=True
+            ):
+                of_targets = {
+                    "place": np.arange(len(losses)),
+                    "policy": name,
+                    "budget": budget,
+                    "keys": count,
+                    "loss_nats": losses.astype(np.float32),
+                    "kl_nats": divergences.astype(np.float32),
+                }
+                frames.append(pd.DataFrame(of_targets))
+        return pd.concat(frames)
+
+    def _caches(self, reading: BlockReading) -> Iterator[tuple[str, float, int, np.ndarray]]:
+        """`FULL`, `NONE` and, where there are any, `SINKS`: name, share of the far keys, their number, and which."""
+        n_far = reading.n_far
+        for name, count in ((FULL, n_far), (NONE, 0), (SINKS, self.contest.sinks)):
+            if name == SINKS and not count:
+                continue
+            yield name, count / n_far, count, subset_masks(np.arange(count), n_far)
+
+    def _agreement(self, choices: Sequence[Choice], references: Sequence[Choice]) -> pd.DataFrame:
+        """Rank correlation of scores with the exact effects, and overlap with the set of the first reference."""
+        exact = [one.scores[0] for one in references if one.contender.name.partition(":")[0] == EXACT]
+        sets_of_first = references[0].kept if references else []
+        rows = []
+        for choice in choices:
+            for place, kept in enumerate(choice.kept):
+                row = {
+                    "policy": choice.contender.name,
+                    "sees": choice.contender.sees,
+                    "budget": self.contest.budgets[place],
+                    "keys": self.contest.keys[place],
+                    "spearman": np.nan,
+                    "overlap": np.nan,
+                }
+                if exact:
+                    row["spearman"] = rank_correlation(choice.scores[place], exact[0], self.contest.sinks)
+                if place < len(sets_of_first):
+                    row["overlap"] = kept_overlap(kept, sets_of_first[place], self.contest.sinks)
+                rows.append(row)
+        return as_float32(pd.DataFrame(rows), ["spearman", "overlap"])
+
+
+_ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
+"""How often a reference reads the near tokens for each far key, for the time left; others once."""
+
+
+class _Seen:
+    """What policies see of a block before its first target, read off the model once for all of them."""
+
+    def __init__(self, judge: BlockJudge, contexts: Contexts):
+        # without what stands behind the choice: it costs time, and nothing can depend on it
+        before = Contexts(
+            contexts.tokens[:, : contexts.n_long],
+            contexts.targets[:, :1],
+            contexts.target_id[:, :1],
+            contexts.n_short,
+        )
+        self._of = {
+            blind: Seen.of(judge.scorer, before, blind=blind, encode=judge.encode) for blind in (False, True)
+        }
+
+    def by(self, contender: Contender) -> Seen:
+        """What a policy or control sees."""
+        assert contender.policy is not None
+        return self._of[contender.policy.blind]
+
+
+def _nears_of(contender: Contender) -> tuple[str, ...]:
+    """The ways of the near tokens behind a choice: one that saw the far context alone has them read again."""
+    return (NEAR_REREAD,) if contender.sees == BLIND else (NEAR_KEPT, NEAR_REREAD)
+
+
+def with_total(name: str, kept: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
+    """The kept keys, (G, F), ``count`` a head in the mean to the last key.
+
+    A press may share out a budget up to rounding. Then heads that keep the most give up those of their lowest scores,
+    or those that keep the fewest get more. Raises `UserError` where more is amiss than rounding.
+    """
+    heads = len(kept)
+    missing = count * heads - int(kept.sum())
+    if not missing:
+        return kept
+    if abs(missing) > heads:
+        raise UserError(
+            f"{name} keeps {kept.sum() / heads:.1f} keys a head where {count} are asked for; leave it out, or mend its "
+            "keeping()"
+        )
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    rank = np.argsort(order, axis=-1, kind="stable").ravel()
+    changed = kept.ravel().copy()
+    if missing > 0:
+        dropped = np.flatnonzero(~changed)
+        changed[dropped[np.argsort(rank[dropped], kind="stable")[:missing]]] = True
+    else:
+        left = np.flatnonzero(changed)
+        changed[left[np.argsort(-rank[left], kind="stable")[:-missing]]] = False
+    return changed.reshape(kept.shape)

@@ -1,0 +1,325 @@
+"""Every number of a comparison of eviction policies, as tidy frames with 95 % intervals (docs/eviction.md [ours]).
+
+Intervals are by group and text (`analysis.stats.bootstrap`); all numbers of a record rest on the same resamples, so
+that differences are paired. Frames of policies have the columns `KEYS`, value, low and high:
+
+    far_context         "true" or "placebo"
+    policy, sees        its name, and what it has seen when it chooses
+    near                "kept" or "reread": what becomes of the near tokens
+    budget, keys        the share of the far keys that are kept, and K, their number a head in the mean, sinks included
+    keys_beyond_sinks   K without them
+
+Shapes: n targets, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cache_eviction.record import FULL, NONE, TRUE, EvictionRecord
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, holm
+from analysis.stats.tables import INTERVAL, interval_frame
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.rng import Stream
+
+LOSS, KL, SHARE, TOP = "loss_over_full_nats", "kl_nats", "share_of_gain", "loss_over_full_top_tenth_nats"
+SPEARMAN, OVERLAP = "spearman", "overlap"
+KEYS = ["far_context", "policy", "sees", "near", "budget", "keys", "keys_beyond_sinks"]
+SNAPKV = "snapkv"
+"""The policy that others are compared with."""
+_TOP = 10
+"""One of so many targets is among those that gain most."""
+_FIRST_BIN = 4
+"""Targets in the first bin of `by_distance`; later bins are as long as all before them."""
+Column = tuple[str, str, float]
+"""Policy, near and budget."""
+
+
+class Measured:
+    """The losses of a record in one far context, a column a policy, and the bootstrap that its numbers rest on."""
+
+    def __init__(self, record: EvictionRecord, far_context: str = TRUE, *, resamples: int, seed: int):
+        self.record = record
+        self.far_context = far_context
+        self._policies = record.policies
+        targets = record.targets
+        self.bootstrap = ClusterBootstrap.of(targets, resamples=resamples, seed=seed)
+        losses = _wide(record.losses, far_context, "target_id", ["loss_nats", "kl_nats"])
+        losses = losses.loc[targets["target_id"]]
+        self._losses = losses["loss_nats"]
+        self._kl = losses["kl_nats"]
+        blocks = targets.drop_duplicates("block")
+        self._by_block = ClusterBootstrap.of(blocks, resamples=resamples, seed=seed)
+        self._agreement = _wide(record.choices, far_context, "block", [SPEARMAN, OVERLAP]).loc[
+            blocks["block"]
+        ]
+
+    def columns(self, near: str | None = None) -> list[Column]:
+        """Of everything that was judged, in its order; of one way of the near tokens, or of all."""
+        columns = []
+        for policy, _, of_policy in self._policies.itertuples(index=False):
+            for budget in self.record.settings.budgets:
+                column = (policy, of_policy, budget)
+                if near in (None, of_policy) and column in self._losses.columns:
+                    columns.append(column)
+        return columns
+
+    def keys(self, column: Column) -> dict[str, Any]:
+        """`KEYS` of a column."""
+        policy, near, budget = column
+        settings = self.record.settings
+        sees = self._policies.loc[self._policies["policy"] == policy, "sees"].iloc[0]
+        count = settings.keys[settings.budgets.index(budget)]
+        return {
+            "far_context": self.far_context,
+            "policy": policy,
+            "sees": sees,
+            "near": near,
+            "budget": budget,
+            "keys": count,
+            "keys_beyond_sinks": count - settings.sinks,
+        }
+
+    def full(self, near: str) -> np.ndarray:
+        """Loss with the full cache, by the passes of one way of the near tokens, (n,) nats."""
+        return self._losses[FULL, near, 1.0].to_numpy()
+
+    def gains(self, near: str) -> np.ndarray:
+        """L_short less the loss with the full cache, (n,) nats."""
+        return self._losses[NONE, NEAR_REREAD, 0.0].to_numpy() - self.full(near)
+
+    def over_full(self, column: Column) -> np.ndarray:
+        """Loss over that with the full cache, (n,) nats."""
+        return self._losses[column].to_numpy() - self.full(column[1])
+
+    def kl(self, column: Column) -> np.ndarray:
+        """KL to the full cache, (n,) nats."""
+        return self._kl[column].to_numpy()
+
+    def draws(self, values: np.ndarray, of: np.ndarray | None = None) -> np.ndarray:
+        """Draws of the mean of some values (n,) over all targets, or over those in ``of``, (n,) bool: (1 + R,)."""
+        counted = np.ones(len(values)) if of is None else of.astype(float)
+        return self.bootstrap.ratio(values * counted, counted)
+
+    def interval(self, draws: np.ndarray) -> dict[str, Any]:
+        """Value, low and high of draws."""
+        return asdict(self.bootstrap.interval(draws))
+
+    def agreement(self, column: Column, name: str) -> dict[str, Any] | None:
+        """Mean over blocks of `SPEARMAN` or `OVERLAP` of a column; None where no block has it."""
+        values = self._agreement[(name, *column)].to_numpy()
+        there = np.isfinite(values)
+        if not there.any():
+            return None
+        draws = self._by_block.ratio(np.where(there, values, 0.0), there.astype(float))
+        return asdict(self._by_block.interval(draws))
+
+
+def _wide(frame: pd.DataFrame, far_context: str, index: str, values: list[str]) -> pd.DataFrame:
+    """The rows of one far context with a column for every value, policy, near and budget."""
+    rows = frame[frame["far_context"] == far_context]
+    wide = rows.pivot(index=index, columns=["policy", "near", "budget"], values=values)
+    return wide.astype(np.float64)
+
+
+def gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Mean losses of all targets: far_context, name, value, low, high.
+
+    Names: loss_full_nats (with the full cache), loss_short_nats (without far keys), gain_nats (their difference).
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        full = measured.full(NEAR_REREAD)
+        gains = measured.gains(NEAR_REREAD)
+        values = {"loss_full_nats": full, "loss_short_nats": full + gains, "gain_nats": gains}
+        for name, of_targets in values.items():
+            interval = measured.interval(measured.draws(of_targets))
+            rows.append({"far_context": far_context, "name": name, **interval})
+    return interval_frame(rows, ["far_context", "name"])
+
+
+def summary(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """The numbers of every policy, reference, way of the near tokens and budget: `KEYS`, name, value, low, high.
+
+    Names:
+
+        loss_over_full_nats            mean loss of all targets less that with the full cache: the headline
+        kl_nats                        mean KL from the prediction with the full cache
+        share_of_gain                  what is left of the gain of the far context, where its interval is above 0
+        loss_over_full_top_tenth_nats  the first, of the tenth of the targets that gain most from the far context
+        spearman, overlap              see `EvictionRecord`, means over blocks
+
+    In the placebo far context there are no gains to share.
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for near in record.nears:
+            gains = measured.gains(near)
+            is_gain = measured.interval(measured.draws(gains))["low"] > 0
+            for column in measured.columns(near):
+                keys = measured.keys(column)
+                for name, interval in _means(measured, column):
+                    rows.append({**keys, "name": name, **interval})
+                if far_context == TRUE:
+                    for name, interval in _of_gains(measured, column, gains, is_gain):
+                        rows.append({**keys, "name": name, **interval})
+    return interval_frame(rows, [*KEYS, "name"])
+
+
+def _means(measured: Measured, column: Column) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and interval of what is a mean over all targets, or over blocks."""
+    yield LOSS, measured.interval(measured.draws(measured.over_full(column)))
+    yield KL, measured.interval(measured.draws(measured.kl(column)))
+    for name in (SPEARMAN, OVERLAP):
+        interval = measured.agreement(column, name)
+        if interval is not None:
+            yield name, interval
+
+
+def _of_gains(
+    measured: Measured, column: Column, gains: np.ndarray, is_gain: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and interval of what rests on the gains of the targets, (n,); ``is_gain``: their mean is above 0."""
+    over = measured.over_full(column)
+    if is_gain:
+        yield SHARE, measured.interval(measured.bootstrap.ratio(gains - over, gains))
+    top = np.zeros(len(gains), dtype=bool)
+    top[np.argsort(-gains, kind="stable")[: max(1, len(gains) // _TOP)]] = True
+    yield TOP, measured.interval(measured.draws(over, top))
+
+
+def differences(
+    record: EvictionRecord,
+    reference: str = SNAPKV,
+    near: str = NEAR_KEPT,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Mean loss with every policy less that with one of them, paired by target: `KEYS`, value, low, high, p, p_holm.
+
+    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies that are compared at one budget. Both are NaN
+    where there is no interval. Raises `UserError` where the policy was not judged with the near tokens treated so.
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        columns = measured.columns(near)
+        policies = list(dict.fromkeys(policy for policy, *_ in columns))
+        if reference not in policies:
+            raise UserError(
+                f"{reference!r} was not judged with near tokens {near!r}; choose from {', '.join(policies) or 'none'}"
+            )
+        for budget in record.settings.budgets:
+            of_budget = []
+            for column in columns:
+                if column[0] == reference or column[2] != budget:
+                    continue
+                change = measured.over_full(column) - measured.over_full((reference, near, budget))
+                draws = measured.draws(change)
+                p = measured.bootstrap.p_value(draws)
+                of_budget.append({**measured.keys(column), **measured.interval(draws), "p": p})
+            adjusted = holm(np.array([row["p"] for row in of_budget]))
+            for row, p_holm in zip(of_budget, adjusted, strict=True):
+                rows.append({**row, "p_holm": p_holm})
+    frame = interval_frame(rows, KEYS)
+    for name in ("p", "p_holm"):
+        frame[name] = [row[name] for row in rows]
+    return frame
+
+
+def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """What is best by KL on one half of the blocks, measured on the other half, and the other way round.
+
+    Never the best of a block by its own loss. ``seed``: of the halves and of the bootstrap, whose intervals take the
+    choices as given. Columns: far_context, near, budget, keys, first, second (what the first and the second half
+    choose), name (loss_over_full_nats, kl_nats), value, low, high: means over the targets of both halves. Raises
+    `UserError` where there is only one block.
+    """
+    blocks = record.targets["block"].unique()
+    if len(blocks) < 2:
+        raise UserError(
+            "the best policy is chosen on half of the blocks, and there is one block; measure more"
+        )
+    order = np.random.default_rng([Stream.HALVES, seed]).permutation(blocks)
+    in_first = record.targets["block"].isin(order[: len(order) // 2]).to_numpy()
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for near in record.nears:
+            columns = measured.columns(near)
+            for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
+                judged = [column for column in columns if column[2] == budget]
+                by_first = min(judged, key=lambda column: measured.kl(column)[in_first].mean())
+                by_second = min(judged, key=lambda column: measured.kl(column)[~in_first].mean())
+                keys = {
+                    "far_context": far_context,
+                    "near": near,
+                    "budget": budget,
+                    "keys": count,
+                    "first": by_first[0],
+                    "second": by_second[0],
+                }
+                for name, values in ((LOSS, measured.over_full), (KL, measured.kl)):
+                    crossed = np.where(in_first, values(by_second), values(by_first))
+                    rows.append({**keys, "name": name, **measured.interval(measured.draws(crossed))})
+    return interval_frame(rows, ["far_context", "near", "budget", "keys", "first", "second", "name"])
+
+
+def by_distance(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Mean loss over that with the full cache, by how far a target stands behind the choice.
+
+    Columns: `KEYS`, from_tokens, to_tokens (not included; the first target behind the choice is at 1), value, low,
+    high.
+    """
+    distance = 1 + record.targets["place"].to_numpy()
+    edges = distance_edges(record.settings.contexts.targets_per_block)
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for column in measured.columns():
+            over = measured.over_full(column)
+            for start, end in pairwise(edges):
+                inside = (start <= distance) & (distance < end)
+                if inside.any():
+                    interval = measured.interval(measured.draws(over, inside))
+                    rows.append({**measured.keys(column), "from_tokens": start, "to_tokens": end, **interval})
+    return interval_frame(rows, [*KEYS, "from_tokens", "to_tokens"])
+
+
+def distance_edges(targets_per_block: int) -> list[int]:
+    """Edges of the bins of `by_distance`, ascending, from 1 to B + 1."""
+    edges = [1]
+    length = _FIRST_BIN
+    while length < targets_per_block:
+        edges.append(1 + length)
+        length *= 2
+    return [*edges, 1 + targets_per_block]
+
+
+def every_number(
+    record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """All frames of a record, one below the other; the column ``frame`` says which. What a frame lacks is empty."""
+    bootstrap = {"resamples": resamples, "seed": seed}
+    frames = {"gain": gain(record, **bootstrap), "summary": summary(record, **bootstrap)}
+    judged = record.policies
+    for near in record.nears:
+        if (judged["near"] == near)[judged["policy"] == SNAPKV].any():
+            frames[f"differences to {SNAPKV}, near {near}"] = differences(record, SNAPKV, near, **bootstrap)
+    if record.counts["blocks"] > 1:
+        frames["best_found"] = best_found(record, **bootstrap)
+    frames["by_distance"] = by_distance(record, **bootstrap)
+    named = [frame.assign(frame=name) for name, frame in frames.items() if len(frame)]
+    stacked = pd.concat(named, ignore_index=True)
+    others = [name for name in stacked if name not in ("frame", *INTERVAL)]
+    return stacked[["frame", *others, *INTERVAL]]

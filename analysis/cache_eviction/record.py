@@ -1,0 +1,123 @@
+"""What a comparison of eviction policies measured: settings, three frames, and how they are saved. No torch.
+
+A saved one is a folder:
+
+    eviction.json               settings, and what made it
+    eviction-targets.parquet    a row a target
+    eviction-losses.parquet     a row a target, policy, way of the near tokens and budget
+    eviction-choices.parquet    a row a block, policy, way of the near tokens and budget
+
+Losses and divergences are float32, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+from analysis.cache_eviction.settings import EvictionSettings
+from analysis.parquet import read_parquet, stacked, write_rows
+from analysis.saved import read_head, write_saved
+from olmo_sparsity.util.files import user_path
+
+KIND, VERSION = "olmo-sparsity eviction", 1
+HEAD = "eviction.json"
+PARTS = "eviction-parts"
+"""The folder of the blocks of a comparison that is not finished."""
+FRAMES = ("targets", "losses", "choices")
+FULL, SINKS, NONE = "full", "sinks", "none"
+"""Caches beside those of policies, in the column policy of the losses: with all far keys, with the sinks alone, and
+without any."""
+TRUE, PLACEBO = "true", "placebo"
+"""Far contexts."""
+
+
+@dataclass(frozen=True, repr=False)
+class EvictionRecord:
+    """Frames, by column; a column in brackets is there where it was measured:
+
+    targets   target_id (block · B + place), block, place (in the block, from 0: how many targets stand between it and
+              the choice), text (its number), [group], position, token, loss_full_nats (with the full cache),
+              loss_short_nats (without far keys), [placebo_text, placebo_start]
+    losses    target_id, far_context ("true" or "placebo"), policy (also references and `FULL`, `SINKS`, `NONE`), near
+              ("kept" or "reread"), budget (share of the far keys), keys (K), loss_nats, kl_nats (to the full cache)
+    choices   block, far_context, policy, sees (what it has seen), near, budget, keys, spearman (of its scores, mean
+              over heads, with the exact effects; NaN without leave-one-out-kl), overlap (with the keys that the first
+              reference keeps, without sinks)
+    """
+
+    settings: EvictionSettings
+    targets: pd.DataFrame
+    losses: pd.DataFrame
+    choices: pd.DataFrame
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Command, commit, versions, machine and time."""
+
+    @property
+    def policies(self) -> pd.DataFrame:
+        """Policy, sees and near of everything that was judged, in its order."""
+        return self.choices[["policy", "sees", "near"]].drop_duplicates(ignore_index=True)
+
+    @property
+    def nears(self) -> list[str]:
+        """The ways of the near tokens that were measured."""
+        return list(self.losses["near"].unique())
+
+    @property
+    def far_contexts(self) -> list[str]:
+        """`TRUE` and, where it was measured, `PLACEBO`."""
+        return list(self.losses["far_context"].unique())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many targets, blocks, documents and, where they are known, groups there are."""
+        counts = {"targets": len(self.targets), "blocks": self.targets["block"].nunique()}
+        counts["documents"] = self.targets["text"].nunique()
+        if "group" in self.targets:
+            counts["groups"] = self.targets["group"].nunique()
+        return counts
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the files; returns the path of the JSON file."""
+        path = user_path(folder) / HEAD
+        about = {
+            "kind": KIND,
+            "version": VERSION,
+            "settings": self.settings.to_json(),
+            "provenance": self.provenance,
+        }
+        frames = {f"eviction-{name}": getattr(self, name) for name in FRAMES}
+        write_saved(path, about, frames, write=write_rows)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote into this folder, or this JSON file. Raises `UserError` for any other file."""
+        path = user_path(path)
+        if path.is_dir():
+            path = path / HEAD
+        remedy = "measure again, or give the folder of a result"
+        if (path.parent / PARTS).is_dir():
+            remedy = "it is not finished: the same call that began it goes on"
+        about = read_head(path, KIND, VERSION, remedy)
+        frames = {name: read_parquet(path.parent / f"eviction-{name}.parquet") for name in FRAMES}
+        settings = EvictionSettings.from_json(about.get("settings", {}))
+        return cls(settings, provenance=about.get("provenance", {}), **frames)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Parts of one measurement, in the order of their blocks."""
+        parts = sorted(parts, key=lambda part: part.targets["block"].min())
+        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        seconds = sum(part.provenance["seconds"] for part in parts)
+        return cls(parts[0].settings, provenance={**parts[0].provenance, "seconds": seconds}, **frames)
+
+
+def as_float32(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The frame with these columns as they are saved."""
+    return frame.astype(dict.fromkeys(columns, np.float32))

@@ -1,0 +1,267 @@
+"""One block judged, against whole passes in which every head hides keys of its own, and by hand."""
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.cache_eviction.contenders import Contender, Contest, every_policy
+from analysis.cache_eviction.judge import BlockJudge, with_total
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.model.losses import Scorer
+from analysis.policies import POLICIES, find_policy
+from analysis.policies.seen import Seen
+from analysis.settings import ContextSettings
+from olmo_sparsity.util.rng import Stream
+from tests.support.families import tiny_adapter
+from tests.support.plain import encode, plain_divergence, random_blocks, whole_pass
+from tests.support.refusals import refused
+
+N, M, B, SINKS = 24, 6, 4, 2
+FAR = N - M
+BUDGETS, KEYS = (0.2, 0.5), (4, 9)
+
+
+def contest(policies=("all",), references=(), budgets=BUDGETS, sinks=SINKS, seed=0):
+    contexts = ContextSettings(N, M, seed, B)
+    return Contest.of(contexts, budgets=budgets, sinks=sinks, policies=policies, references=references)
+
+
+def judge_of(name="llama", **named):
+    adapter = tiny_adapter(name)
+    if name != "rope":
+        adapter.shares_far_keys = True
+    return BlockJudge(Scorer(adapter), contest(**named), encode)
+
+
+def block():
+    return random_blocks(N, M, B, count=1)
+
+
+def choices_of(judge, contexts):
+    """The choice of every policy and control, by name."""
+    chosen = {}
+    for policy in judge.contest.policies:
+        trial = replace(judge, contest=replace(judge.contest, policies=[policy]))
+        recorded = []
+        original = trial._choose
+
+        def choose(contender, seen, original=original, recorded=recorded):
+            recorded.append(original(contender, seen))
+            return recorded[-1]
+
+        object.__setattr__(trial, "_choose", choose)
+        trial.of_those_that_can(contexts, leave_out=False)
+        chosen[policy.name] = recorded[0]
+    return chosen
+
+
+@contextmanager
+def hiding(adapter, kept, first_query):
+    """Far keys that are not kept by their head, (G, F), are hidden in every layer from ``first_query`` on."""
+    heads_by_layer = [2, 2] if hasattr(adapter.model, "lm_head") else [4, 4]
+    of_layers = np.split(kept, np.cumsum(heads_by_layer)[:-1])
+
+    def mask_of(layer, length):
+        mask = torch.full((length, length), -torch.inf).triu(1).repeat(1, 4, 1, 1)
+        hidden = torch.from_numpy(~of_layers[layer]).repeat_interleave(4 // len(of_layers[layer]), dim=0)
+        for head in range(4):
+            mask[0, head, first_query:, :FAR].masked_fill_(hidden[head], -torch.inf)
+        return mask
+
+    with ExitStack() as stack:
+        if hasattr(adapter.model, "lm_head"):
+            for layer, module in enumerate(adapter.model.model.layers):
+
+                def masked(_module, positional, named, layer=layer):
+                    length = named["hidden_states"].shape[1]
+                    return positional, {**named, "attention_mask": mask_of(layer, length)}
+
+                hook = module.self_attn.register_forward_pre_hook(masked, with_kwargs=True)
+                stack.callback(hook.remove)
+        else:
+            for layer, module in enumerate(adapter.model.blocks()):
+
+                def attend(q, k, v, *_, layer=layer, **__):
+                    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask_of(layer, q.shape[2])
+                    return scores.softmax(-1) @ v
+
+                module._scaled_dot_product_attention = attend
+                stack.callback(delattr, module, "_scaled_dot_product_attention")
+        yield
+
+
+@pytest.mark.parametrize("name", ["llama", "rope"])
+def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(name):
+    judge = judge_of(name, policies=("snapkv", "ada-snapkv", "h2o:blind=1", "kvzip", "random"))
+    contexts = block()
+    adapter = judge.scorer.model
+    choices = choices_of(judge, contexts)
+    assert any(kept.ndim == 2 for choice in choices.values() for kept in choice.kept)
+    losses = judge.judge(contexts).losses
+    losses = losses[losses["policy"].isin(list(choices))]
+    assert len(losses) == B * len(BUDGETS) * (2 * 3 + 2)
+    heads = sum(judge.scorer.key_heads(contexts))
+    long = whole_pass(adapter, contexts.tokens[0], FAR, range(FAR))[M - 1 :]
+    for (policy, near, keys), rows in losses.groupby(["policy", "near", "keys"]):
+        kept = choices[policy].kept[KEYS.index(keys)]
+        by_head = np.broadcast_to(kept, (heads, FAR))
+        first_query = N - 1 if near == NEAR_KEPT else FAR
+        with hiding(adapter, by_head, first_query), torch.no_grad():
+            ids = torch.from_numpy(contexts.tokens)
+            logits = adapter(ids, torch.arange(ids.shape[1])[None]).logits
+        log_p = logits[0, N - 1 :].double().log_softmax(-1).numpy()
+        for row in rows.itertuples():
+            token = contexts.targets[0, row.place]
+            assert row.loss_nats == pytest.approx(-log_p[row.place, token], abs=5e-5)
+            divergence = plain_divergence("kl", long[row.place], log_p[row.place])
+            assert row.kl_nats == pytest.approx(divergence, abs=5e-5)
+
+
+@pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])
+def test_caches_beside_those_of_policies_have_all_keys_the_sinks_and_none(near):
+    judge = judge_of(policies=("random",))
+    contexts = block()
+    judged = judge.judge(contexts)
+    losses = judged.losses[judged.losses["near"] == near]
+    sees_all = N - 1 if near == NEAR_KEPT else FAR
+    for policy, count in (("full", FAR), ("sinks", SINKS), ("none", 0)):
+        rows = losses[losses["policy"] == policy]
+        assert rows["keys"].unique().tolist() == [count]
+        left = [*range(count), *range(FAR, sees_all)]
+        log_p = whole_pass(judge.scorer.model, contexts.tokens[0], sees_all, left)[N - 1 - sees_all :]
+        expected = -log_p[np.arange(B), contexts.targets[0]]
+        np.testing.assert_allclose(rows["loss_nats"], expected, atol=5e-5)
+        if near == NEAR_REREAD:
+            np.testing.assert_array_equal(judged.loss_nats(policy), rows["loss_nats"])
+
+
+def test_every_policy_keeps_the_sinks_and_as_many_keys_in_all():
+    judge = judge_of()
+    heads = 4
+    choices = choices_of(judge, block())
+    assert list(choices) == every_policy()
+    for name, choice in choices.items():
+        for keys, kept in zip(KEYS, choice.kept, strict=True):
+            assert kept[..., :SINKS].all(), name
+            assert np.broadcast_to(kept, (heads, FAR)).sum() == keys * heads, name
+    unequal = choices["ada-snapkv"].kept[0].sum(axis=-1)
+    assert len(set(unequal.tolist())) > 1
+
+
+def test_without_sinks_none_are_forced():
+    judge = judge_of(policies=("nearest", "kvzip", "snapkv"), sinks=0)
+    nearest, *others = choices_of(judge, block()).values()
+    assert np.flatnonzero(nearest.kept[0]).tolist() == [14, 15, 16, 17]
+    for choice in others:
+        assert np.broadcast_to(choice.kept[1], (4, FAR)).sum() == 9 * 4
+
+
+def test_controls_by_hand():
+    contexts = replace(block(), target_id=B * 3 + np.arange(B)[None])
+    choices = choices_of(judge_of(policies=("random", "nearest"), seed=5), contexts)
+    order = np.random.default_rng([Stream.RANDOM_EVICTION, 5, 12]).permutation(FAR)
+    drawn = np.argsort(-order[SINKS:])[:7] + SINKS
+    assert np.flatnonzero(choices["random"].kept[1]).tolist() == sorted([0, 1, *drawn])
+    assert np.flatnonzero(choices["nearest"].kept[0]).tolist() == [0, 1, 16, 17]
+
+
+def test_nothing_behind_the_choice_changes_it():
+    judge = judge_of()
+    contexts = block()
+    tokens = contexts.tokens.copy()
+    tokens[:, N:] = tokens[:, N:] % 40 + 5
+    others = replace(contexts, tokens=tokens, targets=contexts.targets % 40 + 5)
+    first, second = (choices_of(judge, one) for one in (contexts, others))
+    for name in first:
+        for one, other in zip(first[name].scores, second[name].scores, strict=True):
+            np.testing.assert_array_equal(one, other)
+        for one, other in zip(first[name].kept, second[name].kept, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_blind_policies_have_near_tokens_read_again_and_aware_ones_both():
+    judged = judge_of(policies=("snapkv", "snapkv:blind=1", "knorm")).judge(block())
+    ways = judged.choices[["policy", "sees", "near"]].drop_duplicates().itertuples(index=False)
+    assert sorted(tuple(way) for way in ways) == [
+        ("knorm", "far", "reread"),
+        ("snapkv", "far and near", "kept"),
+        ("snapkv", "far and near", "reread"),
+        ("snapkv:blind=1", "far", "reread"),
+    ]
+    only_blind = judge_of(policies=("knorm", "random")).judge(block())
+    assert set(only_blind.losses["near"]) == {"reread"}
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """In the place of a reference: it counts what it is given, and ranks by the column."""
+
+    most_keys: int | None = None
+    first: int | None = None
+
+    def scores(self, reading, sinks, places):
+        assert (reading.n_far, sinks, places.tolist()) == (FAR, SINKS, [0, 2])
+        return np.arange(FAR, dtype=float)
+
+
+def test_policies_are_compared_with_the_first_reference_and_the_exact_effects():
+    judge = judge_of(policies=("nearest", "streaming-llm:sinks=2", "knorm"))
+    references = [
+        Contender("leave-one-out-kl:first=3", "targets", reference=ByHand()),
+        Contender("greedy-kl", "targets", reference=ByHand(most_keys=5)),
+    ]
+    judge = replace(judge, contest=replace(judge.contest, references=references))
+    choices = judge.judge(block(), np.array([0, 2])).choices
+    assert set(choices.loc[choices["policy"] == "greedy-kl", "keys"]) == {4}
+    of_budget = choices[choices["keys"] == 9].set_index(["policy", "near"])
+    for policy in ("nearest", "streaming-llm:sinks=2", "leave-one-out-kl:first=3"):
+        assert of_budget.loc[(policy, "reread"), ["spearman", "overlap"]].tolist() == pytest.approx([1, 1])
+    knorm = choices_of(judge, block())["knorm"].kept[1]
+    expected = knorm[:, FAR - 7 :].sum() / (4 * 7)
+    assert of_budget.loc[("knorm", "reread"), "overlap"] == pytest.approx(expected)
+
+
+def test_a_press_that_shares_out_up_to_rounding_gets_the_same_total():
+    scores = np.array([[5.0, 1, 4, 2], [3, 9, 8, 7]])
+    kept = np.array([[True, False, True, False], [True, True, True, True]])
+    assert with_total("it", kept, scores, 3) is kept
+    fewer = with_total("it", kept, scores, 2)
+    assert fewer.tolist() == [[True, False, True, False], [False, True, True, False]]
+    few = np.array([[True, False, False, False], [False, True, True, False]])
+    assert with_total("it", few, scores, 2).tolist() == [
+        [True, False, True, False],
+        [False, True, True, False],
+    ]
+    with refused("it keeps 3.0 keys a head where 1 are asked for"):
+        with_total("it", kept, scores, 1)
+
+
+def test_a_policy_whose_scores_look_at_the_budget_scores_at_each(monkeypatch):
+    class AtEach(type(find_policy("knorm"))):
+        def scores_at(self, seen: Seen, counts):
+            return [np.eye(FAR)[count % FAR] + np.zeros((1, 4, 1)) for count in counts]
+
+    monkeypatch.setitem(POLICIES, "at-each", AtEach())
+    [choice] = choices_of(judge_of(policies=("at-each",)), block()).values()
+    assert [np.flatnonzero(kept).tolist()[:3] for kept in choice.kept] == [[0, 1, 2], [0, 1, 2]]
+    assert [kept[4] for kept in choice.kept] == [True, True]
+    assert choice.kept[1][9] and not choice.kept[0][9]
+
+
+def test_a_model_that_copies_far_keys_is_refused():
+    with refused("reads copies of far keys"):
+        BlockJudge(Scorer(tiny_adapter("xglm")), contest())
+
+
+def test_a_reference_ranks_by_all_targets_where_its_first_ones_are_none():
+    judge = judge_of(policies=("nearest",), references=("leave-one-out-kl:first=2", "leave-one-out-kl"))
+    few, some = (judge.judge(block(), np.array(places)).losses for places in ([3], [1, 3]))
+
+    def of(losses, policy):
+        return losses.loc[losses["policy"] == policy, "loss_nats"].to_numpy()
+
+    assert not np.array_equal(of(some, "leave-one-out-kl:first=2"), of(some, "leave-one-out-kl"))
+    assert len(of(few, "leave-one-out-kl:first=2")) == len(of(some, "leave-one-out-kl:first=2"))

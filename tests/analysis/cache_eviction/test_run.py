@@ -1,0 +1,300 @@
+"""Whole comparisons of eviction policies on a tiny model: all targets, plain losses, interruptions, what is refused."""
+
+import json
+import shutil
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis
+from analysis import saved
+from analysis.cache_eviction import run
+from analysis.cache_eviction.judge import BlockJudge
+from analysis.cache_eviction.record import FRAMES
+from analysis.cache_eviction.result import EvictionResult
+from analysis.model.losses import Scorer
+from analysis.policies import POLICIES
+from tests.support import small_measurement, tiny
+from tests.support.families import directory, random_model
+from tests.support.plain import plain_loss
+from tests.support.refusals import refused
+from tests.support.small_measurement import TEXTS
+
+ROOT = Path(__file__).parents[3]
+N, M, B, F = 24, 6, 4, 18
+SMALL = {
+    "n_long": N,
+    "n_short": M,
+    "targets_per_block": B,
+    "blocks": 5,
+    "budgets": (0.2, 0.5),
+    "policies": ("snapkv", "knorm", "random"),
+    "sinks": 2,
+    "references": ("leave-one-out-kl:first=2",),
+    "device": "cpu",
+    "progress": False,
+}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def small(model=None, texts=TEXTS, **changes):
+    return analysis.eviction(model or small_measurement.model(), texts, **{**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return small()
+
+
+def assert_same(one, other):
+    """To the last bit."""
+    assert one.settings == other.settings
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name), check_exact=True)
+
+
+def test_all_targets_of_the_blocks_are_judged(whole):
+    assert whole.targets["target_id"].tolist() == list(range(5 * B))
+    assert whole.targets["place"].tolist() == list(range(B)) * 5
+    judged = whole.losses.groupby(["policy", "near", "budget"])["target_id"].apply(list)
+    assert all(sorted(targets) == list(range(5 * B)) for targets in judged)
+    assert judged.index.droplevel("budget").unique().tolist() == [
+        *(("full", near) for near in ("kept", "reread")),
+        ("knorm", "reread"),
+        *(
+            (policy, near)
+            for policy in ("leave-one-out-kl:first=2", "none", "random", "sinks", "snapkv")
+            for near in ("kept", "reread")
+        ),
+    ]
+    assert whole.settings.keys == (4, 9)
+    assert whole.losses["loss_nats"].dtype == np.float32
+
+
+def test_the_full_and_the_short_loss_are_plain_ones(whole):
+    inner, tokenizer = small_measurement.model()
+    tokens = [np.array(tokenizer.encode(text).ids) for texts in TEXTS.values() for text in texts]
+    for target in whole.targets.itertuples():
+        window = tokens[target.text][target.position - N - target.place : target.position]
+        assert tokens[target.text][target.position] == target.token
+        for first, loss in ((0, target.loss_full_nats), (F, target.loss_short_nats)):
+            expected = plain_loss(inner, window, range(first, len(window)), target.token)
+            assert loss == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("seconds_between_parts", [0.0, 1e9])
+def test_an_interrupted_comparison_goes_on_where_it_stopped(
+    whole, tmp_path, monkeypatch, seconds_between_parts
+):
+    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
+    original = BlockJudge.judge
+    judged = []
+
+    def judge(self, contexts, places):
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        judged.append(contexts.target_id[0, 0] // B)
+        return original(self, contexts, places)
+
+    monkeypatch.setattr(BlockJudge, "judge", judge)
+    with pytest.raises(KeyboardInterrupt):
+        small(out=tmp_path)
+    assert judged == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["eviction-parts"]
+    with refused("it is not finished: the same call that began it goes on"):
+        EvictionResult.load(tmp_path)
+    with refused(
+        "was begun with other settings, and is not finished: sinks 2 -> 1, policies .*; give another folder"
+    ):
+        small(out=tmp_path, sinks=1, policies=("knorm",))
+    judged.clear()
+    monkeypatch.setattr(BlockJudge, "judge", original)
+    assert_same(small(out=tmp_path), whole)
+    assert_same(EvictionResult.load(tmp_path), whole)
+    assert not (tmp_path / "eviction-parts").exists()
+    monkeypatch.setattr(BlockJudge, "judge", judge)
+    assert_same(small(out=tmp_path), whole)
+    assert judged == []
+    with refused("was measured with other settings: budgets .*; give another folder"):
+        small(out=tmp_path, budgets=(0.5,))
+
+
+def test_a_damaged_part_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
+    original = BlockJudge.judge
+
+    def judge(self, contexts, places):
+        if contexts.target_id[0, 0] == 2 * B:
+            raise KeyboardInterrupt
+        return original(self, contexts, places)
+
+    monkeypatch.setattr(BlockJudge, "judge", judge)
+    with pytest.raises(KeyboardInterrupt):
+        small(out=tmp_path)
+    monkeypatch.setattr(BlockJudge, "judge", original)
+    part = tmp_path / "eviction-parts" / "block-00000001"
+    (part / "eviction-losses.parquet").write_bytes(b"nothing")
+    with refused("block-00000001 is damaged; remove it, and the same call measures again"):
+        small(out=tmp_path)
+    shutil.rmtree(part)
+    small(out=tmp_path)
+
+
+def test_the_placebo_is_the_same_in_a_far_context_of_another_text(whole):
+    both = small(placebo=True)
+    assert both.far_contexts == ["true", "placebo"]
+    of_true = both.losses[both.losses["far_context"] == "true"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_true, whole.losses, check_exact=True)
+    inner, tokenizer = small_measurement.model()
+    tokens = [np.array(tokenizer.encode(text).ids) for texts in TEXTS.values() for text in texts]
+    rows = both.losses[(both.losses["far_context"] == "placebo") & (both.losses["near"] == "reread")]
+    rows = rows[rows["policy"] == "full"].set_index("target_id")["loss_nats"]
+    for target in both.targets.iloc[:6].itertuples():
+        near = tokens[target.text][target.position - M - target.place : target.position]
+        far = tokens[target.placebo_text][target.placebo_start : target.placebo_start + F]
+        window = [*far, *near]
+        expected = plain_loss(inner, window, range(len(window)), target.token)
+        assert rows[target.target_id] == pytest.approx(expected, abs=1e-4)
+
+
+def test_all_leaves_out_what_the_model_does_not_have(tmp_path, caplog):
+    model = tiny.model(rope=False, nope=True), small_measurement.model()[1]
+    result = small(model, blocks=1, policies="all", references=())
+    assert "snapkv:blind=1" in result.settings.policies and "nearest" in result.settings.policies
+    assert not [name for name in result.settings.policies if name.startswith("expected-attention")]
+    assert "expected-attention is left out" in caplog.text
+    with refused("expected-attention turns queries back"):
+        small(model, blocks=1, policies=("expected-attention",), references=())
+
+
+def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
+    inner, tokenizer = small_measurement.model()
+    texts = {group: [text.replace("w7 ", "unknown ") for text in texts] for group, texts in TEXTS.items()}
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+    tokenizer.add_special_tokens(["unknown"])
+    places = []
+    original = BlockJudge.judge
+    monkeypatch.setattr(
+        BlockJudge, "judge", lambda self, contexts, of: places.append(len(of)) or original(self, contexts, of)
+    )
+    result = small((inner, tokenizer), texts, blocks=8)
+    assert 0 not in result.targets["token"].tolist()
+    assert sum(places) == len(result.targets) < B * result.counts["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budgets": (0.0, 0.5)}, "budgets ascend, from more than 0 to at most 100 %"),
+        ({"budgets": (0.5, 1.2)}, "budgets ascend, from more than 0 to at most 100 %"),
+        ({"budgets": (0.5, 0.2)}, "budgets ascend"),
+        ({"budgets": ()}, "budgets ascend"),
+        ({"budgets": ("3%",)}, "budgets takes a finite number"),
+        ({"budgets": (0.05, 0.5)}, "a budget of 5 % of 18 far keys is 1, and there are 2 sinks"),
+        ({"budgets": (0.2, 0.21)}, "keeps 4 of 18 far keys, as the one before does"),
+        ({"sinks": 18}, "18 sinks leave none of the 18 far tokens"),
+        ({"sinks": -1}, "sinks takes whole numbers from 0"),
+        (
+            {"policies": ("snapkv", "nothing")},
+            "unknown eviction policy 'nothing'; choose from .*random, nearest, all",
+        ),
+        ({"policies": ("snapkv:windows=3",)}, "'windows=3' is no parameter of snapkv"),
+        ({"policies": ("random:seed=3",)}, "unknown eviction policy 'random:seed=3'"),
+        ({"policies": ("snapkv", "snapkv")}, "the policy snapkv is given twice"),
+        ({"policies": ()}, "there is no policy to judge"),
+        ({"references": ("oracle",)}, "unknown reference 'oracle'; choose from leave-one-out-kl"),
+        ({"references": ("leave-one-out-kl:first=5",)}, "more than the 4 targets of a block"),
+        ({"references": ("leave-one-out-kl:first=0",)}, "'first=0' is no parameter of leave-one-out-kl"),
+        ({"references": ("greedy-kl:keys=3",)}, "ranks for budgets of at most 3 keys, and the smallest is 4"),
+        ({"targets_per_block": 1}, "a choice is judged by the targets that follow it; give 2 or more"),
+        ({"blocks": 0}, "blocks takes whole numbers from 1"),
+        ({"n_short": 24}, "N = 24 must be larger than M = 24"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_model_is_opened(monkeypatch, changes, message):
+    monkeypatch.setattr(run, "open_model", lambda *_, **__: pytest.fail("a model was opened"))
+    with refused(message):
+        small(**changes)
+
+
+def test_a_model_that_cannot_share_far_keys_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(Scorer, "accumulated_attention", lambda *_: pytest.fail("it was measured"))
+    with refused("reads copies of far keys"):
+        small((random_model("xglm"), small_measurement.model()[1]), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_budgets_of_no_more_than_the_sinks_keep_one_key_more():
+    assert small(budgets=(0.11,), blocks=1).settings.keys == (3,)  # 2 of 18
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of transformers, and texts of its words, in a folder."""
+    folder = directory(tmp_path_factory.mktemp("model"), "llama")
+    small_measurement.model()[1].save(str(folder / "tokenizer.json"))
+    for group, texts in TEXTS.items():
+        (folder / f"{group}.txt").write_text(" ".join(texts))
+    return folder
+
+
+def test_the_command_measures_writes_and_prints_and_prints_again(folder, tmp_path, call_main):
+    files = [folder / f"{group}.txt" for group in TEXTS]
+    out = tmp_path / "out"
+    options = ("--n-long", N, "--n-short", M, "--targets-per-block", B, "--blocks", 3, "--budgets", "20%,0.5")
+    names = ("--policies", "snapkv,random", "--sinks", 2, "--references", "none", "--device", "cpu")
+    code, printed = call_main("eviction", folder, "--text", *files, *options, *names, "--out", out)
+    assert not code
+    names = [
+        "eviction.json",
+        "eviction-targets.parquet",
+        "eviction-losses.parquet",
+        "eviction-choices.parquet",
+    ]
+    assert {path.name for path in out.iterdir()} == {*names, "numbers.csv", "eviction.png"}
+    assert json.loads((out / "eviction.json").read_text())["settings"]["budgets"] == [0.2, 0.5]
+    before = (out / "numbers.csv").read_bytes()
+    (out / "numbers.csv").unlink()
+    _, again = call_main("eviction", "--out", out)
+    assert again.partition("\nwrote")[0] == printed.partition("\nwrote")[0]
+    assert (out / "numbers.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [
+        ("0%,5%", "'0%' is no share"),
+        ("120%", "'120%' is no share"),
+        ("3", "'3' is no share"),
+        ("x%", "is no share"),
+    ],
+)
+def test_the_command_refuses_shares_that_are_none(call_main, capsys, budgets, message):
+    with pytest.raises(SystemExit, match="2"):
+        call_main("eviction", "MODEL", "--out", "out", "--budgets", budgets)
+    assert message in capsys.readouterr().err
+
+
+def test_the_policy_on_the_page_is_judged_by_its_name(monkeypatch):
+    before = set(POLICIES)
+    page = (ROOT / "docs" / "eviction.md").read_text(encoding="utf8")
+    code = page[page.index("    from dataclasses import dataclass") :].partition("\n    result =")[0]
+    try:
+        exec(textwrap.dedent(code), {"__name__": "page"})
+        [added] = set(POLICIES) - before
+        result = small(policies=(added, f"{added}:power=1:blind=1"), blocks=1)
+        assert result.settings.policies == (added, f"{added}:power=1:blind=1")
+    finally:
+        for name in set(POLICIES) - before:
+            del POLICIES[name]
+
+
+def test_settings_say_how_they_differ():
+    settings = small(blocks=1).settings
+    other = replace(settings, placebo=True, blocks_requested=3)
+    assert settings.differences(other) == "blocks_requested 1 -> 3, placebo false -> true"
+    assert type(settings).from_json(json.loads(json.dumps(settings.to_json()))) == settings
