@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from analysis.cache_eviction.contenders import Contest, every_policy
+from analysis.cache_eviction.contenders import every_policy
 from analysis.cache_eviction.reference import REFERENCES
 from analysis.cache_eviction.settings import BUDGETS
 from analysis.cli_options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
-from analysis.settings import ContextSettings
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number, whole_number_or_zero
 
@@ -101,20 +100,6 @@ def names_or_none(text: str) -> tuple[str, ...]:
     if text.strip() == "none":
         return ()
     return texts(text)
-
-
-def checked_eviction(arguments: list[str]) -> argparse.Namespace:
-    """The arguments of `eviction`. Raises `UserError` for options that it refuses before it opens a model."""
-    parsed = eviction_parser().parse_args(arguments)
-    contexts = ContextSettings(parsed.n_long, parsed.n_short, parsed.seed, parsed.targets_per_block)
-    Contest.of(
-        contexts,
-        budgets=parsed.budgets,
-        sinks=parsed.sinks,
-        policies=parsed.policies,
-        references=parsed.references,
-    )
-    return parsed
 
 
 def main() -> None:

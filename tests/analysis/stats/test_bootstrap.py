@@ -420,15 +420,18 @@ def test_few_runs_cover_the_truth(runs: int, groups: int, differ: float) -> None
 
 
 @pytest.mark.parametrize("units", [40, 140])
-@pytest.mark.parametrize("centre", [0.0, 0.2, -0.2])
-def test_at_p_the_interval_ends_at_0(units: int, centre: float) -> None:
-    values = np.random.default_rng(1).normal(centre, 1, units)
+@pytest.mark.parametrize("errors", [0.1, 1.0, -2.0])
+def test_at_p_the_interval_ends_at_0(units: int, errors: float) -> None:
+    """Of a mean so many standard errors from 0."""
+    values = np.random.default_rng(1).normal(size=units)
+    values += errors * values.std() / units**0.5 - values.mean()
     bootstrap = ClusterBootstrap(np.arange(units))
     p = bootstrap.p_value(bootstrap.ratio(values, np.ones(units)))
     for confidence, holds_0 in ((1 - 0.9 * p, True), (1 - min(0.999, 1.1 * p), False)):
         at = ClusterBootstrap(np.arange(units), confidence=confidence)
         interval = at.ratio_interval(values, np.ones(units))
         assert (interval.low <= 0 <= interval.high) == holds_0 or p > 0.9
+    assert abs(p - 2 * t.sf(abs(errors), units)) < 0.04
 
 
 def test_p_of_nothing_that_varies_is_undefined() -> None:
