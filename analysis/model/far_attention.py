@@ -12,7 +12,7 @@ queries, G heads of keys, g = H / G, D head dimension of keys and E of values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -238,17 +238,26 @@ def _implementations(config: Any, of_whole: str = "eager") -> str | dict[str, An
     return {"": own, **parts} if parts else own
 
 
-@contextmanager
-def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
-    """While it runs, every layer of a model of transformers attends to these far keys too.
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Make an attention function known to transformers by this name, whatever was known by it before.
 
     A name that is not registered with the masks' interface, too, gets no mask at all: near tokens would see later ones.
+    kvpress, where it is imported, wraps all functions that are known by then and keeps them in the one instance of the
+    interface that models ask first: there a function that is only registered would not replace them.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(IMPLEMENTATION, _of_transformers)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    AttentionInterface.register(name, function)
+    ALL_ATTENTION_FUNCTIONS[name] = function
+    AttentionMaskInterface.register(name, eager_mask)
+
+
+@contextmanager
+def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
+    """While it runs, every layer of a model of transformers attends to these far keys too."""
+    register_attention(IMPLEMENTATION, _of_transformers)
     with attention_of(model, IMPLEMENTATION):
         _current.append(far)
         try:
