@@ -82,35 +82,32 @@ class Reference(ABC):
 
         Raises `UserError` where no target counts, or all far keys are sinks.
         """
-        contexts = reading.contexts
         if sinks >= reading.n_far:
             raise UserError(
                 f"{sinks} sinks are all of the {reading.n_far} far keys; keep fewer, or raise n_long"
             )
-        size = contexts.targets_per_block
-        if self.first is not None and self.first > size:
-            raise UserError(
-                f"first={self.first}: blocks have {size} targets; lower it, or raise targets_per_block"
-            )
-        count = np.unique(np.arange(size) if places is None else places)
-        if self.first is not None:
-            count = count[count < self.first]
-        if not len(count):
-            raise UserError(
-                "none of the targets that are to rank far keys counts; raise first, or leave it out"
-            )
-        up_to_last = replace(
-            contexts,
-            tokens=contexts.tokens[:, : contexts.n_long + count[-1]],
-            targets=contexts.targets[:, : count[-1] + 1],
-            target_id=contexts.target_id[:, : count[-1] + 1],
-        )
-        block = RankedBlock(replace(reading, contexts=up_to_last), count, sinks)
+        counted = self._places(reading.contexts.targets_per_block, places)
+        block = RankedBlock(_up_to(reading, counted[-1]), counted, sinks)
         with reading.scorer.keeping_far():
             ranked = self.rank(block)
         above = ranked.max() + 1
         of_sinks = np.full((*ranked.shape[:-1], sinks), above)
         return np.concatenate([of_sinks, ranked], axis=-1)
+
+    def _places(self, size: int, places: Sequence[int] | np.ndarray | None) -> np.ndarray:
+        """Places of the targets that count, ascending, of blocks of so many."""
+        if self.first is not None and self.first > size:
+            raise UserError(
+                f"first={self.first}: blocks have {size} targets; lower it, or raise targets_per_block"
+            )
+        counted = np.unique(np.arange(size) if places is None else places)
+        if self.first is not None:
+            counted = counted[counted < self.first]
+        if not len(counted):
+            raise UserError(
+                "none of the targets that are to rank far keys counts; raise first, or leave it out"
+            )
+        return counted
 
     @abstractmethod
     def rank(self, block: RankedBlock) -> np.ndarray:
@@ -134,17 +131,6 @@ def find_reference(text: str) -> Reference:
     name, *parts = text.split(":")
     reference: Reference = made(REFERENCES[name], text, parts)
     return reference
-
-
-def check_budgets(text: str, budgets: Sequence[int]) -> None:
-    """Raise `UserError` where the reference of this name does not rank for a budget, sinks included."""
-    most = find_reference(text).most_keys
-    for budget in budgets:
-        if most is not None and budget > most:
-            raise UserError(
-                f"{text} chooses {most} keys, sinks included, and a budget is {budget}; give keys={budget}, lower the "
-                "budget, or leave it out"
-            )
 
 
 @REFERENCES.register("leave-one-out-kl")
@@ -229,6 +215,18 @@ class GreedyKL(Reference):
     def most_keys(self) -> int:
         """See `Reference`."""
         return self.keys
+
+
+def _up_to(reading: BlockReading, last: int) -> BlockReading:
+    """The same block with its targets up to a place."""
+    contexts = reading.contexts
+    up_to_last = replace(
+        contexts,
+        tokens=contexts.tokens[:, : contexts.n_long + last],
+        targets=contexts.targets[:, : last + 1],
+        target_id=contexts.target_id[:, : last + 1],
+    )
+    return replace(reading, contexts=up_to_last)
 
 
 def _by_order(block: RankedBlock, columns: Sequence[int]) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.cache_eviction.reading import NEAR_KEPT, NEAR_REREAD, BlockReading
-from analysis.cache_eviction.reference import REFERENCES, check_budgets, find_reference
+from analysis.cache_eviction.reference import REFERENCES, find_reference
 from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
@@ -207,11 +207,10 @@ def test_greedy_chooses_all_keys_where_there_are_no_more():
     assert sorted(scores[12:]) == [1, 2, 3, 4, 5, 6]
 
 
-def test_greedy_is_refused_above_its_budget():
-    check_budgets("greedy-kl", [2, 16])
-    check_budgets("halving-kl", [200])
-    with refused("greedy-kl:keys=8 chooses 8 keys, sinks included, and a budget is 17; give keys=17"):
-        check_budgets("greedy-kl:keys=8", [2, 17])
+def test_greedy_alone_does_not_rank_for_all_budgets():
+    most = {name: find_reference(name).most_keys for name in REFERENCES}
+    assert most == {**dict.fromkeys(REFERENCES), "greedy-kl": 16}
+    assert find_reference("greedy-kl:keys=8").most_keys == 8
 
 
 # --- the gradient by presence ---
