@@ -12,6 +12,7 @@ import pytest
 
 import analysis
 from analysis import probes
+from analysis.cache_eviction.reference import REFERENCES
 from analysis.policies import POLICIES
 from analysis.probes.probe import Probe
 from analysis.selectors import BLIND, FAMILIES
@@ -123,9 +124,10 @@ def test_the_policies_of_the_method_are_selectors_that_never_look_at_the_target(
         ("method.md", "`positions.scheme`", {*SCHEMES, *COUPLED_SCHEMES}),
         ("method.md", "`model.attention`", {*ATTENTIONS, SOFTMAX}),
         ("synthetic.md", "`task.name`", set(TASKS)),
+        ("method.md", "reference", set(REFERENCES)),
     ],
 )
-def test_what_configs_choose_by_name_has_its_row_and_every_row_is_a_choice(page, heading, registered):
+def test_what_users_choose_by_name_has_its_row_and_every_row_is_a_choice(page, heading, registered):
     names = [name for cells in rows_below(page, heading) for name in names_in(cells[0])]
     assert sorted(names) == sorted(registered)
 

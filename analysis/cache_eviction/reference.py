@@ -168,6 +168,24 @@ class HalvingKL(Reference):
         return _by_order(block, last_first[::-1])
 
 
+@REFERENCES.register("presence-gradient")
+@dataclass(frozen=True)
+class PresenceGradient(Reference):
+    """Minus the slope of the summed loss by the presence of a key in one layer and head, (G, F), nats.
+
+    One row, forward and back: `analysis.model.far_cache.presence_gradient`. It says what a key does where a little of
+    it is taken away.
+    """
+
+    def rank(self, block: RankedBlock) -> np.ndarray:
+        """(G, F - s). Raises `UserError` where rows of the model do not share far keys."""
+        from analysis.model import far_cache  # the names of references are known without torch
+
+        reading = block.reading
+        slopes = far_cache.presence_gradient(reading.scorer, reading.contexts, block.places)
+        return slopes[:, block.candidates]
+
+
 @REFERENCES.register("greedy-kl")
 @dataclass(frozen=True)
 class GreedyKL(Reference):

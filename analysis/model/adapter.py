@@ -204,7 +204,7 @@ class Adapter(nn.Module, ABC):
         Args:
             far: `far_key_values`.
             visible: (R, F) bool, the same in all layers and heads; or for each layer (R, G, F), G heads of keys, where
-                the adapter shares far keys.
+                the adapter shares far keys: bool, or float, a presence to which gradients flow back (`FarKeys`).
             input_ids: at ids F … F + L - 1.
             logits_to_keep: Q; at least 1.
         """

@@ -4,13 +4,15 @@ Leaving each far token out of the cache in turn reads the near tokens once a row
 keys and values: here nothing of them is copied a row. The parts of the softmax over far keys and over near ones are
 joined under one maximum and one denominator. A hidden column is hidden before the maximum is taken: its share is never
 subtracted from a finished softmax, where a sink may hold nearly all of it and the difference nothing but rounding.
+Where far keys have a presence, a number in place of there or not, the softmax is the plain one, through which gradients
+flow back to it.
 Shapes: R rows, L near tokens and Q queries, the last of them, P far tokens (those of a prefix among them), H heads of
 queries, G heads of keys, g = H / G, D head dimension of keys and E of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +36,8 @@ class FarKeys:
     layers: KeyValues
     """Keys (1, G, P, D) and values (1, G, P, E), a pair a layer; keys rotated, if they are."""
     visible: Tensor | list[Tensor]
-    """(R, P) bool, the same in all layers and heads; or for each layer (R, G, P)."""
+    """(R, P) bool, the same in all layers and heads; or for each layer (R, G, P). Of each layer it may be float: the
+    presence of the keys, by which their exponentiated scores are multiplied. 1 and 0 are True and False."""
     ids: Tensor
     """(P,) position ids of the far tokens, ascending."""
     near_ids: Tensor
@@ -51,6 +54,11 @@ class FarKeys:
                 visible = visible[:, seen]
                 layers = [(keys[:, :, seen], values[:, :, seen]) for keys, values in layers]
         return cls(layers, visible, ids, near_ids)
+
+    @property
+    def has_presence(self) -> bool:
+        """Whether keys have a presence, in place of being there or not."""
+        return not isinstance(self.visible, Tensor) and self.visible[0].is_floating_point()
 
     @cached_property
     def _hidden_everywhere(self) -> tuple[Tensor, list[int]]:
@@ -103,17 +111,12 @@ def attend(
 
     ``near_mask``: (R or 1, H or 1, Q, L), added to the scores of near keys; None: causal.
     """
+    if far.has_presence:
+        return _attend_by_presence(query, key, value, near_mask, far, layer, how)
     rows, heads, queries, dim = query.shape
     groups = key.shape[1]
-    length = key.shape[2]
     query = (query * how.scale).unflatten(1, (groups, heads // groups))
-    near = how.capped(query @ key[:, :, None].transpose(-1, -2))  # (R, G, g, Q, L)
-    if near_mask is None:
-        future = torch.ones(queries, length, dtype=torch.bool, device=query.device)
-        near = near.masked_fill(future.triu(1 + length - queries), -torch.inf)
-    else:
-        by_head = near_mask.shape[1] > 1
-        near = near + (near_mask.unflatten(1, (groups, -1)) if by_head else near_mask[:, :, None])
+    near = _near_scores(query, key, near_mask, how)
     highest = near.amax(dim=-1, keepdim=True)
     sinks = None
     if how.sinks is not None:
@@ -158,6 +161,51 @@ def attend(
     return output.flatten(1, 2)
 
 
+def _near_scores(query: Tensor, key: Tensor, near_mask: Tensor | None, how: Scores) -> Tensor:
+    """Scores of near keys (R, G, L, D) for scaled queries (R, G, g, Q, D), masked, (R, G, g, Q, L)."""
+    groups, queries = query.shape[1], query.shape[3]
+    length = key.shape[2]
+    near = how.capped(query @ key[:, :, None].transpose(-1, -2))
+    if near_mask is None:
+        future = torch.ones(queries, length, dtype=torch.bool, device=query.device)
+        return near.masked_fill(future.triu(1 + length - queries), -torch.inf)
+    by_head = near_mask.shape[1] > 1
+    return near + (near_mask.unflatten(1, (groups, -1)) if by_head else near_mask[:, :, None])
+
+
+def _attend_by_presence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near_mask: Tensor | None,
+    far: FarKeys,
+    layer: int,
+    how: Scores,
+) -> Tensor:
+    """`attend` where far keys have a presence, to which gradients flow back."""
+    groups = key.shape[1]
+    queries = query.shape[2]
+    query = (query * how.scale).unflatten(1, (groups, -1))
+    near = _near_scores(query, key, near_mask, how)
+    far_keys, far_values = far.layers[layer]
+    scores = how.capped(query @ far_keys[:, :, None].transpose(-1, -2))  # (R, G, g, Q, P)
+    if how.far_bias is not None:
+        scores = scores + how.far_bias[:, -queries:].unflatten(0, (groups, -1))
+    beyond = far.beyond(how.window, queries)
+    if beyond is not None:
+        scores = scores.masked_fill(beyond, -torch.inf)
+    scores = scores + far.visible[layer].log()[:, :, None, None]
+    parts = [scores, near]
+    if how.sinks is not None:
+        sinks = how.sinks.float().view(groups, -1, 1, 1)
+        parts.append(sinks.expand(*near.shape[:-1], 1))
+    weights = torch.cat(parts, dim=-1).softmax(dim=-1).to(value.dtype)
+    num_far = scores.shape[-1]
+    from_far = weights[..., :num_far] @ far_values[:, :, None]
+    from_near = weights[..., num_far : num_far + near.shape[-1]] @ value[:, :, None]
+    return (from_far + from_near).flatten(1, 2)
+
+
 # --- through the attention interface of transformers ---
 
 IMPLEMENTATION = "olmo_sparsity_far"
@@ -190,17 +238,26 @@ def _implementations(config: Any, of_whole: str = "eager") -> str | dict[str, An
     return {"": own, **parts} if parts else own
 
 
-@contextmanager
-def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
-    """While it runs, every layer of a model of transformers attends to these far keys too.
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Make an attention function known to transformers by this name, whatever was known by it before.
 
     A name that is not registered with the masks' interface, too, gets no mask at all: near tokens would see later ones.
+    kvpress, where it is imported, wraps all functions that are known by then and keeps them in the one instance of the
+    interface that models ask first: there a function that is only registered would not replace them.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(IMPLEMENTATION, _of_transformers)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    AttentionInterface.register(name, function)
+    ALL_ATTENTION_FUNCTIONS[name] = function
+    AttentionMaskInterface.register(name, eager_mask)
+
+
+@contextmanager
+def attending_to(model: Any, far: FarKeys) -> Iterator[None]:
+    """While it runs, every layer of a model of transformers attends to these far keys too."""
+    register_attention(IMPLEMENTATION, _of_transformers)
     with attention_of(model, IMPLEMENTATION):
         _current.append(far)
         try:

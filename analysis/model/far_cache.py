@@ -20,6 +20,7 @@ from torch import Tensor
 from analysis.contexts import Contexts
 from analysis.model.far_attention import KeyValues
 from analysis.model.losses import (
+    BACKWARD_TOKENS,
     DIVERGENCES,
     LOGITS_PER_BATCH,
     Asked,
@@ -90,6 +91,41 @@ def block_measures(
     ``visible``: (C, F) bool; or (C, G, F), others in every head of keys, layer after layer, where rows share far keys.
     """
     return _same_for_all(scorer, contexts, visible, names, np.arange(contexts.targets_per_block))
+
+
+@retry_smaller_on_oom
+def presence_gradient(scorer: Scorer, contexts: Contexts, places: np.ndarray) -> np.ndarray:
+    """-∂ (summed loss of some targets of one block) / ∂ (presence of each far key in each head), (G, F) nats.
+
+    The presence of a key multiplies its exponentiated scores of all near queries, in one layer and head of keys: 1 is
+    the cache as it is, 0 the cache without the key. The near tokens are read once, forward and back, or in parts with
+    fewer targets where these are more than a batch may differentiate.
+    ``places``: of the targets in the block, (m,), ascending. Raises `UserError` where rows do not share far keys.
+    """
+    model = scorer.model
+    if not model.shares_far_keys:
+        raise UserError(
+            "this model reads copies of far keys, whose presence has no gradient by head; leave presence-gradient out"
+        )
+    with torch.inference_mode():
+        far = scorer.far_key_values(contexts.tokens[:, : contexts.n_far])
+    # what was computed in inference mode cannot be kept for a backward pass
+    far = [(keys.clone(), values.clone()) for keys, values in far]
+    presence = []
+    for keys, _ in far:
+        everywhere = torch.ones(1, keys.shape[1], contexts.n_far, device=scorer.device)
+        presence.append(everywhere.requires_grad_())
+    gradient = np.zeros((sum(keys.shape[1] for keys, _ in far), contexts.n_far))
+    for some in chunks(places, scorer.tokens_per_batch // BACKWARD_TOKENS - contexts.n_short):
+        near = contexts.tokens[:, contexts.n_far : contexts.n_long + some[-1]]
+        queries = int(some[-1] - some[0]) + 1
+        logits = model.near_logits(far, presence, scorer.tensor(near), queries)
+        scorer.on_read(near.size)
+        of_targets = logits[0, scorer.tensor(some - some[0])].float()
+        loss = F.cross_entropy(of_targets, scorer.tensor(contexts.targets[0, some]), reduction="sum")
+        slopes = torch.autograd.grad(-loss, presence)
+        gradient += _array(torch.cat(slopes, dim=1)[0])
+    return gradient
 
 
 def losses_by_head(

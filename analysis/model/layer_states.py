@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.model.far_attention import Scores, attention_of, scores_of
+from analysis.model.far_attention import Scores, attention_of, register_attention, scores_of
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE, each (R or 1, L, d), d ≤ D; the second half of d repeats the first."""
@@ -112,9 +112,6 @@ IMPLEMENTATION = "olmo_sparsity_states"
 @contextmanager
 def reading_layers(model: Any, read: ReadLayer) -> Iterator[list[Tensor]]:
     """While it runs, what ``read`` gives of every layer of a model of transformers is appended to the list."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
     given: dict[nn.Module, tuple[Any, Any]] = {}
     read_of_layers: list[Tensor] = []
 
@@ -134,8 +131,7 @@ def reading_layers(model: Any, read: ReadLayer) -> Iterator[list[Tensor]]:
         read_of_layers.append(read(layer))
         return layer.output().transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register(IMPLEMENTATION, record)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    register_attention(IMPLEMENTATION, record)
     hooks = []
     for module in model.modules():
         if hasattr(module, "layer_idx"):

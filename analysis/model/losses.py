@@ -40,7 +40,7 @@ _MAX_PADDING_RATIO = 1.1
 _MAX_PADDING_TOKENS = 16
 """A row reads more where another row of its batch has a shorter prefix: at most so many times what it needs, or so many
 tokens more, whichever is larger."""
-_BACKWARD_TOKENS = 4
+BACKWARD_TOKENS = 4
 """Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
 
 P = ParamSpec("P")
@@ -140,12 +140,14 @@ class Scorer(OnDevice):
     @contextmanager
     def keeping_far(self) -> Iterator[None]:
         """Inside, the keys and values of the far context that was read last stay, for the next call that needs them."""
+        kept_before = self._keeps_far
         self._keeps_far = True
         try:
             yield
         finally:
-            self._keeps_far = False
-            self._kept_far = None
+            self._keeps_far = kept_before
+            if not kept_before:
+                self._kept_far = None
 
     def far_key_values(self, tokens: np.ndarray) -> KeyValues:
         """`Adapter.far_key_values` of one far context, (1, F) tokens."""
@@ -543,7 +545,7 @@ class Scorer(OnDevice):
     def long_parts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
         length = contexts.tokens.shape[1]
-        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * length))
+        return chunks(rows, self.tokens_per_batch // (BACKWARD_TOKENS * length))
 
     def first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""

@@ -76,12 +76,6 @@ class KVPress(Policy):
         """See `Policy`."""
         if not hasattr(self.press, "get_layer_budget"):
             return first_of_each_head
-        near = sorted(set((seen.lengths - seen.n_far).tolist()))
-        if len(near) > 1:
-            raise UserError(
-                f"{type(self.press).__name__} shares its budget out by the length of the context, which targets of a "
-                "block differ in; choose once a block, or blind"
-            )
         modules: list[Any] = []
 
         def of_layer(layer: LayerStates) -> Tensor:
@@ -90,15 +84,15 @@ class KVPress(Policy):
 
         first = replace(seen, contexts=seen.contexts.take(slice(1)), targets=np.zeros((1, 2), dtype=np.int64))
         first.of_layers(of_layer)
-        outside = near[0] + seen.prefix_length
 
         def keep(scores: np.ndarray, count: int) -> np.ndarray:
-            length = outside + scores.shape[-1]
+            """The far keys are what is shared out, as if there were no others: so all counts have the same total."""
+            n_far = scores.shape[-1]
             layers = []
-            with self._keeping_keys(outside + count, length):
+            with self._keeping_keys(count, n_far):
                 for of_layer, module in zip(by_layer(scores, seen.key_heads), modules, strict=True):
-                    budget = self.press.get_layer_budget(module, length) - outside
-                    layers.append(highest(of_layer, min(max(0, budget), scores.shape[-1])))
+                    budget = self.press.get_layer_budget(module, n_far)
+                    layers.append(highest(of_layer, max(0, budget)))
             return np.concatenate(layers, axis=1)
 
         return keep
@@ -136,7 +130,14 @@ class KVPress(Policy):
         inner = getattr(inner, "language_model", inner)
         rotary = getattr(inner, "rotary_emb", None)
         if hasattr(press, "post_init_from_model"):
-            press.post_init_from_model(model)
+            try:
+                press.post_init_from_model(model)
+            except (
+                Exception
+            ) as error:  # each press raises its own, such as those that download statistics of a model
+                raise UserError(
+                    f"{type(press).__name__} is not to be had for this model ({first_line(error)}); give another press"
+                ) from error
         with _with_rotary(model, rotary):
             return seen.of_layers(of_layer, with_prefix=True)
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import find_policy, from_kvpress
@@ -78,6 +80,11 @@ class FinchPress(LastAttentionPress):
         raise AssertionError("it is never called")
 
 
+class DownloadedPress(LastAttentionPress):
+    def post_init_from_model(self, model):
+        raise OSError("no statistics of this model\nand a long story")
+
+
 class ShortPress(ScorerPress):
     def score(self, *arguments):
         raise AssertionError("Query length 18 should be greater than the window size 64")
@@ -126,17 +133,18 @@ def test_a_press_scores_anew_at_each_budget(prefix):
         policy.scores(seen)
 
 
-def test_a_press_with_budgets_of_layers_keeps_those():
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+def test_a_press_with_budgets_of_layers_shares_out_far_keys_alone(prefix):
+    """Prefix and near tokens are outside of the budget, so that its total is that of any policy."""
     contexts = random_blocks(N, M, B)
-    for blind, outside in ((True, 0), (False, M)):
-        seen = Seen.of(Scorer(adapter_behind()), contexts, blind=blind)
+    scorer = Scorer(adapter_behind(prefix))
+    for blind, targets in ((True, None), (False, None), (False, contexts.all_targets)):
+        seen = Seen.of(scorer, contexts, targets, blind=blind)
         policy = from_kvpress(PyramidPress(), blind=blind)
         for count, kept in zip((4, 12), policy.kept(seen, (4, 12)), strict=True):
             assert kept.sum(axis=-1).tolist() == [[count + 2, count + 2, count - 2, count - 2]] * len(kept)
-        assert outside == seen.lengths[0] - FAR
-    targets = Seen.of(Scorer(adapter_behind()), contexts, contexts.all_targets)
-    with refused("PyramidPress shares its budget out by the length of the context"):
-        policy.kept(targets, (4,))
+        [few] = policy.kept(seen, (1,))
+        assert few.sum(axis=-1).tolist() == [[3, 3, 0, 0]] * len(few)
 
 
 @pytest.mark.parametrize(
@@ -156,5 +164,35 @@ def test_what_a_press_or_a_model_does_not_do_is_one_line():
     contexts = random_blocks(N, M, B)
     with refused("ShortPress: Query length 18 should be greater"):
         from_kvpress(ShortPress()).scores(Seen.of(Scorer(adapter_behind()), contexts, blind=True))
+    with refused(
+        "DownloadedPress is not to be had for this model .no statistics of this model.; give another"
+    ):
+        from_kvpress(DownloadedPress()).scores(Seen.of(Scorer(adapter_behind()), contexts, blind=True))
     with refused("a press reads a model of transformers; convert this one"):
         from_kvpress(BudgetPress()).scores(Seen.of(Scorer(tiny_adapter("rope")), contexts, blind=True))
+
+
+def test_kvpress_may_be_imported_behind_a_measurement(monkeypatch):
+    """It wraps every attention function that there is, ours of the measurement before among them."""
+
+    def wrapped(function):
+        def wrapper(module, query, key, value, attention_mask, dropout, **named):
+            return function(module, query, key, value, attention_mask, dropout, **named)
+
+        return wrapper
+
+    contexts = random_blocks(N, M, B)
+    adapter = adapter_behind()
+    adapter.shares_far_keys = True
+    scorer = Scorer(adapter)
+
+    def measured():
+        scores = find_policy("knorm").scores(Seen.of(scorer, contexts))
+        masks = np.random.default_rng(0).random((3, FAR)) < 0.5
+        return scores, far_cache.measures(scorer, contexts, masks, ("loss",), contexts.all_targets)
+
+    expected = measured()
+    around = {name: wrapped(function) for name, function in ALL_ATTENTION_FUNCTIONS.items()}
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", around)
+    for values, before in zip(measured(), expected, strict=True):
+        np.testing.assert_array_equal(values, before)

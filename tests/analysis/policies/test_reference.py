@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
-from analysis.policies import find_policy
+from analysis.policies import find_policy, from_kvpress
 from analysis.policies.seen import Seen
 
 RECORDED = Path(__file__).parents[2] / "support" / "kvpress" / "reference.npz"
@@ -59,6 +59,7 @@ def scorer():
 
 
 def seen_by(policy):
+    """What stands before the choice of a policy on the recorded tokens."""
     tokens = recorded()["tokens"][None]
     contexts = Contexts(tokens, np.array([[1]]), np.array([[0]]), NEAR)
     return Seen.of(scorer(), contexts, blind=policy.blind, encode=prompt)
@@ -116,3 +117,91 @@ def test_an_aware_policy_leaves_what_kvpress_leaves_beside_the_near_tokens(press
         policy = replace(policy, safe=0)  # theirs counts the near tokens among what is safe
     [[kept]] = policy.kept(seen_by(policy), [left - NEAR])
     assert kept.tolist() == expected[:, :FAR].tolist()
+
+
+# --- presses that are policies by `from_kvpress` alone ---
+
+
+class OfRecordedScores:
+    """A press whose scores on these tokens were recorded."""
+
+    def __init__(self, name, sees):
+        self.by_layer = np.split(recorded()[f"{sees}/{name}/scores"], 3)
+        self.compression_ratio = 0.0
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        return torch.tensor(self.by_layer[module.layer_idx])[None]
+
+
+class Pyramid(OfRecordedScores):
+    """The budgets of PyramidKV, of a window of 4 and beta 2, as kvpress shares them out."""
+
+    def get_layer_budget(self, module, q_len):
+        mean = q_len * (1 - self.compression_ratio)
+        least = mean / 2
+        most = 2 * mean - least
+        if most > q_len - 4:
+            most = q_len - 4
+            least = 2 * mean - most
+        return round(most - module.layer_idx * (most - least) / 2)
+
+
+class Critical(OfRecordedScores):
+    """CriticalKV: half of the budget by SnapKV, the rest by its score times the L1 norm of what a value adds."""
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        scores = super().score(module, hidden_states, keys, values, attentions, kwargs)
+        added = torch.einsum("rgld,ohd->rghlo", values, module.o_proj.weight.view(32, 4, 8))
+        norms = added.abs().sum(dim=-1)
+        of_groups = torch.stack([norms[:, 0, :2].mean(dim=1), norms[:, 1, 2:].mean(dim=1)], dim=1)
+        first = scores.topk(int((1 - self.compression_ratio) * keys.shape[2] / 2), dim=-1).indices
+        return ((scores + 1e-4) * of_groups).scatter(-1, first, torch.finfo(scores.dtype).max)
+
+
+@pytest.mark.parametrize("dropped", SHARES_DROPPED)
+@pytest.mark.parametrize(
+    ("press", "name"),
+    [(Pyramid("pyramidkv", "blind"), "pyramidkv"), (Critical("snapkv", "blind"), "criticalkv")],
+)
+def test_a_press_leaves_the_keys_that_it_leaves_in_kvpress(press, name, dropped):
+    policy = from_kvpress(press)
+    count = int(FAR * (1 - dropped))
+    [[kept]] = policy.kept(seen_by(policy), [count])
+    expected = np.unpackbits(recorded()[f"blind/{name}/{dropped}/kept"], axis=1).astype(bool)
+    assert kept.tolist() == expected.tolist()
+    assert kept.sum() == count * len(kept)
+
+
+def test_an_aware_press_that_scores_anew_leaves_what_it_leaves_in_kvpress():
+    policy = from_kvpress(Critical("snapkv", "aware"), blind=False)
+    expected = np.unpackbits(recorded()["aware/criticalkv/0.5/kept"], axis=1).astype(bool)
+    [[kept]] = policy.kept(seen_by(policy), [(FAR + NEAR) // 2 - NEAR])
+    assert kept.tolist() == expected[:, :FAR].tolist()
+
+
+REAL = {
+    "snapkv": ("SnapKVPress", {"window_size": OBSERVERS["blind"]}),
+    "h2o": ("ObservedAttentionPress", {}),
+    "tova": ("TOVAPress", {}),
+    "knorm": ("KnormPress", {}),
+    "keydiff": ("KeyDiffPress", {}),
+    "expected-attention": ("ExpectedAttentionPress", {}),
+    "streaming-llm": ("StreamingLLMPress", {}),
+    "pyramidkv": ("PyramidKVPress", {"window_size": 4, "beta": 2}),
+    "criticalkv": ("CriticalKVPress", {}),
+}
+"""The class of each press, and its parameters."""
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_presses_of_kvpress_leave_what_they_leave_in_its_own_environment(name):
+    """Where kvpress is installed, with whatever transformers: pip install --no-deps kvpress cachetools fire."""
+    kvpress = pytest.importorskip("kvpress")
+    kind, parameters = REAL[name]
+    if name == "criticalkv":
+        parameters = {"press": kvpress.SnapKVPress(window_size=OBSERVERS["blind"])}
+    policy = from_kvpress(getattr(kvpress, kind)(**parameters))
+    for dropped in SHARES_DROPPED:
+        [[kept]] = policy.kept(seen_by(policy), [int(FAR * (1 - dropped))])
+        expected = np.unpackbits(recorded()[f"blind/{name}/{dropped}/kept"], axis=1).astype(bool)
+        assert kept.tolist() == expected.tolist()
