@@ -255,14 +255,14 @@ class Engine:
         while any(self.any_rank(bool(wait([running], patience).not_done))):
             pass
         failure = running.exception()
-        said = None
-        if failure is not None:
+        if failure is None:
+            outcome: Any = (running.result(), None)
+        else:
             message = f"rank {self.rank} failed ({type(failure).__name__}: {failure})"
-            said = (message, exit_code_of(failure))
+            outcome = (None, (message, exit_code_of(failure)))
         outcomes: list[Any] = [None] * self.world_size
-        outcome = (None if failure else running.result(), said)
         torch.distributed.all_gather_object(outcomes, outcome)
-        failures = [said for _, said in outcomes if said is not None]
+        failures = [failed for _, failed in outcomes if failed is not None]
         if failures:  # in every rank: a launcher may end the one that failed before it has printed it
             message, exit_code = failures[0]
             raise failure or OtherRankFailed(message, exit_code)
