@@ -14,7 +14,8 @@ included, and of transformers' Trainer on its own model of the same shape; the l
 timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
 `save` times how long training stands still for a checkpoint: written by rank 0, by all ranks, and by all ranks in the
-background, with the most memory of rank 0's process. Under DDP; steps have one window of 64 tokens for each rank.
+background, with the most memory of rank 0's process. Under DDP; steps have one window of 64 tokens for each rank. On CPUs
+it needs some 30 bytes a parameter in every process.
 
 `measure` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
 per second, share of the matrix product, and how far the influences are from the loop's.
@@ -74,7 +75,7 @@ def _parser() -> Parser:
     train.add_argument("--steps", type=whole_number, default=4, help="optimizer steps of each timing")
 
     save = add("save", "a checkpoint: by rank 0, by all ranks, by all ranks in the background")
-    save.add_argument("--config", default="configs/pose-c4-300m.yaml", help="its shape and precision")
+    save.add_argument("--config", default="configs/pose-c4-150m.yaml", help="its shape and precision")
     save.add_argument("--rounds", type=whole_number, default=3, help="how often each is timed")
 
     measure = add("measure", "influence of far tokens: a plain loop, and the engine in blocks of targets")

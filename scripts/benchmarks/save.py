@@ -112,11 +112,11 @@ class Saves:
         """Rank 0 writes the whole checkpoint, as it was done before there were shares (DDP alone)."""
         started = time.perf_counter()
         folder = step_folder(self.folder, self.number)
+        named = dict(self.engine.raw_model.named_parameters()) if self.engine.is_rank_zero else {}
+        weights = {name: parameter.detach().cpu() for name, parameter in named.items()}
+        optimizer = export_state(self.engine.optimizer.optimizer, named)
 
         def write() -> None:
-            named = dict(self.engine.raw_model.named_parameters())
-            weights = {name: parameter.detach().cpu() for name, parameter in named.items()}
-            optimizer = export_state(self.engine.optimizer.optimizer, named.keys())
             checkpoint = NewCheckpoint.begin(folder)
             files = checkpoint.write(Share(weights, optimizer))
             checkpoint.finish(files, TrainState(self.number, 0), self.config, None)
