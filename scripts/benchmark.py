@@ -14,8 +14,8 @@ included, and of transformers' Trainer on its own model of the same shape; the l
 timed. Ratios are throughput over that of "olmo" and of both Trainers: the median over rounds, lowest and highest.
 
 `save` times how long training stands still for a checkpoint: written by rank 0, by all ranks, and by all ranks in the
-background, with the most memory of rank 0's process. Under DDP; steps have one window of 64 tokens for each rank. On CPUs
-it needs some 30 bytes a parameter in every process.
+background, with the most memory of rank 0's process. Under DDP; steps have one window of 64 tokens for each rank. On
+CPUs it needs some 30 bytes a parameter in every process.
 
 `measure` compares `analysis.measure`, in blocks, with a plain loop of one forward pass for each candidate: targets
 per second, share of the matrix product, and how far the influences are from the loop's.

@@ -59,7 +59,12 @@ def test_a_save_in_the_background_is_timed_beside_steps(monkeypatch):
         return write(self, share)
 
     monkeypatch.setattr(save.NewCheckpoint, "write", slow)
-    shape = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1", "--model.max_sequence_length=32"]
+    shape = [
+        "--model.d_model=32",
+        "--model.n_heads=2",
+        "--model.n_layers=1",
+        "--model.max_sequence_length=32",
+    ]
     record = save.run("configs/demo.yaml", shape, rounds=1)
     rows = {name: row["seconds"][0] for name, row in record["results"].items()}
     assert rows[save.BY_RANK_ZERO] > 0.5 and rows[save.BY_ALL] > 0.5 > rows[save.IN_BACKGROUND]
