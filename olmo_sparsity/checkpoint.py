@@ -1,7 +1,12 @@
-"""Checkpoint folders: written whole or not at all, read without Accelerate or DeepSpeed.
+"""Checkpoint folders: read without Accelerate or DeepSpeed, written by `new_checkpoint.py`.
 
     RUN/step00001000/  model.safetensors  optimizer.safetensors  state.json  config.yaml  tokenizer.json  checksums.json
 
+Of P > 1 processes each writes a shard of the weights and of the optimizer's state:
+
+    model-00001-of-0000P.safetensors … model.safetensors.index.json  (for the optimizer likewise)
+
+The index is of transformers' form and says which shard has a tensor. Any number of processes reads either form.
 No file is a pickle. `state.json` is the data and step state; tensors of the optimizer are stored under
 `<parameter>|<state>`. Random state is not stored: data order, position ids and dropout are functions of the step.
 `checksums.json` has the SHA-256 of every other file. Whoever reads one compares it; older checkpoints have that of the
@@ -11,13 +16,12 @@ weights alone.
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import pickletools
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +30,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from olmo_sparsity.tensor_files import load_tensors, write_tensors
+from olmo_sparsity.tensor_files import load_tensors, tensors_sha256
 from olmo_sparsity.util.background import in_background
-from olmo_sparsity.util.errors import UserError, first_line, is_full_disk
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, user_path
+from olmo_sparsity.util.files import read_json, sha256_file, user_path
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -80,7 +84,7 @@ def step_of(folder: Path) -> int:
 def resolve_checkpoint(path: str | Path) -> Path:
     """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
     path = user_path(path)
-    if (path / WEIGHTS).is_file():
+    if (path / WEIGHTS).is_file() or (path / index_of(WEIGHTS)).is_file():
         return path
     if not (existing := checkpoints(path)):
         raise UserError(
@@ -90,42 +94,32 @@ def resolve_checkpoint(path: str | Path) -> Path:
     return existing[-1]
 
 
-def save_checkpoint(
-    run: str | Path,
-    state: TrainState,
-    *,
-    config: Config,
-    weights: dict[str, Tensor],
-    optimizer: dict[str, Tensor],
-    tokenizer: bytes | None,
-) -> Path:
-    """Write one checkpoint folder, atomically, and return it. ``tokenizer``: the content of a tokenizer.json, if known.
+def index_of(name: str) -> str:
+    """The index of the shards that stand in the place of one file, `WEIGHTS` or `OPTIMIZER`."""
+    return f"{name}.index.json"
 
-    Raises `UserError` where the disk is full.
+
+def shard_of(name: str, rank: int, count: int) -> str:
+    """The file that ``rank`` of ``count`` processes writes in the place of one file, `WEIGHTS` or `OPTIMIZER`."""
+    path = Path(name)
+    return name if count == 1 else f"{path.stem}-{rank + 1:05d}-of-{count:05d}{path.suffix}"
+
+
+def tensor_files(folder: Path, name: str) -> list[str]:
+    """The files of a checkpoint that have the tensors of `WEIGHTS` or `OPTIMIZER`: this one, or its shards.
+
+    Raises `UserError` for a damaged index, and for a shard without a checksum.
     """
-    folder = step_folder(run, state.step)
-    try:
-        with atomic_path(folder) as temporary:
-            temporary.mkdir()
-            config.save(temporary / CONFIG)
-            if tokenizer is not None:
-                (temporary / TOKENIZER).write_bytes(tokenizer)
-            (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
-            noted = {path.name: sha256_file(path) for path in temporary.iterdir()}
-            noted[WEIGHTS] = write_tensors(temporary / WEIGHTS, weights)
-            noted[OPTIMIZER] = write_tensors(temporary / OPTIMIZER, optimizer)
-            text = json.dumps({name: {"sha256": sha256} for name, sha256 in noted.items()})
-            (temporary / CHECKSUMS).write_text(text + "\n", encoding="utf8")
-    except OSError as error:
-        if not is_full_disk(error):
-            raise
-        earlier = [path.name for path in checkpoints(run)]
-        kept = f"{earlier[-1]} is whole" if earlier else "there is no checkpoint before it"
+    noted = noted_checksums(folder)
+    if index_of(name) not in noted:
+        return [name]
+    index = read_json(verified(folder / index_of(name)), remedy_for(folder))
+    shards = sorted(set(index["weight_map"].values()))
+    if lacking := [shard for shard in shards if shard not in noted]:
         raise UserError(
-            f"{folder} cannot be saved: the disk is full, or a quota is reached ({first_line(error)}); {kept}: "
-            "make room, and go on with --resume"
-        ) from error
-    return folder
+            f"{folder / CHECKSUMS} is damaged (it has no checksum of {lacking[0]}); {remedy_for(folder)}"
+        )
+    return shards
 
 
 def load_state(folder: Path) -> TrainState:
@@ -142,20 +136,21 @@ def load_state(folder: Path) -> TrainState:
 
 
 def verify_checkpoint(folder: Path, names: Sequence[str]) -> None:
-    """Compare files of a checkpoint, all at once, with the checksums that were noted when they were saved.
+    """Compare the files of `WEIGHTS` or `OPTIMIZER`, all at once, with the checksums noted when they were saved.
 
     Raises `UserError` for the first that is another one. Says which have no checksum, as in older checkpoints; those of
     ai2-olmo itself have none.
     """
     noted = noted_checksums(folder)
-    running = {name: in_background(partial(sha256_file, folder / name)) for name in names if name in noted}
-    for name, digest in running.items():
-        path = folder / name
+    files = [file for name in names for file in tensor_files(folder, name)]
+    running = {file: in_background(partial(sha256_file, folder / file)) for file in files if file in noted}
+    for file, digest in running.items():
+        path = folder / file
         try:
-            _refuse_other(path, digest.result(), noted[name])
+            _refuse_other(path, digest.result(), noted[file])
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}); {remedy_for(folder)}") from error
-    if noted and (unknown := [name for name in names if name not in noted]):
+    if noted and (unknown := [file for file in files if file not in noted]):
         log.warning(
             "%s: %s cannot be verified: the version that saved it noted no checksum",
             folder,
@@ -192,7 +187,7 @@ def noted_checksums(folder: Path) -> dict[str, str]:
         noted = {name: str(of_file["sha256"]) for name, of_file in content.items()}
     except (TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged (it holds no checksums); {remedy}") from error
-    if WEIGHTS not in noted:
+    if WEIGHTS not in noted and index_of(WEIGHTS) not in noted:
         raise UserError(f"{path} is damaged (it has no checksum of {WEIGHTS}); {remedy}")
     return noted
 
@@ -273,7 +268,7 @@ def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: 
 
     With ``attention_may_be_new`` weights of the model's attention that the checkpoint does not have stay as drawn.
     """
-    tensors = load_tensors(folder / WEIGHTS, remedy_for(folder))
+    tensors = _load(folder, WEIGHTS)
     if is_of_olmo(folder):
         tensors = {_without_pickle(name): tensor.float() for name, tensor in tensors.items()}
     if attention_may_be_new:
@@ -290,17 +285,29 @@ def load_optimizer(folder: Path) -> dict[str, Tensor]:
 
     Raises `UserError` where they cannot be read.
     """
-    return load_tensors(folder / OPTIMIZER, remedy_for(folder))
+    return _load(folder, OPTIMIZER)
+
+
+def _load(folder: Path, name: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in tensor_files(folder, name):
+        tensors |= load_tensors(folder / file, remedy_for(folder))
+    return tensors
 
 
 def weights_sha256(checkpoint: str | Path, *, is_verified: bool = False) -> str:
-    """Checksum of a checkpoint's weights, which identifies it in records.
+    """Identity of a checkpoint's weights in records: the SHA-256 of the one file that holds or would hold them all.
 
-    Raises `UserError` where it is not the one that was noted when they were saved. ``is_verified``: this process has
-    verified them already (`load_model`, `verify_checkpoint`), so that they are not read again.
+    So it does not depend on the number of processes that saved them; of shards it is computed here. Raises `UserError`
+    where a file is not the one that was saved. ``is_verified``: this process has verified them already (`load_model`,
+    `verify_checkpoint`).
     """
     folder = resolve_checkpoint(checkpoint)
     noted = noted_checksums(folder)
+    if index_of(WEIGHTS) in noted:
+        if not is_verified:
+            verify_checkpoint(folder, [WEIGHTS])
+        return tensors_sha256(_load(folder, WEIGHTS))
     if is_verified and WEIGHTS in noted:
         return noted[WEIGHTS]
     sha256 = sha256_file(folder / WEIGHTS)

@@ -6,6 +6,7 @@ The library's writer gives no checksum, and to read 84 GB of a 7B model again fo
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -36,17 +37,32 @@ _CHUNK_BYTES = 1 << 24
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Write a safetensors file, byte for byte as the library does, and return its SHA-256 in hexadecimal."""
-    order = list(_DTYPES)
-    names = sorted(tensors, key=lambda name: (-order.index(tensors[name].dtype), name))
+    """Write a safetensors file to disk, byte for byte as the library does; returns its SHA-256 in hexadecimal."""
     digest = sha256()
     # Both calls let go of Python's lock: hashing and writing take as long as the slower of them.
     with open(path, "wb") as file, ThreadPoolExecutor(1) as hashing:
-        for chunk in chain([_header(tensors, names)], _chunks(tensors, names)):
+        for chunk in _content(tensors):
             hashed = hashing.submit(digest.update, chunk)
             file.write(chunk)
             hashed.result()  # no chunk is held longer than it is written
+        file.flush()
+        os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def tensors_sha256(tensors: dict[str, Tensor]) -> str:
+    """SHA-256, in hexadecimal, of the one file that `write_tensors` would write."""
+    digest = sha256()
+    for chunk in _content(tensors):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _content(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file of these tensors, in the library's order."""
+    order = list(_DTYPES)
+    names = sorted(tensors, key=lambda name: (-order.index(tensors[name].dtype), name))
+    return chain([_header(tensors, names)], _chunks(tensors, names))
 
 
 def _header(tensors: dict[str, Tensor], names: list[str]) -> bytes:

@@ -114,7 +114,8 @@ def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> 
     """The share of the targets over tau that have enough of their gain from k tokens, or a smaller measured k.
 
     Columns: level, unit, sinks, name, selector, far_context ("true" and "placebo"), median (the smallest measured k
-    that is enough for half of the targets; NaN: none is), k, value, low, high. Names: `ENOUGH`, all_but_0.1_nats.
+    that is enough for half of the targets; NaN: none is), k, value, low, high. Names: `ENOUGH`, and
+    all_but_a_tenth_of_a_nat.
     """
 
     def rows_of(measured: Measured) -> Iterator[Row]:
@@ -123,7 +124,7 @@ def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> 
             losses = measured.losses[selector, context]
             saved = measured.short_nats[:, None] - losses
             criteria = {name: saved >= share * gains for name, share in ENOUGH.items()}
-            criteria[f"all_but_{ENOUGH_NATS:g}_nats"] = losses <= measured.long_nats[:, None] + ENOUGH_NATS
+            criteria["all_but_a_tenth_of_a_nat"] = losses <= measured.long_nats[:, None] + ENOUGH_NATS
             for name, enough in criteria.items():
                 reached = np.logical_or.accumulate(enough, axis=1)
                 by_half = [

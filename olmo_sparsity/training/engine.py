@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.background import in_background
-from olmo_sparsity.util.errors import RankZeroFailed, UserError, exit_code_of, first_line
+from olmo_sparsity.util.errors import OtherRankFailed, UserError, exit_code_of, first_line
 from olmo_sparsity.util.provenance import keep_freed_memory, processor_features
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class Engine:
             assert not isinstance(decoder, TupleAttention), "the config was checked"
             decoder.set_activation_checkpointing(checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
+        self._saves = share_of(self.rank, self.world_size, self._shapes)
         self.raw_model = model.train()
         step_model = None
         if settings.compiler is not None:
@@ -221,53 +222,62 @@ class Engine:
         return {}
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole model's weights on the CPU, by OLMo's names; of another process than rank 0 none. Collective."""
-        if not self.is_rank_zero:
-            return {}
-        return {name: tensor.detach().cpu() for name, tensor in self.raw_model.state_dict().items()}
+        """This rank's share of the weights, by OLMo's names, as copies on the CPU. Collective."""
+        named = self.raw_model.named_parameters()
+        return {name: host_copy(parameter) for name, parameter in named if name in self._saves}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The whole optimizer state, as `export_state` names it, in rank 0 alone. Collective."""
-        return export_state(self._raw_optimizer) if self.is_rank_zero else {}
+        """This rank's share of the optimizer's state, of the same parameters, as `export_state` says. Collective."""
+        return export_state(self._raw_optimizer, self._saves)
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `optimizer_tensors` gave, on any engine and any number of processes."""
+        """Restore the whole state, whatever engine and number of processes it was written with."""
         import_state(self._raw_optimizer, tensors)
 
     @property
     def _raw_optimizer(self) -> torch.optim.Optimizer:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # beneath Accelerate's wrapper
 
-    def any_rank(self, flag: bool) -> bool:
-        """Whether ``flag`` is set in at least one rank. Collective."""
+    def any_rank(self, *flags: bool) -> list[bool]:
+        """Of each flag, whether it is set in at least one rank. Collective."""
         if self.world_size == 1:
-            return flag
-        return bool(self.all_reduce_sum(torch.tensor(float(flag))) > 0)
+            return list(flags)
+        return [count > 0 for count in self.all_reduce_sum(torch.tensor(flags, dtype=torch.float)).tolist()]
 
-    def on_rank_zero(self, action: Callable[[], Result]) -> Result:
-        """Run ``action`` in rank 0 and return its result in every rank; where it fails, all ranks fail. Collective.
+    def results_of_all_ranks(self, running: Future[Result]) -> list[Result]:
+        """Wait for the work of all ranks: what it returned, by rank. Where it failed in one, all fail. Collective.
 
         It may take longer than processes wait for each other: to read a large corpus, or to save on a slow disk.
         """
         if self.world_size == 1:
+            return [running.result()]
+        patience = rendezvous_timeout().total_seconds() / 4
+        while any(self.any_rank(bool(wait([running], patience).not_done))):
+            pass
+        failure = running.exception()
+        if failure is None:
+            outcome: Any = (running.result(), None)
+        else:
+            message = f"rank {self.rank} failed ({type(failure).__name__}: {failure})"
+            outcome = (None, (message, exit_code_of(failure)))
+        outcomes: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(outcomes, outcome)
+        failures = [failed for _, failed in outcomes if failed is not None]
+        if failures:  # in every rank: a launcher may end the one that failed before it has printed it
+            message, exit_code = failures[0]
+            raise failure or OtherRankFailed(message, exit_code)
+        return [result for result, _ in outcomes]
+
+    def on_rank_zero(self, action: Callable[[], Result]) -> Result:
+        """Run ``action`` in rank 0 and return its result in every rank; where it fails, all ranks fail. Collective.
+
+        It may take as long as `results_of_all_ranks` says.
+        """
+        if self.world_size == 1:
             return action()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(action) if self.is_rank_zero else None
-            patience = rendezvous_timeout().total_seconds() / 4
-            while self.any_rank(running is not None and bool(wait([running], patience).not_done)):
-                pass
-        failure = running.exception() if running is not None else None
-        outcome: list[Any] = [None, None]
-        if failure is not None:
-            outcome[1] = (f"rank 0 failed ({type(failure).__name__}: {failure})", exit_code_of(failure))
-        elif running is not None:
-            outcome[0] = running.result()
-        torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
-        result, error = outcome
-        if error is not None:  # in every rank: a launcher may end rank 0 before it has printed it
-            message, exit_code = error
-            raise failure or RankZeroFailed(message, exit_code)
-        return result
+            running: Future[Any] = pool.submit(action if self.is_rank_zero else lambda: None)
+            return self.results_of_all_ranks(running)[0]
 
     def start_on_rank_zero(self, action: Callable[[], Result]) -> Callable[[], Result]:
         """Start ``action`` in rank 0, in the background; the returned function waits for it as `on_rank_zero` does."""
@@ -326,22 +336,43 @@ def is_of_compiler(error: Exception) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
-# --- an optimizer's state as named tensors: stored without pickles, read on any number of processes ---
+# --- what a rank saves, and an optimizer's state as named tensors, read on any number of processes without pickles ---
 
 SEPARATOR = "|"
 
 
-def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every state tensor as `<parameter>|<state>` on the CPU."""
+def share_of(rank: int, count: int, shapes: Mapping[str, torch.Size]) -> set[str]:
+    """The parameters that ``rank`` of ``count`` saves: the largest come first, each to the rank with the least so far.
+
+    So every rank has about as many bytes to write, and all ranks agree on it.
+    """
+    sizes = [0] * count
+    share = set()
+    for name in sorted(shapes, key=lambda name: (-shapes[name].numel(), name)):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += shapes[name].numel()
+        if smallest == rank:
+            share.add(name)
+    return share
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, which stays as it is while training goes on."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def export_state(optimizer: torch.optim.Optimizer, names: Collection[str]) -> dict[str, Tensor]:
+    """Copies of the state tensors of parameters with these names, as `<parameter>|<state>` on the CPU."""
     return {
-        f"{name}{SEPARATOR}{key}": torch.as_tensor(value).detach().cpu().clone()
+        f"{name}{SEPARATOR}{key}": host_copy(torch.as_tensor(value))
         for name, parameter in _named_parameters(optimizer).items()
+        if name in names
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
 def import_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore what `export_state` gave of the same model."""
+    """Restore what `export_state` gave of all parameters of the same model."""
     parameters = _named_parameters(optimizer)
     optimizer.state.clear()
     for full_name, tensor in tensors.items():

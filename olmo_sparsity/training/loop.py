@@ -2,7 +2,7 @@
 
 One loop for every model, task and number of processes. `build.py` makes the parts from a config. `engine.py`
 has what depends on processes and devices, `zero.py` the same over DeepSpeed, `plan.py` what happens at which step,
-`resume.py` which checkpoint a run goes on from.
+`saving.py` checkpoints, written in the background, `resume.py` which of them a run goes on from.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def run_steps(
             )
     folder = saver.folder_of(plan.first_step)
     batches = data.batches(plan.first_step)
-    with monitor, StopRequest() as stop:
+    with monitor, StopRequest() as stop, saver:
         for step in range(plan.first_step + 1, plan.last_step + 1):
             batch = next(batches)
             if plan.skips(step):
@@ -139,11 +139,15 @@ def run_steps(
             else:
                 monitor.log(step, train_step(engine, batch, plan, step))
 
-            stops = engine.any_rank(stop.received is not None or time.monotonic() > plan.deadline)
+            is_stopping = stop.received is not None or time.monotonic() > plan.deadline
+            stops, is_writing = engine.any_rank(is_stopping, saver.is_writing)
             has_learned = False
             with monitor.paused():
+                if not is_writing:
+                    saver.finish()
                 if stops:  # before the evaluation: there may be only seconds left
                     folder = saver.save(step, finished=plan.is_complete_after(step))
+                    saver.finish()
                 if evaluation is not None and plan.evaluates_after(step):
                     measures = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, measures)

@@ -201,10 +201,11 @@ def refuse_change(folder: Path, name: str, previous: object, current: object) ->
 def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) -> Iterator[None]:
     """Hold the run's folder while the block trains, cleared of what a killed or overwritten run left in it. Collective.
 
-    Raises `UserError` in every process where another one trains there.
+    Raises `UserError` in every process where another one trains there, and where not all of them see the folder, in
+    which each saves a share.
     """
 
-    def claim() -> None:
+    def claim() -> Path:
         held.enter_context(folder_lock(config.save_folder))
         if starting_checkpoint(config, resume) != last:
             raise UserError(
@@ -216,7 +217,13 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
         leftovers = [path for name in names for path in folder.glob(f".{name}.tmp-*")]
         for path in [*leftovers, *([] if resume else checkpoints(folder))]:
             remove(path)
+        return folder
 
     with ExitStack() as held:
-        engine.on_rank_zero(claim)
+        folder = engine.on_rank_zero(claim)
+        if any(engine.any_rank(not folder.is_dir())):
+            raise UserError(
+                f"{folder} is not there for all processes, which save their shares in it; give a --save_folder on a "
+                "file system that all machines share"
+            )
         yield

@@ -25,6 +25,7 @@ from olmo_sparsity.training.engine import (
     Engine,
     EngineSettings,
     chosen_precision,
+    host_copy,
     process_group,
 )
 from olmo_sparsity.util.errors import UserError
@@ -213,9 +214,12 @@ class ZeroEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        named = self.raw_model.named_parameters()
-        full = ((name, safe_get_full_fp32_param(parameter)) for name, parameter in named)  # collective
-        return {name: tensor.cpu() for name, tensor in full if self.is_rank_zero}
+        tensors = {}
+        for name, parameter in self.raw_model.named_parameters():
+            full = safe_get_full_fp32_param(parameter)  # collective
+            if name in self._saves:
+                tensors[name] = host_copy(full)
+        return tensors
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """As `Engine.optimizer_tensors`."""
@@ -231,9 +235,9 @@ class ZeroEngine(Engine):
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
                 full = safe_get_full_optimizer_state(parameter, key)  # collective
-                if self.is_rank_zero:
-                    tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
-            if step is not None:
+                if name in self._saves:
+                    tensors[f"{name}{SEPARATOR}{key}"] = host_copy(full.reshape(self._shapes[name]))
+            if step is not None and name in self._saves:
                 tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
         return tensors
 

@@ -48,8 +48,8 @@ class UserError(ValueError):
         return "\n  ".join(text.replace("\n", r"\n") for text in self.args)
 
 
-class RankZeroFailed(UserError):
-    """Rank 0 failed, so every other process fails too, with the same exit code."""
+class OtherRankFailed(UserError):
+    """Another rank failed, so this one fails too, with the same exit code."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -58,7 +58,7 @@ class RankZeroFailed(UserError):
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this error: one of the three above."""
-    if isinstance(error, RankZeroFailed):
+    if isinstance(error, OtherRankFailed):
         return error.exit_code
     cause = error.__cause__ if isinstance(error, UserError) else error
     if isinstance(cause, OSError) and cause.errno in _PASSING:

@@ -50,22 +50,35 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     Where the caller removes the temporary, nothing is renamed.
     """
     path = user_path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    replaced = temporary.with_name(f"{temporary.name}-replaced")
-    remove(temporary)
+    temporary = begin_path(path)
     try:
         yield temporary
-        if not temporary.exists():
-            return
-        _settle(temporary)
+        if temporary.exists():
+            put_in_place(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def begin_path(path: Path) -> Path:
+    """A temporary sibling of ``path``, not made yet, for what `put_in_place` renames to it when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    remove(temporary)
+    return temporary
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Force a whole file or folder to disk and rename it to ``path``, as `atomic_path` says; on an error both stay."""
+    _settle(temporary)
+    replaced = temporary.with_name(f"{temporary.name}-replaced")
+    if path.is_dir() and not temporary.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    try:
         if path.is_dir():
-            if not temporary.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             path.rename(replaced)
         os.replace(temporary, path)
     except BaseException:
-        remove(temporary)
         if replaced.is_dir() and not path.exists():
             replaced.rename(path)
         raise

@@ -10,10 +10,12 @@ A cell that is not complete has the blocks that were finished, in the order in w
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -22,6 +24,7 @@ from analysis.figures.style import add_legend, draw, log_axis, model_styles, new
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import stacked
 from analysis.stats import comparisons, numbers
+from analysis.stats.recovery import with_over_tau
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -29,30 +32,76 @@ EXACT = "leave-one-out-kl/cache:4"
 OTHERS = ("attention", "snapkv")
 TEXTS = ("books", "code", "releases")
 COMPARED_AT = (4, 16)
+PLAIN_WORD = re.compile(r"[^\w\s]?[^\W\d_]+(?:['’-][^\W\d_]+)*[^\w\s]{0,2}")
+"""Letters, with inner apostrophes and hyphens, and punctuation around them."""
 MODELS = {"smollm2": "SmolLM2", "gemma": "Gemma 3"}
 
 
-def collect(out: str) -> None:
-    """Add what is measured of every cell in a folder of run.sh, complete or not, without texts."""
-    study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
-    for folder in sorted(path for path in Path(out).iterdir() if path.is_dir()):
-        if (folder / RESULT_NAME).is_file():
-            study[folder.name] = replace(load(folder), texts=None)
+def collect(out: Path, records: Path) -> None:
+    """Add what is measured of every cell in a folder of run.sh, complete or not, to the records.
+
+    In place of the text there is a column plain_word, and the effects stand in files of their own, in half floats.
+    """
+    records.mkdir(parents=True, exist_ok=True)
+    study = load_study(records) if (records / RESULT_NAME).is_file() else {}
+    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
+        paths = [folder] if (folder / RESULT_NAME).is_file() else sorted(folder.glob("parts/*/"))
+        parts = [load(path) for path in paths if (path / RESULT_NAME).is_file()]
+        if not parts:
             continue
-        kept = [study[folder.name]] if folder.name in study else []
-        known = {target for result in kept for target in result.targets["target_id"]}
-        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
-        kept += [part for part in parts if not known & {*part.targets["target_id"]}]
-        if not kept:
-            continue
-        for other in kept[1:]:
-            if differing := kept[0].settings.differences(other.settings, when="joined"):
+        for other in parts[1:]:
+            if differing := parts[0].settings.differences(other.settings, when="joined"):
                 raise SystemExit(f"{folder} was measured with other settings: {differing}")
-        kept.sort(key=lambda part: part.targets["target_id"].min())
-        frames = {name: stacked([getattr(part, name) for part in kept]) for name in FRAMES if name != "texts"}
-        provenance = kept[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in kept)}
-        study[folder.name] = replace(kept[0], provenance=provenance, texts=None, **frames)
-    save_study(HERE, study)
+        parts.sort(key=lambda part: part.targets["target_id"].min())
+        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
+        result = replace(parts[0], provenance=provenance, **frames)
+        if result.effects is not None:
+            save_effects(result.effects, records / f"effects-{folder.name}.npz")
+        targets = result.targets.assign(plain_word=plain_words(result))
+        study[folder.name] = replace(result, targets=targets, scores=None, effects=None, texts=None)
+    save_study(records, study)
+
+
+def save_effects(effects: pd.DataFrame, path: Path) -> None:
+    """Write target_id (m,), log_kl (m, F), of KL in nats, and loss_change_nats (m, F), in half floats."""
+    with np.errstate(divide="ignore"):  # log 0 is -inf, which a half float has
+        log_kl = np.log(np.stack(effects["kl_nats"]))
+    np.savez_compressed(
+        path,
+        target_id=effects["target_id"],
+        log_kl=log_kl.astype(np.float16),
+        loss_change_nats=np.stack(effects["loss_change_nats"]).astype(np.float16),
+    )
+
+
+def plain_words(result: Result) -> np.ndarray:
+    """Whether each target is a part of a word of letters alone, (n,) bool; False where no text was kept.
+
+    So URLs, numbers, code and markup are none: what stands between the spaces around it has other characters.
+    """
+    plain = np.zeros(len(result.targets), dtype=bool)
+    if result.texts is None:
+        return plain
+    contexts = result.settings.contexts
+    pieces_of = dict(zip(result.texts["block"], result.texts["pieces"], strict=True))
+    for row, target_id in enumerate(result.targets["target_id"]):
+        block, offset = divmod(target_id, contexts.targets_per_block)
+        if block in pieces_of:
+            plain[row] = (
+                PLAIN_WORD.fullmatch(run_around(pieces_of[block], contexts.n_long + offset)) is not None
+            )
+    return plain
+
+
+def run_around(pieces: Sequence[str], place: int) -> str:
+    """The run of characters without spaces that the piece at a place begins, or goes on with."""
+    text = "".join(pieces[place:])
+    after = text.lstrip()
+    before = ""
+    if after == text:
+        before = re.split(r"\s", "".join(pieces[:place]))[-1]
+    return before + re.split(r"\s", after, maxsplit=1)[0]
 
 
 def print_cell(cell: str, result: Result) -> None:
@@ -72,7 +121,15 @@ def print_cell(cell: str, result: Result) -> None:
     print("\n" + show(needed, across="k", digits=0, title=f"{cell}, enough from k keys and values or fewer"))
     if len(result.selectors) > 1:
         print("\n" + show(against_others(result), digits=0, title=f"{cell}, net, less that of"))
-    print("\n" + show(numbers.gain_bins(result, k=4), digits=0, title=f"{cell}, by gain"))
+    bins = numbers.target_bins(result, selector=EXACT, far_context="net", k=4)
+    print("\n" + show(bins, digits=0, title=f"{cell}, net, by gain and by p_long"))
+    if result.targets["plain_word"].any():
+        words = with_over_tau(
+            result, lambda one: (one.targets["over_tau"] & one.targets["plain_word"]).to_numpy()
+        )
+        of_words = numbers.recovery(words, selector=EXACT, far_context="net")
+        title = f"{cell}, {len(words.over)} targets in words of letters alone"
+        print("\n" + show(of_words, across="k", digits=0, title=title))
     if "other-target" in result.far_contexts:
         print("\n" + show(numbers.specificity(result), across="k", digits=0, title=f"{cell}, specificity"))
     if cell.endswith("-ladder"):
@@ -131,14 +188,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", choices=("collect",), metavar="collect")
-    parser.add_argument("of", nargs="?", metavar="OUT")
+    parser.add_argument("of", nargs="?", type=Path, metavar="OUT")
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: none is drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     options = parser.parse_args(arguments)
     if options.command:
-        collect(options.of)
+        collect(options.of, options.records)
         return
     study = load_study(options.records)
     for cell, result in study.items():

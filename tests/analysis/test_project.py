@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from analysis import engine
+from analysis.measuring import measure
 from analysis.open_model import open_model
 from analysis.project import OlmoAdapter, PreparedTexts, corpus_of
 from olmo_sparsity.checkpoint import config_of
@@ -51,6 +53,46 @@ def test_a_checkpoint_is_the_model_that_was_saved(name, tmp_path):
         assert (loaded.name, loaded.training_seed, loaded.prefix) == (str(source), 3, ())
         assert loaded.family == ("gpt_neox" if name == "neox" else "olmo-sparsity")
     assert loaded.trained["training_length"] == 32 and loaded.reads == REACH
+
+
+def test_a_measurement_goes_on_after_a_move_to_shards(tmp_path, monkeypatch):
+    """And gives what it gives of the one file; the export is of the same weights, too."""
+    source, _ = checkpoint(tmp_path / "whole")
+    shards = tiny.in_shards(source, tmp_path / "moved", 2)
+    settings = {
+        "n_long": 24,
+        "n_short": 4,
+        "targets": 20,
+        "targets_per_block": 4,
+        "tau_nats": 0.0,
+        "ks": (1, 2),
+    }
+    settings |= {"device": "cpu", "progress": False, "selectors": ("leave-one-out",)}
+    corpus = tmp_path / "whole" / "corpus"
+    original = engine.Engine.choose
+    rounds = []
+    stops_after = 2
+
+    def choose(self, targets):
+        if len(rounds) == stops_after:
+            raise KeyboardInterrupt
+        rounds.append(targets)
+        return original(self, targets)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Engine, "choose", choose)
+        with pytest.raises(KeyboardInterrupt):
+            measure(source, corpus, out=tmp_path / "result", **settings)
+        stops_after = 5
+        moved = measure(shards, corpus, out=tmp_path / "result", **settings)
+    assert len(rounds) == 5
+    whole = measure(source, corpus, **settings)
+    assert moved.settings.model.sha256 == whole.settings.model.sha256
+    for frame in ("targets", "choices", "texts"):
+        assert getattr(moved, frame).to_json() == getattr(whole, frame).to_json()
+    exported = export_checkpoint(shards, tmp_path / "hf")
+    assert exported["source_weights_sha256"] == sha256_file(source / "model.safetensors")
+    torch.testing.assert_close(logits(tmp_path / "hf"), logits(source), rtol=0, atol=1e-4)
 
 
 def test_untrained_weights_are_those_before_the_first_step(tmp_path):

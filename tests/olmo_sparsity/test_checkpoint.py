@@ -2,13 +2,18 @@
 
 import json
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from olmo.safetensors_util import state_dict_to_safetensors_file
+from safetensors.torch import load_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
-from olmo_sparsity.checkpoint import load_model, weights_sha256
+from olmo_sparsity.checkpoint import load_model, load_optimizer, load_state, weights_sha256
+from olmo_sparsity.training.loop import train
+from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
 
@@ -72,3 +77,103 @@ def test_a_checkpoint_of_ai2_olmo_is_read_and_its_pickle_is_not(tmp_path):
     (theirs / "model.safetensors").rename(theirs / "model.pt")
     with refused("model.safetensors is read, and model.pt, a pickle, is not"):
         load_model(theirs)
+
+
+# --- shards ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint of one process."""
+    return train(
+        tiny.train_config(tmp_path_factory.mktemp("trained"), "--max_duration=2", scheduler={"t_warmup": 1})
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_shards_hold_the_same_tensors_and_are_the_same_weights(trained, tmp_path, count):
+    """Also where there are more processes than tensors: some files are empty."""
+    shards = tiny.in_shards(trained, tmp_path, count)
+    assert not {"model.safetensors", "optimizer.safetensors"} & {path.name for path in shards.iterdir()}
+    ours, theirs = load_model(shards)[0].state_dict(), load_model(trained)[0].state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = load_optimizer(shards), load_file(trained / "optimizer.safetensors")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    identity = sha256((trained / "model.safetensors").read_bytes()).hexdigest()
+    assert weights_sha256(shards) == weights_sha256(shards, is_verified=True) == identity
+    assert load_state(shards) == load_state(trained)
+    noted = json.loads((shards / "checksums.json").read_text())
+    files = {path.name: path.read_bytes() for path in shards.iterdir() if path.name != "checksums.json"}
+    assert noted == {name: {"sha256": sha256(content).hexdigest()} for name, content in files.items()}
+
+
+def test_the_index_is_one_that_transformers_reads(trained, tmp_path):
+    shards = tiny.in_shards(trained, tmp_path, 3)
+    for name in ("model", "optimizer"):
+        index = str(shards / f"{name}.safetensors.index.json")
+        paths, about = get_checkpoint_shard_files(str(shards), index)
+        whole = load_file(trained / f"{name}.safetensors")
+        expected = [str(shards / f"{name}-{number:05d}-of-00003.safetensors") for number in (1, 2, 3)]
+        assert paths == expected
+        assert about["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+        assert about["weight_map"] == {
+            tensor: path.split("/")[-1] for path in paths for tensor in load_file(path)
+        }
+        assert sorted(about["all_checkpoint_keys"]) == sorted(whole)
+
+
+def of_a_shard(change):
+    return lambda folder: change(folder / "model-00002-of-00002.safetensors")
+
+
+def of_the_index(change):
+    return lambda folder: change(folder / "model.safetensors.index.json")
+
+
+def flip(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+
+
+def swap_shards(path):
+    other = path.with_name("model-00001-of-00002.safetensors")
+    content = other.read_bytes()
+    path.rename(other)
+    path.write_bytes(content)
+
+
+def forget(name):
+    def change(folder):
+        path = folder / "checksums.json"
+        noted = json.loads(path.read_text())
+        del noted[name]
+        path.write_text(json.dumps(noted))
+
+    return change
+
+
+DAMAGED_SHARDS = {
+    "a shard, one bit flipped": (of_a_shard(flip), "model-00002-of-00002.safetensors is damaged"),
+    "a shard, missing": (of_a_shard(Path.unlink), "model-00002-of-00002.safetensors cannot be read"),
+    "shards, swapped": (of_a_shard(swap_shards), "model-0000.-of-00002.safetensors is damaged"),
+    "the index, one bit flipped": (of_the_index(flip), "index.json is damaged"),
+    "the index, missing": (of_the_index(Path.unlink), "index.json is missing"),
+    "no checksum of a shard": (
+        forget("model-00001-of-00002.safetensors"),
+        "it has no checksum of model-00001-of-00002.safetensors",
+    ),
+    "no checksum of the index": (
+        forget("model.safetensors.index.json"),
+        "it has no checksum of model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_SHARDS)
+def test_damaged_shards_are_named(trained, tmp_path, damage):
+    """In a run: its folder names the last checkpoint."""
+    change, said = DAMAGED_SHARDS[damage]
+    change(tiny.in_shards(trained, tmp_path, 2))
+    for read in (load_model, weights_sha256):
+        with refused(f"step00000002/.*{said}.*; copy it again; there is no earlier checkpoint"):
+            read(tmp_path)

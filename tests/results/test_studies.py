@@ -20,6 +20,7 @@ from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.comparisons import result_differences
 from analysis.stats.tables import interval_text
+from tests.support.small_measurement import small
 
 RESULTS = Path(__file__).parents[2] / "results"
 GROUPS = 5
@@ -264,3 +265,49 @@ def test_a_renamed_column_is_noticed(records: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "result_differences", renamed)
     with pytest.raises(KeyError, match="far_context"):
         module.compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
+
+
+def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells of run.sh, one of them interrupted, are collected and printed; half floats hold the effects."""
+    study = import_module("results.cache.study")
+    exact = "leave-one-out-kl/cache:4"
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 64, "tau_nats": 0.5}
+    whole = small(
+        **settings, ks=(1, 4, 16), selectors=(exact, "attention"), keep_as=("cache:4",), effects=True
+    )
+    whole.save(tmp_path / "out" / "smollm2-code-n256")
+    two_before = [f"text:4/{unit}:2" for unit in ("before", "behind", "ranked", "drawn")]
+    ladder = small(
+        **settings,
+        selectors=(exact,),
+        keep_as=("text:4", *two_before, "cache:4"),
+        placebos=("placebo", "other-target"),
+        batches=(0,),
+    )
+    ladder.save(tmp_path / "out" / "smollm2-code-ladder" / "parts" / "targets-00000000")
+    records = tmp_path / "records"
+    study.main(["collect", str(tmp_path / "out"), "--records", str(records)])
+    study.main(["--records", str(records), "--figures", str(tmp_path)])
+    printed = capsys.readouterr().out
+
+    [net] = numbers.recovery(whole, selector=exact, far_context="net", k=4).to_dict("records")
+    of_k_4 = printed.split("smollm2-code-n256")[2]
+    assert interval_text(net, percent=True, digits=0) in of_k_4
+    assert "smollm2-code-ladder, two before less as many" in printed
+    assert (tmp_path / "needed.png").is_file()
+    effects = np.load(records / "effects-smollm2-code-n256.npz")
+    kl_nats = np.exp(effects["log_kl"].astype(float))
+    np.testing.assert_allclose(kl_nats, np.stack(whole.effects["kl_nats"]), rtol=0.01, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "place", "run"),
+    [
+        (["see", " https", "://", "a", ".b", " now"], 3, "https://a.b"),
+        (["the", " cat", "'s", " tail", ",", " it"], 1, "cat's"),
+        (["the", " ", "tail", ",\n", "it"], 2, "tail,"),
+        (["a", "\n", "b"], 1, "b"),
+    ],
+)
+def test_a_word_is_what_stands_between_spaces(pieces: list[str], place: int, run: str) -> None:
+    assert import_module("results.cache.study").run_around(pieces, place) == run

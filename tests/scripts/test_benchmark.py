@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.refusals import refused
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
 
 import benchmark
-from benchmarks import gpu, records, train
+from benchmarks import gpu, records, save, train
 from benchmarks.timing import rates, time_in_turn
 
 
@@ -47,6 +48,27 @@ def test_all_sides_compute_in_the_precision_of_the_run(monkeypatch, precision, i
     tiny = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1", f"--precision={precision}"]
     row = train.run("configs/demo.yaml", tiny, rounds=1, steps=1)
     assert sides == 3 * [is_bf16] and row["precision"] == ("bf16" if is_bf16 else "fp32")
+
+
+def test_a_save_in_the_background_is_timed_beside_steps(monkeypatch):
+    """What it returns is the time that training waits, in which nothing is written."""
+    write = save.NewCheckpoint.write
+
+    def slow(self, share):
+        time.sleep(0.5)
+        return write(self, share)
+
+    monkeypatch.setattr(save.NewCheckpoint, "write", slow)
+    shape = [
+        "--model.d_model=32",
+        "--model.n_heads=2",
+        "--model.n_layers=1",
+        "--model.max_sequence_length=32",
+    ]
+    record = save.run("configs/demo.yaml", shape, rounds=1)
+    rows = {name: row["seconds"][0] for name, row in record["results"].items()}
+    assert rows[save.BY_RANK_ZERO] > 0.5 and rows[save.BY_ALL] > 0.5 > rows[save.IN_BACKGROUND]
+    assert rows[save.STEP_BESIDE] > 0 and record["processes"] == 1
 
 
 PARTS = {

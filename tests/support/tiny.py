@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.checkpoint import TrainState, config_of, load_state, step_folder
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.data.groups import write_groups
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.new_checkpoint import NewCheckpoint, Share
 from olmo_sparsity.util.files import sha256_file
 
 EOS = 0
@@ -198,6 +200,34 @@ def save_model(
     run: str | Path, config: Config, model: torch.nn.Module, *, step: int = 1, tokenizer: bytes | None = None
 ) -> Path:
     """A checkpoint of these weights, with no state of an optimizer."""
-    weights = model.state_dict()
-    state = TrainState(step, step)
-    return save_checkpoint(run, state, config=config, weights=weights, optimizer={}, tokenizer=tokenizer)
+    return save_shares(
+        run, [Share(model.state_dict(), {})], config=config, state=TrainState(step, step), tokenizer=tokenizer
+    )
+
+
+def save_shares(
+    run: str | Path,
+    shares: list[Share],
+    *,
+    config: Config,
+    state: TrainState | None = None,
+    tokenizer: bytes | None = None,
+) -> Path:
+    """A checkpoint that processes with these shares would have written."""
+    state = state or TrainState(1, 1)
+    checkpoint = NewCheckpoint.begin(step_folder(run, state.step))
+    files = [file for share in shares for file in checkpoint.write(share)]
+    checkpoint.finish(files, state, config, tokenizer)
+    return checkpoint.folder
+
+
+def in_shards(source: Path, run: str | Path, count: int) -> Path:
+    """The checkpoint ``source``, of one process, as ``count`` processes would have written it."""
+    weights, optimizer = (load_file(source / f"{name}.safetensors") for name in ("model", "optimizer"))
+    shares = [Share({}, {}, rank, count) for rank in range(count)]
+    for number, name in enumerate(weights):
+        share = shares[number % count]
+        share.weights[name] = weights[name]
+        share.optimizer.update({key: optimizer[key] for key in optimizer if key.split("|")[0] == name})
+    tokenizer = (source / "tokenizer.json").read_bytes()
+    return save_shares(run, shares, config=config_of(source), state=load_state(source), tokenizer=tokenizer)

@@ -133,13 +133,13 @@ def test_the_smallest_k_is_counted_target_by_target(result: Result) -> None:
     over = result.targets.iloc[result.over]
     for selector in result.selectors:
         losses = result.loss_nats(selector)
-        smallest: dict[str, list[float]] = {"half": [], "nine_tenths": [], "all_but_0.1_nats": []}
+        smallest: dict[str, list[float]] = {"half": [], "nine_tenths": [], "all_but_a_tenth_of_a_nat": []}
         for target, of_target in zip(over.itertuples(), losses, strict=True):
             gain = target.loss_short_nats - target.loss_long_nats
             most = {
                 "half": target.loss_short_nats - 0.5 * gain,
                 "nine_tenths": target.loss_short_nats - 0.9 * gain,
-                "all_but_0.1_nats": target.loss_long_nats + ENOUGH_NATS,
+                "all_but_a_tenth_of_a_nat": target.loss_long_nats + ENOUGH_NATS,
             }
             for name, highest in most.items():
                 enough = [k for k, loss in zip(KS, of_target, strict=True) if loss <= highest]

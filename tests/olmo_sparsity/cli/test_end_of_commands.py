@@ -14,7 +14,7 @@ from olmo_sparsity.util.errors import (
     BAD_INPUT_EXIT_CODE,
     FAILED_EXIT_CODE,
     OUT_OF_MEMORY_EXIT_CODE,
-    RankZeroFailed,
+    OtherRankFailed,
     UserError,
 )
 
@@ -80,7 +80,7 @@ def ends_under_a_launcher(monkeypatch, capsys):
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), FAILED_EXIT_CODE),
         (torch.distributed.DistBackendError("NCCL error: remote process exited"), FAILED_EXIT_CODE),
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), FAILED_EXIT_CODE),
-        (RankZeroFailed("rank 0 failed (MemoryError)", OUT_OF_MEMORY_EXIT_CODE), OUT_OF_MEMORY_EXIT_CODE),
+        (OtherRankFailed("rank 0 failed (MemoryError)", OUT_OF_MEMORY_EXIT_CODE), OUT_OF_MEMORY_EXIT_CODE),
     ],
     ids=repr,
 )

@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.checkpoint import OPTIMIZER, WEIGHTS, TrainState, save_checkpoint
+from olmo_sparsity.checkpoint import OPTIMIZER, WEIGHTS, TrainState
 from olmo_sparsity.cli.submit import checkpoint_bytes
 from olmo_sparsity.model.build import empty_model
+from olmo_sparsity.new_checkpoint import Share
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import (
@@ -228,14 +229,8 @@ def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(
     config = tiny.train_config(tmp_path)
     folder = "seed=3" if line.startswith("sweep") else config.save_folder
     tensors = {"weight": torch.zeros(1)}
-    save_checkpoint(
-        tmp_path / folder,
-        TrainState(4, 4, finished=False),
-        config=config,
-        weights=tensors,
-        optimizer=tensors,
-        tokenizer=None,
-    )
+    state = TrainState(4, 4, finished=False)
+    tiny.save_shares(tmp_path / folder, [Share(tensors, tensors)], config=config, state=state)
     before = sorted(tmp_path.rglob("*"))
     assert len(dry_run(line)) == 1
     with refused(r"weight_decay"):

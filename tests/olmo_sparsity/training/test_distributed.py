@@ -145,15 +145,17 @@ def test_a_run_resumes_exactly_across_skipped_steps_with_other_processes(folder,
 
 
 def test_a_damaged_checkpoint_ends_all_ranks_with_its_name(folder, tmp_path):
-    """Rank 0 compares the checksums for all."""
+    """Rank 0 compares the checksums for all, also of the shards of others."""
     arguments = arguments_of(folder, f"--save_folder={tmp_path / 'run'}", "--stop_at=2")
     first = Forked(2, arguments, tmp_path)
     assert ended(first) and first.returncode == 0
-    path = tmp_path / "run" / "step00000002" / "optimizer.safetensors"
+    path = tmp_path / "run" / "step00000002" / "optimizer-00002-of-00002.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     process = Forked(2, [*arguments, "--resume"], tmp_path)
-    assert ended(process)[1].count("optimizer.safetensors is damaged: its checksum differs") == 2
+    assert (
+        ended(process)[1].count("optimizer-00002-of-00002.safetensors is damaged: its checksum differs") == 2
+    )
     assert set(process.exit_codes.values()) == {1}
 
 
@@ -229,8 +231,12 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
     run(2, folder, "mixed", "--stop_at=6", stage=3)
     run(1, folder, "mixed", "--stop_at=12", "--resume")
     assert_same(run(4, folder, "mixed", "--resume", stage=1), alone)
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(checkpoints(folder / name)[-1] / file) for name in ("mixed", "alone"))
+    last = checkpoints(folder / "mixed")[-1]
+    for kind in ("model", "optimizer"):
+        theirs = load_file(checkpoints(folder / "alone")[-1] / f"{kind}.safetensors")
+        shards = [load_file(last / f"{kind}-{number:05d}-of-00004.safetensors") for number in (1, 2, 3, 4)]
+        ours = {name: tensor for shard in shards for name, tensor in shard.items()}
+        assert sum(map(len, shards)) == len(ours)
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
             assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
