@@ -13,13 +13,15 @@ import torch
 from olmo import optim
 from olmo.config import ActivationCheckpointingStrategy, SchedulerUnits
 
+from olmo_sparsity.attention import SOFTMAX
+from olmo_sparsity.checkpoint import load_weights
 from olmo_sparsity.config.durations import parse_duration, parse_steps
 from olmo_sparsity.config.schema import CompilerConfig, Config
 from olmo_sparsity.data.build import run_tokenizer
 from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-from olmo_sparsity.model.build import Model
+from olmo_sparsity.model.build import Model, build_model, empty_model
 from olmo_sparsity.training.engine import Engine, EngineSettings, chosen_precision
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.log import MetricsFile, Monitor, Tracker, WeightsAndBiases
@@ -38,8 +40,30 @@ def build_engine(config: Config) -> Engine:
     return ZeroEngine(deepspeed_config(config, launched_processes()))
 
 
+def initial_model(engine: Engine, config: Config, weights: Path | None, *, is_resumed: bool) -> Model:
+    """The model on the engine's device. Rank 0 alone has its weights, until `prepare_model` sends them. Collective.
+
+    ``weights``: the checkpoint that it reads them from; None: it draws them, the same for a seed on every machine.
+    ``is_resumed``: they are all there; otherwise those of an attention that the checkpoint does not have are drawn.
+    Raises `UserError` in every rank where the checkpoint cannot be read, or is of another model.
+    """
+    draws = weights is None or (config.model.attention != SOFTMAX and not is_resumed)
+    models: list[Model] = []
+
+    def draw_or_read() -> None:
+        model = build_model(config) if draws else empty_model(config, engine.device)
+        if weights is not None:
+            load_weights(model, weights, attention_may_be_new=draws)
+        models.append(model.to(engine.device))
+
+    engine.on_rank_zero(draw_or_read)  # at 7B it takes longer than processes wait for each other
+    return models[0] if engine.is_rank_zero else empty_model(config, engine.device)
+
+
 def prepare_model(engine: Engine, config: Config, model: Model) -> None:
     """Make ``model`` the one that the engine trains, on its device and with OLMo's optimizer. Collective.
+
+    The weights are those of rank 0: DDP and DeepSpeed broadcast them, whatever other ranks have in their memory.
 
     Raises `UserError` for a precision that the machine does not have, and what more than one process cannot do.
     """

@@ -21,7 +21,6 @@ from olmo_sparsity.checkpoint import (
     WEIGHTS,
     load_optimizer,
     load_state,
-    load_weights,
     step_of,
     verify_checkpoint,
 )
@@ -30,11 +29,11 @@ from olmo_sparsity.data.build import open_training_data, verify_token_files
 from olmo_sparsity.data.training_batches import Batch, TrainingBatches
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.build import (
     build_engine,
     build_plan,
     build_saver,
+    initial_model,
     open_monitor,
     open_run_evaluation,
     prepare_model,
@@ -80,9 +79,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     wait_for_verification = engine.start_on_rank_zero(
         lambda: verify_checkpoint(weights, names) if weights else None
     )
-    model = build_model(config)
-    if weights is not None:
-        load_weights(model, weights, attention_may_be_new=last is None)
+    model = initial_model(engine, config, weights, is_resumed=last is not None)
     prepare_model(engine, config, model)
     data = open_training_data(config, rank=engine.rank, world_size=engine.world_size)
     engine.assert_same_on_all_ranks(str(data.identity), "the text to train on")
