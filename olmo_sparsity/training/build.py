@@ -5,8 +5,11 @@ Each part is handed what it reads. Of those that train none sees the config; a c
 
 from __future__ import annotations
 
+import logging
 import math
+import platform
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -26,9 +29,13 @@ from olmo_sparsity.training.engine import Engine, EngineSettings, chosen_precisi
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.log import MetricsFile, Monitor, Tracker, WeightsAndBiases
 from olmo_sparsity.training.plan import Plan, Schedule
+from olmo_sparsity.training.profile import StepProfiler, profiled_steps
 from olmo_sparsity.training.saving import CheckpointSaver
 from olmo_sparsity.training.zero import ZeroEngine, deepspeed_config, launched_processes
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import available_cpus
+
+log = logging.getLogger(__name__)
 
 # --- engine and optimizer ---
 
@@ -118,6 +125,29 @@ def build_optimizer(config: Config, model: Model) -> torch.optim.Optimizer:
     return optimizer
 
 
+def warn_of_workers(engine: Engine, num_workers: int) -> None:
+    """Say, in rank 0, where the loader's workers of all ranks on a machine are more than their CPUs. Collective.
+
+    Ranks may share their CPUs, as those of torchrun do, or each have its own, as those of srun.
+    """
+    machines = defaultdict(list)
+    for name, cpus in engine.gather((platform.node(), available_cpus())):
+        machines[name].append(cpus)
+    for name, of_ranks in machines.items():
+        num_cpus = len(set().union(*of_ranks))
+        if engine.is_rank_zero and num_workers * len(of_ranks) > num_cpus:
+            log.warning(
+                "data.num_workers: %d for each of %d processes on %s, which have %d CPUs together: they wait for each "
+                "other; set --data.num_workers=%d, or give the job more CPUs (submit --cpus, sbatch --cpus-per-task)",
+                num_workers,
+                len(of_ranks),
+                name,
+                num_cpus,
+                num_cpus // len(of_ranks),
+            )
+            return
+
+
 # --- the plan of the steps ---
 
 
@@ -161,6 +191,7 @@ def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) 
         length_groups=config.task.length_groups,
         save_interval=config.save_interval,
         evaluation_interval=config.evaluation.interval,
+        garbage_interval=config.gen1_gc_interval,
         evaluation_until=config.evaluation.until,
     )
 
@@ -203,6 +234,18 @@ def _mfu_per_rate(config: Config, engine: Engine) -> float | None:
     """The model FLOPs utilisation of all devices at one token per second; None where their peak is not known."""
     peak = peak_flops(config, engine.device)
     return flops_per_token(config) / (peak * engine.world_size) if peak else None
+
+
+def build_profiler(config: Config, engine: Engine, plan: Plan) -> StepProfiler:
+    """What watches `profile` steps of the plan, in rank 0."""
+    steps: list[int] = []
+    if config.profile is not None and engine.is_rank_zero:
+        steps = profiled_steps(plan.trained_steps(), config.profile)
+        if len(steps) < 2:
+            log.warning(
+                "profile: a single step is left, in which the profiler would start; nothing is profiled"
+            )
+    return StepProfiler(Path(config.save_folder), steps, engine.device)
 
 
 def build_saver(config: Config, engine: Engine, data_identity: str | None) -> CheckpointSaver:
