@@ -6,6 +6,8 @@ examples:
   torchrun --nproc_per_node 2 scripts/benchmark.py save              how long a step waits for a checkpoint
   python scripts/benchmark.py measure                                the weights and the text of this repository
   python scripts/benchmark.py cache MODEL.gguf --n-long 1024         leaving far keys and values out of the cache
+  python scripts/benchmark.py start --config configs/pose-c4-300m.yaml    the start of a run, of one and two processes
+  python scripts/benchmark.py sizes                                  what 150M to 7B ask of GPUs, by arithmetic
   python scripts/benchmark.py gpu --out runs/gpu                     a machine with CUDA, about half an hour
   python scripts/benchmark.py show results/benchmarks/train.json     what was recorded
 
@@ -23,6 +25,10 @@ per second, share of the matrix product, and how far the influences are from the
 `cache` compares a block of leave-one-out in the cache, over far keys that rows share, with copies of the keys for every
 row and with leave-one-out as text, in processor seconds of one thread, beside a linear layer of the model.
 
+`start` times a start, and gives the peak memory beyond that of the libraries, of rank 0 and of the last rank:
+until the model is built (what a host needs beside a GPU), and until it is ready to train. Weights are drawn, or read
+from a checkpoint, by every rank as in older versions, or by rank 0.
+
 `gpu` measures a CUDA machine in the parts of docs/gpu.md; run again, it goes on with those that are missing or failed.
 
 `show` prints the numbers of records, of older commits, too.
@@ -35,7 +41,7 @@ import json
 import os
 
 from olmo_sparsity.cli import run_script
-from olmo_sparsity.util.arguments import Parser, out_folder, path, texts, whole_number
+from olmo_sparsity.util.arguments import Parser, comma_separated, out_folder, path, texts, whole_number
 
 
 def main() -> int:
@@ -49,8 +55,11 @@ def main() -> int:
             parser.error(f"{overrides[0]} is no option of show")
         print(importlib.import_module("benchmarks.records").show(options["records"]))
         return 0
+    if name == "sizes":
+        print(importlib.import_module("benchmarks.sizes").tables())
+        return 0
     as_json = options.pop("json")
-    if name in ("train", "save"):
+    if name in ("train", "save", "start"):
         options["overrides"] = overrides
     elif overrides:
         parser.error(f"{overrides[0]} is no option of benchmark {name}")
@@ -78,6 +87,16 @@ def _parser() -> Parser:
     save.add_argument("--config", default="configs/pose-c4-150m.yaml", help="its shape and precision")
     save.add_argument("--rounds", type=whole_number, default=3, help="how often each is timed")
 
+    start = add("start", "the start of a run: seconds and memory")
+    start.add_argument("--config", default="configs/pose-c4-300m.yaml", help="whose model")
+    start.add_argument(
+        "--processes",
+        type=comma_separated(whole_number),
+        default=(1, 2),
+        metavar="P,…",
+        help="how many (default: 1,2)",
+    )
+
     measure = add("measure", "influence of far tokens: a plain loop, and the engine in blocks of targets")
     measure.add_argument("model", nargs="?", default="results/checkpoint", help="as measure takes it")
     measure.add_argument("--text", help="prepared corpus or file of text (default: this documentation)")
@@ -102,6 +121,8 @@ def _parser() -> Parser:
     gpu.add_argument("--tiny", action="store_true", help="the same parts on the CPU, with tiny shapes")
     gpu.add_argument("--only", type=texts, default=(), metavar="PART,…", help="these, such as train-150m")
     gpu.add_argument("--agreement", action="store_true", help="what the part of that name calls")
+    what = "memory, saving and communication of models of 150M to 7B, by arithmetic"
+    benchmarks.add_parser("sizes", help=what, description=f"{what}; see --help without sizes")
     what = "print the numbers of recorded benchmarks"
     show: Parser = benchmarks.add_parser("show", help=what, description=f"{what}; see --help without show")
     show.add_argument(

@@ -41,10 +41,9 @@ _NOT_READ = {
         "save_interval_unsharded",
         "save_num_unsharded_checkpoints_to_keep",
     ),
+    "profile: STEPS is the profiler here": ("python_profiling", "torch_profiling"),
     "not measured; metrics go to metrics.jsonl": (
         "module_outputs_save_steps",
-        "python_profiling",
-        "torch_profiling",
         "optimizer.metrics_log_interval",
         "optimizer.record_update_metrics",
     ),
@@ -61,7 +60,6 @@ _NOT_READ = {
         "canceled_check_interval",
         "extra_steps_after_cancel",
     ),
-    "Python collects its garbage by itself": ("gen1_gc_interval",),
     "the last layer and the loss are computed together": ("fused_loss",),
 }
 IGNORED = {name: reason for reason, names in _NOT_READ.items() for name in names}

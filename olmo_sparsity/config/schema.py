@@ -411,6 +411,7 @@ class Config(olmo.TrainConfig):
     activation_checkpointing: olmo.ActivationCheckpointingStrategy | None = checked(
         None, may_change_on_resume=True
     )
+    gen1_gc_interval: int | None = checked(1, at_least=1, may_change_on_resume=True)
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Shape of the model and its position encoding."""
@@ -444,6 +445,12 @@ class Config(olmo.TrainConfig):
 
     deepspeed: DeepSpeedConfig = checked(default_factory=DeepSpeedConfig, may_change_on_resume=True)
     """DeepSpeed's ZeRO, where its `config` is set."""
+
+    profile: int | None = checked(None, at_least=1, at_most=100, may_change_on_resume=True)
+    """
+    How many steps of this start PyTorch's profiler watches in rank 0, after ten others; the run's folder `profile` gets
+    a table of where their time goes, and a trace. Null: none.
+    """
 
     checkpoints: CheckpointsConfig = checked(default_factory=CheckpointsConfig, may_change_on_resume=True)
     """Which checkpoints are kept."""

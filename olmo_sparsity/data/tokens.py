@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 import resource
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -26,15 +29,21 @@ from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
 from olmo_sparsity.util.files import read_json, sha256_file, user_path, write_json
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import available_cores
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+VERIFIED_NAME = "verified.json"
 MANIFEST_VERSION = 1
 DTYPES = ("uint16", "uint32")
 OLMO_TOKENIZER = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SAMPLE_BYTES, _SAMPLES = 1 << 20, 16
 """Of a file without a manifest 16 samples of 1 MiB, evenly spread, are checked before training."""
+_MOST_THREADS = 16
+"""That hash files: more would wait for the disk."""
+_TICK_NS = 10**9
+"""A file written this shortly before it is hashed may be written again with the same times, and is not noted."""
 _FEW = 32
 """Fewer ids than this, not counting 0, do not show how many bytes they have."""
 
@@ -210,14 +219,51 @@ def _allow_open_files(count: int) -> None:
 
 
 def open_verified(corpus: str | Path, split: str) -> TokenFiles:
-    """The token files of one split of a prepared corpus. Raises `UserError` also where a checksum is another."""
+    """The token files of one split of a prepared corpus. Raises `UserError` also where a checksum is another.
+
+    Files are hashed in threads. Those that were right before, and were not written since, are not hashed again: size
+    and times of change are noted beside them, in `verified.json`, so that all runs on a corpus share it. Damage on a
+    disk that changes neither is not noticed then; remove that file to have all compared.
+    """
     tokens = TokenFiles.of_split(corpus, split)
-    count = len(tokens.paths)
-    with progress(f"verifying {split} files", count, "files", enabled=count > 1) as advance:
-        for path, file in zip(tokens.paths, tokens.described, strict=True):
-            check_sum(path, file.sha256)
-            advance()
+    folder = user_path(corpus)
+    noted = _noted(folder)
+    started_ns = time.time_ns()
+    # Taken before the files are hashed: what changes meanwhile is hashed again.
+    stamps = {path: _stamp(path, file) for path, file in zip(tokens.paths, tokens.described, strict=True)}
+    unknown = [path for path, stamp in stamps.items() if noted.get(path.name) != stamp]
+    threads = ThreadPoolExecutor(min(available_cores(), _MOST_THREADS))
+    try:
+        with progress(f"verifying {split} files", len(stamps), "files", enabled=len(stamps) > 1) as advance:
+            advance(len(stamps) - len(unknown))
+            # hashlib lets go of Python's lock.
+            for _ in threads.map(check_sum, unknown, [stamps[path]["sha256"] for path in unknown]):
+                advance()
+    finally:
+        threads.shutdown(cancel_futures=True)
+    settled = {
+        path.name: stamp for path, stamp in stamps.items() if started_ns - stamp["ctime_ns"] > _TICK_NS
+    }
+    if unknown and settled:
+        with suppress(OSError):  # a folder that may only be read
+            write_json(folder / VERIFIED_NAME, noted | settled)
     return tokens
+
+
+def _stamp(path: Path, file: TokenFile) -> dict[str, Any]:
+    """What changes when a file is written. The second time cannot be set, and a copy has one of its own."""
+    about = path.stat()
+    times = {"mtime_ns": about.st_mtime_ns, "ctime_ns": about.st_ctime_ns}
+    return {"sha256": file.sha256, "size": about.st_size, **times}
+
+
+def _noted(folder: Path) -> dict[str, Any]:
+    """The stamps of files that were right, by name; none where nothing was noted, or it cannot be read."""
+    try:
+        noted: dict[str, Any] = read_json(folder / VERIFIED_NAME, "", expect=dict)
+    except UserError:
+        return {}
+    return noted
 
 
 def companion(token_file: Path, suffix: str) -> Path:

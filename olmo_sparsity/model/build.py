@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from olmo_sparsity.config.schema import Config, PositionsConfig
 from olmo_sparsity.model.neox import PositionedNeoX
@@ -27,10 +28,38 @@ def build_model(config: Config) -> Model:
     return _wrap(decoder, config)
 
 
-def empty_model(config: Config, device: str = "cpu") -> Model:
-    """A model of this shape whose weights are about to be loaded; ``meta``: shapes alone, no memory."""
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        return _wrap(_decoder(config, init_device=device, init_params=False), config)
+def empty_model(config: Config, device: str | torch.device = "cpu") -> Model:
+    """A model of this shape, on ``device``, whose weights are about to be loaded: nothing is drawn, nothing is written.
+
+    Buffers have their values, also those that no checkpoint holds, such as frequencies of rotation. ``meta``: shapes
+    alone, no memory.
+    """
+    device = torch.device(device)
+    init_device = "meta" if device.type == "meta" else "cpu"
+    with torch.random.fork_rng(devices=[]), _WithoutMemory():
+        model = _wrap(_decoder(config, init_device=init_device, init_params=False), config)
+    assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer made by torch.empty has no values"
+    weights = {
+        name: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        for name, tensor in model.state_dict().items()
+    }
+    model.load_state_dict(weights, assign=True)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    return model
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """`torch.empty`, of which PyTorch's modules make their weights, gives tensors on the meta device."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if function is torch.empty:
+            options = {**options, "device": "meta"}
+        return function(*args, **options)
 
 
 def as_predictor(model: Model) -> PositionPredictor:

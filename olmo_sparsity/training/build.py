@@ -5,28 +5,37 @@ Each part is handed what it reads. Of those that train none sees the config; a c
 
 from __future__ import annotations
 
+import logging
 import math
+import platform
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from olmo import optim
 from olmo.config import ActivationCheckpointingStrategy, SchedulerUnits
 
+from olmo_sparsity.attention import SOFTMAX
+from olmo_sparsity.checkpoint import load_weights
 from olmo_sparsity.config.durations import parse_duration, parse_steps
 from olmo_sparsity.config.schema import CompilerConfig, Config
 from olmo_sparsity.data.build import run_tokenizer
 from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-from olmo_sparsity.model.build import Model
+from olmo_sparsity.model.build import Model, build_model, empty_model
 from olmo_sparsity.training.engine import Engine, EngineSettings, chosen_precision
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.log import MetricsFile, Monitor, Tracker, WeightsAndBiases
 from olmo_sparsity.training.plan import Plan, Schedule
+from olmo_sparsity.training.profile import StepProfiler, profiled_steps
 from olmo_sparsity.training.saving import CheckpointSaver
 from olmo_sparsity.training.zero import ZeroEngine, deepspeed_config, launched_processes
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import available_cpus
+
+log = logging.getLogger(__name__)
 
 # --- engine and optimizer ---
 
@@ -38,8 +47,30 @@ def build_engine(config: Config) -> Engine:
     return ZeroEngine(deepspeed_config(config, launched_processes()))
 
 
+def initial_model(engine: Engine, config: Config, weights: Path | None, *, is_resumed: bool) -> Model:
+    """The model on the engine's device. Rank 0 alone has its weights, until `prepare_model` sends them. Collective.
+
+    ``weights``: the checkpoint that it reads them from; None: it draws them, the same for a seed on every machine.
+    ``is_resumed``: they are all there; otherwise those of an attention that the checkpoint does not have are drawn.
+    Raises `UserError` in every rank where the checkpoint cannot be read, or is of another model.
+    """
+    draws = weights is None or (config.model.attention != SOFTMAX and not is_resumed)
+    models: list[Model] = []
+
+    def draw_or_read() -> None:
+        model = build_model(config) if draws else empty_model(config, engine.device)
+        if weights is not None:
+            load_weights(model, weights, attention_may_be_new=draws)
+        models.append(model.to(engine.device))
+
+    engine.on_rank_zero(draw_or_read)  # at 7B it takes longer than processes wait for each other
+    return models[0] if engine.is_rank_zero else empty_model(config, engine.device)
+
+
 def prepare_model(engine: Engine, config: Config, model: Model) -> None:
     """Make ``model`` the one that the engine trains, on its device and with OLMo's optimizer. Collective.
+
+    The weights are those of rank 0: DDP and DeepSpeed broadcast them, whatever other ranks have in their memory.
 
     Raises `UserError` for a precision that the machine does not have, and what more than one process cannot do.
     """
@@ -94,6 +125,29 @@ def build_optimizer(config: Config, model: Model) -> torch.optim.Optimizer:
     return optimizer
 
 
+def warn_of_workers(engine: Engine, num_workers: int) -> None:
+    """Say, in rank 0, where the loader's workers of all ranks on a machine are more than their CPUs. Collective.
+
+    Ranks may share their CPUs, as those of torchrun do, or each have its own, as those of srun.
+    """
+    machines = defaultdict(list)
+    for name, cpus in engine.gather((platform.node(), available_cpus())):
+        machines[name].append(cpus)
+    for name, of_ranks in machines.items():
+        num_cpus = len(set().union(*of_ranks))
+        if engine.is_rank_zero and num_workers * len(of_ranks) > num_cpus:
+            log.warning(
+                "data.num_workers: %d for each of %d processes on %s, which have %d CPUs together: they wait for each "
+                "other; set --data.num_workers=%d, or give the job more CPUs (submit --cpus, sbatch --cpus-per-task)",
+                num_workers,
+                len(of_ranks),
+                name,
+                num_cpus,
+                num_cpus // len(of_ranks),
+            )
+            return
+
+
 # --- the plan of the steps ---
 
 
@@ -137,6 +191,7 @@ def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) 
         length_groups=config.task.length_groups,
         save_interval=config.save_interval,
         evaluation_interval=config.evaluation.interval,
+        garbage_interval=config.gen1_gc_interval,
         evaluation_until=config.evaluation.until,
     )
 
@@ -179,6 +234,18 @@ def _mfu_per_rate(config: Config, engine: Engine) -> float | None:
     """The model FLOPs utilisation of all devices at one token per second; None where their peak is not known."""
     peak = peak_flops(config, engine.device)
     return flops_per_token(config) / (peak * engine.world_size) if peak else None
+
+
+def build_profiler(config: Config, engine: Engine, plan: Plan) -> StepProfiler:
+    """What watches `profile` steps of the plan, in rank 0."""
+    steps: list[int] = []
+    if config.profile is not None and engine.is_rank_zero:
+        steps = profiled_steps(plan.trained_steps(), config.profile)
+        if len(steps) < 2:
+            log.warning(
+                "profile: a single step is left, in which the profiler would start; nothing is profiled"
+            )
+    return StepProfiler(Path(config.save_folder), steps, engine.device)
 
 
 def build_saver(config: Config, engine: Engine, data_identity: str | None) -> CheckpointSaver:

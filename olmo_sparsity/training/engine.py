@@ -206,6 +206,14 @@ class Engine:
         """The sum of ``value`` over all ranks, in each of them, on its device. Collective."""
         return self.accelerator.reduce(value.to(self.device), reduction="sum")
 
+    def gather(self, value: Result) -> list[Result]:
+        """``value`` of every rank, in their order, in each of them. Collective."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
     def clip_gradients(self, max_grad_norm: float | None) -> dict[str, Tensor]:
         """Clip the gradients; their norm before it, ``grad_norm``, on the device."""
         bound = math.inf if max_grad_norm is None else max_grad_norm

@@ -13,7 +13,8 @@ from olmo_sparsity.model.build import empty_model, token_embedding
 _PEAK_TERAFLOPS = {
     # name as torch.cuda.get_device_name gives it, dense bf16 TFLOP/s of NVIDIA's data sheets;
     # the first that fits counts, so variants stand before the plain name
-    r"\bB200\b": 2250.0,
+    # NVIDIA HGX B200 and B300: 36 PFLOP/s of 8 GPUs with sparsity, half of it dense
+    r"\bB[23]00\b": 2250.0,
     r"\bH(100|200) NVL\b": 835.5,
     r"\bH100 PCIe\b": 756.0,
     r"\b(G?H200|H100|H800)\b": 989.4,

@@ -7,13 +7,17 @@ has what depends on processes and devices, `zero.py` the same over DeepSpeed, `p
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from olmo_sparsity.checkpoint import (
     CHECKSUMS,
@@ -21,7 +25,6 @@ from olmo_sparsity.checkpoint import (
     WEIGHTS,
     load_optimizer,
     load_state,
-    load_weights,
     step_of,
     verify_checkpoint,
 )
@@ -30,18 +33,21 @@ from olmo_sparsity.data.build import open_training_data, verify_token_files
 from olmo_sparsity.data.training_batches import Batch, TrainingBatches
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation, exact_share
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.build import (
     build_engine,
     build_plan,
+    build_profiler,
     build_saver,
+    initial_model,
     open_monitor,
     open_run_evaluation,
     prepare_model,
+    warn_of_workers,
 )
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.log import METRICS_NAME, Monitor, repair_metrics
 from olmo_sparsity.training.plan import Plan
+from olmo_sparsity.training.profile import DATA, StepProfiler
 from olmo_sparsity.training.resume import (
     append_provenance,
     initial_checkpoint,
@@ -80,12 +86,11 @@ def train(config: Config, *, resume: bool = False) -> Path:
     wait_for_verification = engine.start_on_rank_zero(
         lambda: verify_checkpoint(weights, names) if weights else None
     )
-    model = build_model(config)
-    if weights is not None:
-        load_weights(model, weights, attention_may_be_new=last is None)
+    model = initial_model(engine, config, weights, is_resumed=last is not None)
     prepare_model(engine, config, model)
     data = open_training_data(config, rank=engine.rank, world_size=engine.world_size)
     engine.assert_same_on_all_ranks(str(data.identity), "the text to train on")
+    warn_of_workers(engine, config.data.num_workers)
     with run_folder(config, engine, last, resume):
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
         if last is None:
@@ -97,7 +102,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
         evaluation = open_run_evaluation(config, engine)
         saver = build_saver(config, engine, data.identity)
         monitor = open_monitor(config, engine, first_step=first_step, last_step=plan.last_step)
-        return run_steps(engine, data, plan, evaluation, saver, monitor)
+        profiler = build_profiler(config, engine, plan)
+        return run_steps(engine, data, plan, evaluation, saver, monitor, profiler)
 
 
 def restore(engine: Engine, last: Path, data_identity: str | None) -> int:
@@ -122,6 +128,7 @@ def run_steps(
     evaluation: HeldoutEvaluation | TaskEvaluation | None,
     saver: CheckpointSaver,
     monitor: Monitor,
+    profiler: StepProfiler,
 ) -> Path:
     """The loop itself, over the steps of ``plan``; returns the last checkpoint's folder."""
     for steps in plan.skipped_ranges:
@@ -131,13 +138,23 @@ def run_steps(
             )
     folder = saver.folder_of(plan.first_step)
     batches = data.batches(plan.first_step)
-    with monitor, StopRequest() as stop, saver:
+    with (
+        monitor,
+        StopRequest() as stop,
+        saver,
+        profiler,
+        collecting_between_steps(plan.garbage_interval),
+    ):
         for step in range(plan.first_step + 1, plan.last_step + 1):
-            batch = next(batches)
-            if plan.skips(step):
-                monitor.log_skipped(step)
-            else:
-                monitor.log(step, train_step(engine, batch, plan, step))
+            with profiler.step(step):
+                with record_function(DATA):
+                    batch = next(batches)
+                if plan.skips(step):
+                    monitor.log_skipped(step)
+                else:
+                    monitor.log(step, train_step(engine, batch, plan, step))
+            if plan.collects_garbage_after(step):
+                gc.collect(1)
 
             is_stopping = stop.received is not None or time.monotonic() > plan.deadline
             stops, is_writing = engine.any_rank(is_stopping, saver.is_writing)
@@ -164,6 +181,22 @@ def run_steps(
                     f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
                 )
     return folder
+
+
+@contextmanager
+def collecting_between_steps(interval: int | None) -> Iterator[None]:
+    """Where there is an ``interval`` Python does not collect garbage by itself, as in OLMo: all ranks would wait.
+
+    The loop does, in all ranks after the same step.
+    """
+    was_enabled = gc.isenabled()
+    if interval is not None:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def train_step(engine: Engine, batch: Batch, plan: Plan, step: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from olmo.optim import Scheduler
@@ -55,12 +55,18 @@ class Plan:
     """The config's `task.length_groups`."""
     save_interval: int | None
     evaluation_interval: int | None
+    garbage_interval: int | None
+    """Between how many steps Python's garbage collector runs; None: when Python calls it."""
     evaluation_until: float | None
     """The run has learned its task when the exact match at the longest training length reaches this."""
 
     def skips(self, step: int) -> bool:
         """Whether ``step`` is counted and not trained."""
         return any(step in steps for steps in self.skipped_ranges)
+
+    def trained_steps(self) -> Iterator[int]:
+        """The steps that are trained, in order."""
+        return (step for step in range(self.first_step + 1, self.last_step + 1) if not self.skips(step))
 
     def evaluates_after(self, step: int) -> bool:
         """Whether held-out measures are due after ``step``."""
@@ -69,6 +75,10 @@ class Plan:
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is due after ``step``."""
         return self._is_due(step, self.save_interval)
+
+    def collects_garbage_after(self, step: int) -> bool:
+        """Whether Python's garbage collector is called after ``step``, in all ranks at once."""
+        return self.garbage_interval is not None and step % self.garbage_interval == 0
 
     def is_complete_after(self, step: int) -> bool:
         """Whether ``step`` is the last of the whole run."""

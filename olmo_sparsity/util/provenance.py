@@ -66,9 +66,14 @@ def current_commit() -> str:
         return ""
 
 
+def available_cpus() -> set[int]:
+    """The numbers of the CPUs this process may use; inside a SLURM job these are the job's, not the machine's."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def available_cores() -> int:
-    """CPU cores this process may use; inside a SLURM job these are the job's, not the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many CPU cores this process may use."""
+    return len(available_cpus())
 
 
 def processor_features() -> list[str]:

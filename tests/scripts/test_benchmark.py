@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.cli.submit import SAVED_BYTES_PER_SECOND
 from olmo_sparsity.config.schema import Config
 from tests.support.refusals import refused
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
 
 import benchmark
-from benchmarks import gpu, records, save, train
+from benchmarks import gpu, records, save, sizes, start, train
 from benchmarks.timing import rates, time_in_turn
 
 
@@ -69,6 +70,49 @@ def test_a_save_in_the_background_is_timed_beside_steps(monkeypatch):
     rows = {name: row["seconds"][0] for name, row in record["results"].items()}
     assert rows[save.BY_RANK_ZERO] > 0.5 and rows[save.BY_ALL] > 0.5 > rows[save.IN_BACKGROUND]
     assert rows[save.STEP_BESIDE] > 0 and record["processes"] == 1
+
+
+@pytest.mark.slow
+def test_a_start_is_timed_in_all_ways(capsys, monkeypatch):
+    """Of one process, through the launcher."""
+    tiny = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1"]
+    words = ["benchmark.py", "start", "--config", "configs/demo.yaml", "--processes=1", "--json", *tiny]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert benchmark.main() == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    who = start.EVERY_RANK, start.RANK_ZERO
+    assert list(rows) == [f"{what} by {whom}, 1 processes" for what in ("drawn", "read") for whom in who]
+    assert all(
+        0 < row["seconds"] < 60 and row["ready_gb_rank_0"] >= row["built_gb_rank_0"] for row in rows.values()
+    )
+
+
+def test_what_sizes_ask_is_the_sum_of_their_tensors():
+    """Against tensors and messages that are listed one by one, of four GPUs."""
+    weights = gradients = moment = master = 4.0
+    per_gpu = {
+        "DDP": weights + gradients + 2 * moment,
+        "ZeRO 2": weights + (master + gradients + 2 * moment) / 4,
+        "ZeRO 3": (weights + gradients + 2 * moment) / 4,
+    }
+    for way, expected in per_gpu.items():
+        assert sizes.bytes_per_parameter(way, 4) == expected
+    ring = 3 / 4 * 4.0  # a reduce-scatter, or an all-gather, of fp32 around a ring of four
+    sent = {"DDP": 2 * ring, "ZeRO 2": 5 * ring + ring, "ZeRO 3": 5 * (ring + ring + ring)}
+    for way, expected in sent.items():
+        assert sizes.sent_bytes_per_parameter(way, 4, micro_batches=5) == expected
+        assert sizes.sent_bytes_per_parameter(way, 1, micro_batches=5) == 0
+    assert sizes.save_seconds(1e9, 1) == sizes.save_seconds(8e9, 8) == 24
+    assert sizes.SAVED_BYTES_PER_SECOND == SAVED_BYTES_PER_SECOND
+
+
+def test_the_page_has_the_tables_of_sizes(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "sizes"])
+    assert benchmark.main() == 0
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf8")
+    for table in capsys.readouterr().out.strip().split("\n\n"):
+        assert table in page
 
 
 PARTS = {

@@ -153,12 +153,6 @@ class TestOlmoFiles:
         monkeypatch.setenv("SCRATCH", str(tmp_path))
         assert load_config(path).save_folder == f"{tmp_path}/here/a"
 
-    def test_garbage_is_collected_as_python_does(
-        self, write: Write, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        load_config(write("gen1_gc_interval: 5"))
-        assert "gen1_gc_interval (Python collects its garbage by itself)" in caplog.text
-
 
 class TestOverlays:
     def test_chain_merges_sections_and_replaces_lists(self, write: Write) -> None:
@@ -208,7 +202,7 @@ class TestIgnoredFields:
 
     def test_each_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
         overrides = [
-            "gen1_gc_interval=10",
+            "torch_profiling=true",
             "fused_loss=true",
             "data.pad_direction=left",
             "model.init_device=meta",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
+import shutil
+import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ import torch
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data import tokens
 from olmo_sparsity.data.build import open_training_data, verify_token_files
-from olmo_sparsity.data.tokens import open_verified
+from olmo_sparsity.data.tokens import CorpusManifest, open_verified
 from olmo_sparsity.data.windows import TextData
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
@@ -39,6 +43,96 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     verify_token_files(bare(config, [path]))
     with refused("checksum mismatch"):
         open_verified(tmp_path / "corpus", "train")
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """A corpus of four files that were written a while ago."""
+    documents = tiny.random_documents(4, 90)
+    folder = tiny.write_corpus(tmp_path / "corpus", {f"split-{i}": [documents[i]] for i in range(4)})
+    manifest = CorpusManifest.load(folder)
+    files = [file for files in manifest.splits.values() for file in files]
+    replace(manifest, splits={"train": files}).save(folder)
+    monkeypatch.setattr(tokens, "_TICK_NS", 10**7)
+    time.sleep(0.03)
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The names of files, as they are hashed."""
+    names = []
+
+    def noted(path):
+        names.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(tokens, "sha256_file", noted)
+    return names
+
+
+def test_a_file_is_hashed_once_until_it_is_written(corpus, hashed):
+    names = [file.name for file in CorpusManifest.load(corpus).splits["train"]]
+    for again in (names, []):
+        hashed.clear()
+        open_verified(corpus, "train")
+        assert sorted(hashed) == again
+    path = corpus / names[1]
+    path.write_bytes(path.read_bytes())
+    hashed.clear()
+    open_verified(corpus, "train")
+    assert hashed == names[1:2]
+
+
+def test_a_change_that_keeps_size_and_time_is_noticed(corpus):
+    """As by a copy that keeps the time of the original."""
+    path = corpus / "split-1-00000.npy"
+    open_verified(corpus, "train")
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
+    for _ in range(2):  # what is wrong is not noted
+        with refused(f"mismatch in {path}"):
+            open_verified(corpus, "train")
+
+
+def test_another_manifest_and_a_copied_corpus_are_verified_anew(corpus, hashed, tmp_path):
+    open_verified(corpus, "train")
+    shutil.copytree(corpus, tmp_path / "copy")  # keeps times of modification, and takes the notes along
+    hashed.clear()
+    open_verified(tmp_path / "copy", "train")
+    assert len(hashed) == 4
+    manifest = CorpusManifest.load(corpus)
+    first, *others = manifest.splits["train"]
+    replace(manifest, splits={"train": [replace(first, sha256="0" * 64), *others]}).save(corpus)
+    with refused("its manifest says sha256 0000"):
+        open_verified(corpus, "train")
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"split-0-00000.npy": 3}', b"\xff\xfe", b"{"])
+def test_damaged_notes_are_made_anew(corpus, hashed, content):
+    (corpus / tokens.VERIFIED_NAME).write_bytes(content)
+    open_verified(corpus, "train")
+    assert len(hashed) == 4
+    hashed.clear()
+    open_verified(corpus, "train")
+    assert hashed == []
+
+
+def test_a_corpus_that_may_only_be_read_is_verified_each_time(corpus, hashed, monkeypatch):
+    monkeypatch.setattr(tokens, "write_json", Mock(side_effect=PermissionError))
+    for _ in range(2):
+        hashed.clear()
+        open_verified(corpus, "train")
+        assert len(hashed) == 4
+
+
+def test_a_file_that_was_just_written_is_not_noted(corpus, hashed, monkeypatch):
+    """Written again in the same moment it would have the same times."""
+    monkeypatch.setattr(tokens, "_TICK_NS", 10**12)
+    open_verified(corpus, "train")
+    assert not (corpus / tokens.VERIFIED_NAME).exists()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

@@ -299,6 +299,38 @@ from olmo_sparsity.training.loop import forward_backward
 """
 
 
+STARTED = """
+import os, torch
+from dataclasses import replace
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.build import build_engine, initial_model, prepare_model
+from tests.olmo_sparsity.model.test_build import KINDS
+for config in KINDS.values():
+    if STAGE is not None and config.model.attention != "fox":
+        continue
+    config.precision, config.global_train_batch_size = "fp32", 8
+    config.deepspeed.config = None if STAGE is None else f"configs/deepspeed/zero{STAGE}.json"
+    engine = build_engine(config)
+    model = initial_model(engine, config, None, is_resumed=False)
+    if not engine.is_rank_zero:
+        for weight in model.parameters():
+            weight.data.fill_(torch.nan)  # as its memory may be
+    prepare_model(engine, config, model)
+    drawn = build_model(config).state_dict()
+    here = engine.weights() if engine.is_rank_zero or STAGE == 3 else engine.raw_model.state_dict()
+    assert all(torch.equal(here[name], drawn[name]) for name in here), config.run_name
+    assert len(here) == (0 if STAGE == 3 and engine.rank else len(drawn))
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [None, 2, 3])
+def test_all_processes_start_with_the_weights_that_one_would_draw(stage):
+    """Bit by bit, of every kind of model that the configs describe; only rank 0 draws."""
+    assert in_two_processes(f"STAGE = {stage}{STARTED}", patience=100) == [0, 0]
+
+
 @pytest.mark.slow
 def test_processes_wait_for_the_main_one_however_long_it_works(folder):
     """To read a large corpus takes longer than processes wait for each other."""

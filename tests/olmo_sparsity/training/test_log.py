@@ -231,6 +231,7 @@ def test_flops_are_those_of_the_operations_that_run(changes):
 TERAFLOPS = {
     "NVIDIA H200": 989.4, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA L40S": 362, "NVIDIA L4": 121,
     "NVIDIA H200 NVL": 835.5, "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None, "NVIDIA A1000": None,
+    "NVIDIA B200": 2250, "NVIDIA B300": 2250, "NVIDIA B300 SXM6 AC": 2250, "NVIDIA B300 MIG 1g.34gb": None,
 }  # fmt: skip
 
 

@@ -1,7 +1,10 @@
 """The loop: resuming, normalisation, schedule, order of the data, and what a user does wrong."""
 
+import gc
 import math
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_state
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.build import open_training_data
 from olmo_sparsity.training import loop
-from olmo_sparsity.training.build import build_schedule
+from olmo_sparsity.training.build import build_schedule, warn_of_workers
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
@@ -237,3 +240,74 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
     of_another.mkdir()
     train(config, resume=True)
     assert not leftover.exists() and of_another.exists()
+
+
+class TestGarbage:
+    @pytest.mark.parametrize(("interval", "expected"), [("1", [1, 2, 3, 4, 5, 6, 7]), ("3", [3, 6])])
+    def test_it_is_collected_between_steps_alone(self, tmp_path, monkeypatch, interval, expected):
+        collected = []
+        enabled = []
+        at_step = [0]
+        train_step = loop.train_step
+
+        def noted(engine, batch, plan, step):
+            enabled.append(gc.isenabled())
+            at_step[0] = step
+            return train_step(engine, batch, plan, step)
+
+        monkeypatch.setattr(loop, "train_step", noted)
+        monkeypatch.setattr(gc, "collect", lambda generation: collected.append((generation, at_step[0])))
+        train(tiny.train_config(tmp_path, "--max_duration=7", f"--gen1_gc_interval={interval}"))
+        assert collected == [(1, step) for step in expected]
+        assert enabled == [False] * 7 and gc.isenabled()
+
+    def test_python_does_it_where_there_is_no_interval(self, tmp_path, monkeypatch):
+        enabled = []
+        train_step = loop.train_step
+
+        def noted(*arguments):
+            enabled.append(gc.isenabled())
+            return train_step(*arguments)
+
+        monkeypatch.setattr(loop, "train_step", noted)
+        train(tiny.train_config(tmp_path, "--gen1_gc_interval=null"))
+        assert enabled == [True] * 8
+
+    def test_it_is_as_before_after_a_run_that_failed(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(loop, "train_step", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tiny.train_config(tmp_path))
+        assert gc.isenabled()
+
+
+class TestWorkers:
+    """Ranks of one machine that share their CPUs, have some each, and of two machines."""
+
+    @pytest.mark.parametrize(
+        ("ranks", "num_workers", "remedy"),
+        [
+            ([("a", {0, 1})], 2, None),
+            ([("a", {0, 1})], 3, "num_workers=2"),
+            ([("a", {0, 1, 2, 3})] * 4, 1, None),
+            ([("a", {0, 1, 2, 3})] * 4, 2, "num_workers=1"),
+            ([("a", {0, 1})] * 4, 1, "num_workers=0"),
+            ([("a", {0, 1}), ("a", {2, 3})], 2, None),
+            ([("a", {0, 1}), ("b", {0, 1})], 2, None),
+            ([("a", {0, 1, 2}), ("b", {0}), ("b", {1})], 2, "on b.*num_workers=1"),
+            ([("a", {0}), ("b", {0})], 2, "on a.*num_workers=1"),
+            ([("a", {0})] * 8, 0, None),
+        ],
+    )
+    def test_more_than_there_are_cpus_are_said_once(self, caplog, ranks, num_workers, remedy):
+        for rank in range(len(ranks)):
+            engine = SimpleNamespace(gather=lambda value: ranks, is_rank_zero=rank == 0)
+            warn_of_workers(engine, num_workers)
+        assert len(caplog.records) == (remedy is not None)
+        assert remedy is None or re.search(remedy, caplog.text)
+
+    def test_a_run_says_it(self, tmp_path, caplog, monkeypatch):
+        monkeypatch.setattr("olmo_sparsity.training.build.available_cpus", lambda: {5})
+        train(
+            tiny.train_config(tmp_path, "--data.num_workers=2", "--max_duration=1", "--scheduler.t_warmup=0")
+        )
+        assert caplog.text.count("data.num_workers: 2 for each of 1 processes") == 1
