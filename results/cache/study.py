@@ -65,8 +65,9 @@ def collect(out: Path, records: Path) -> None:
 
 def save_effects(effects: pd.DataFrame, path: Path) -> None:
     """Write target_id (m,), log_kl (m, F), of KL in nats, and loss_change_nats (m, F), in half floats."""
+    kl_nats = np.maximum(np.stack(effects["kl_nats"]), 0)  # some are below 0, by rounding
     with np.errstate(divide="ignore"):  # log 0 is -inf, which a half float has
-        log_kl = np.log(np.stack(effects["kl_nats"]))
+        log_kl = np.log(kl_nats)
     np.savez_compressed(
         path,
         target_id=effects["target_id"],
