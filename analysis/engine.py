@@ -33,16 +33,8 @@ from analysis.model import far_cache
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame, stacked
-from analysis.selectors import (
-    OTHER_NEAR,
-    Selection,
-    SelectorInput,
-    check_selector,
-    find_selector,
-    ranked_in,
-    ranks_in_cache,
-    reads_subsequences,
-)
+from analysis.selectors import Selection, SelectorInput, check_selector, find_selector
+from analysis.selectors.names import OTHER_NEAR, ranked_in, ranks_in_cache, reads_subsequences
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
 from analysis.token_kinds import classify

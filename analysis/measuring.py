@@ -28,7 +28,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
-from analysis.selectors import changes_embeddings, chooses_by_head
+from analysis.selectors.names import changes_embeddings, chooses_by_head
 from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
 from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError

@@ -7,7 +7,6 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from analysis import selectors
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.policies.attention import AdaSnapKV, SnapKV
@@ -15,13 +14,14 @@ from analysis.selectors import (
     BLIND,
     FAMILIES,
     SELECTORS,
-    ByPolicy,
     SelectorInput,
     check_selector,
     find_selector,
-    leave_one_out,
     list_selectors,
+    subsets,
 )
+from analysis.selectors.by_policy import ByPolicy
+from analysis.selectors.subsets import leave_one_out
 from tests.support import plain
 from tests.support.families import random_model
 from tests.support.plain import (
@@ -96,7 +96,7 @@ def best_spans(model, contexts, row, k, width, split):
                 plain_loss(model, contexts, row, [i for i in everything if i not in dropped]) - full
             )
         ranked = sorted(starts, key=lambda start: -influence[start])
-        if width <= selectors._SHORTEST:
+        if width <= subsets._SHORTEST:
             break
         ranked = ranked[: max(2, -(-2 * k // width))]
         width //= split
@@ -111,8 +111,8 @@ def best_spans(model, contexts, row, k, width, split):
 @pytest.mark.parametrize(("split", "shortest", "width"), [(2, 2, 4), (4, 1, 4), (4, 4, 4)])
 def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, split, shortest, width):
     """10 far tokens: the last span overlaps the one before where the width does not divide them."""
-    monkeypatch.setattr(selectors, "_SPLIT", split)
-    monkeypatch.setattr(selectors, "_SHORTEST", shortest)
+    monkeypatch.setattr(subsets, "_SPLIT", split)
+    monkeypatch.setattr(subsets, "_SHORTEST", shortest)
     contexts, k = make_contexts(), 2
     chosen = choose("spans", Scorer(model), contexts, k)
     for row in range(len(contexts)):

@@ -10,7 +10,8 @@ from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import find_policy, from_kvpress
 from analysis.policies.seen import Seen
-from analysis.selectors import BLIND, FAMILIES, SELECTORS, ByPolicy, SelectorInput, find_selector, register
+from analysis.selectors import BLIND, FAMILIES, SELECTORS, SelectorInput, find_selector, register
+from analysis.selectors.by_policy import ByPolicy
 from tests.support.families import random_model, tiny_adapter
 from tests.support.plain import random_blocks
 from tests.support.refusals import refused
