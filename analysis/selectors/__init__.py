@@ -1,7 +1,8 @@
 """Selectors: which far tokens influence a prediction most (docs/method.md, 2.2), each registered at its definition."""
 
 from analysis.selectors import subsets, internals, controls, by_policy  # isort: skip  (help lists them in this order)
-from analysis.selectors.find import check_selector, find_selector
+from analysis.selectors.find import find_selector, selector_of
+from analysis.selectors.names import SelectorName
 from analysis.selectors.registry import (
     ABSOLUTE,
     BLIND,
@@ -31,8 +32,8 @@ __all__ = [
     "SIGNED",
     "Selection",
     "SelectorInput",
+    "SelectorName",
     "by_policy",
-    "check_selector",
     "controls",
     "find_selector",
     "internals",
@@ -41,5 +42,6 @@ __all__ = [
     "register",
     "register_forms",
     "register_influence",
+    "selector_of",
     "subsets",
 ]

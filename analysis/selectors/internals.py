@@ -13,28 +13,28 @@ from analysis.selectors.registry import ABSOLUTE, BLIND, SIGNED, register
 from analysis.selectors.selector import Selection, SelectorInput, most_influential, register_influence
 
 
-@register_influence("gradient", SIGNED)
+@register_influence("gradient", SIGNED, hides_tokens=True)
 def gradient(inputs: SelectorInput) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
     slopes = inputs.scorer.presence_gradient(inputs.contexts, inputs.target_index)
     return inputs.at_candidates(slopes)
 
 
-@register_influence("saliency", ABSOLUTE)
+@register_influence("saliency", ABSOLUTE, changes_embeddings=True)
 def saliency(inputs: SelectorInput) -> np.ndarray:
     """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
     norms = inputs.scorer.input_gradients(inputs.contexts, inputs.target_index)
     return inputs.at_candidates(norms)
 
 
-@register_influence("input-x-gradient", ABSOLUTE)
+@register_influence("input-x-gradient", ABSOLUTE, changes_embeddings=True)
 def input_x_gradient(inputs: SelectorInput) -> np.ndarray:
     """L2 norm of embedding times gradient, element by element, (m, C), as inseq aggregates; arXiv 1605.01713."""
     norms = inputs.scorer.input_gradients(inputs.contexts, inputs.target_index, times_input=True)
     return inputs.at_candidates(norms)
 
 
-@register("integrated-gradients", ABSOLUTE)
+@register("integrated-gradients", ABSOLUTE, changes_embeddings=True)
 @dataclass(frozen=True)
 class IntegratedGradients:
     """L2 norm of the integrated gradient of p(x_t), from the embedding of the end of text, (m, C); arXiv 1703.01365.

@@ -9,14 +9,14 @@ selected tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from analysis.contexts import Contexts
 from analysis.policies.policy import Keep
-from analysis.selectors.names import RankedIn
+from analysis.selectors.names import AS_TEXT, RankedIn, Screen, SelectorName
 from analysis.selectors.registry import ABSOLUTE, FORMS, register
 
 if TYPE_CHECKING:  # the names of selectors are known without torch
@@ -36,18 +36,20 @@ class SelectorInput:
     """(m, 2) block and place in it of each target; None means all, block by block."""
     columns: np.ndarray | None = None
     """Candidates, (m, C) columns of the far context, ascending; None means all of it but the sinks."""
-    screen: str = ""
-    """Who proposed them and how many, as it ends the selector's name, such as ``@gradient:32``; empty: nobody."""
-    ranked_in: RankedIn | None = None
-    """Where subsets are read that rank tokens, with which sinks; None: as text, without."""
-    names: tuple[str, ...] = ()
+    screen: Screen | None = None
+    """Who proposed them and how many; None: nobody."""
+    ranked_in: RankedIn = AS_TEXT
+    """Where subsets are read that rank tokens, with which sinks."""
+    names: tuple[SelectorName, ...] = ()
     """Of all selectors that will run on this input: what they read off the same passes is computed once."""
-    shared: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """What was read off such passes, (m, C) by selector and measure, and proposals, (m, C) columns by screen."""
+    shared: dict[tuple[SelectorName, str], np.ndarray] = field(default_factory=dict)
+    """What was read off such passes, (m, C) by selector and measure."""
+    proposals: dict[tuple[Screen, int], np.ndarray] = field(default_factory=dict)
+    """What was proposed, (m, C) columns by screen and number of sinks that are no candidates."""
     proposing: Scorer | None = None
     """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
     other_near: SelectorInput | None = None
-    """What selectors whose names end with `OTHER_NEAR` read instead, with their names without it; None: nothing."""
+    """What selectors whose names are ``other_near`` read instead, with their names without it; None: nothing."""
     encode: Callable[[str], np.ndarray] | None = None
     """Token ids of a text, for policies that read a prompt; None: there is no tokenizer."""
 
@@ -61,7 +63,7 @@ class SelectorInput:
     @property
     def sinks(self) -> np.ndarray:
         """The first far tokens, which every subset has and which are no candidates, (s,) columns."""
-        return np.arange(0 if self.ranked_in is None else self.ranked_in.sinks)
+        return np.arange(self.ranked_in.sinks)
 
     @property
     def all_candidates(self) -> np.ndarray:
@@ -95,14 +97,11 @@ class SelectorInput:
 
     def evaluate_shared(self, base: str, measure: str, far: np.ndarray) -> np.ndarray:
         """`evaluate` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
-        ending = self.screen
-        if self.ranked_in is not None:
-            ending = f"/{self.ranked_in}{self.screen}"
-        of_base = base + ending
+        of_base = SelectorName(base, ranked_in=self.ranked_in, screen=self.screen)
         if (of_base, measure) not in self.shared:
             needed = {measure}
             for form, (_, of_form) in FORMS.items():
-                if base + form + ending in self.names:
+                if replace(of_base, base=base + form) in self.names:
                     needed.add(of_form)
             measures = sorted(needed)
             values = self._measures(measures, far)
@@ -113,7 +112,7 @@ class SelectorInput:
     def _measures(self, names: Sequence[str], far: np.ndarray) -> np.ndarray:
         """Measures of subsets as in `losses`, (m, C, number of names)."""
         self._check_subsets(far)
-        if self.ranked_in is None or self.ranked_in.level == "text":
+        if self.ranked_in.level == "text":
             return self.scorer.measures(self.contexts, far, names, self.target_index)
         from analysis.model import far_cache  # the names of selectors are known without torch
 
@@ -160,12 +159,12 @@ _Influence = TypeVar("_Influence", bound=Influence)
 
 
 def register_influence(
-    name: str, family: str, *, by_subsets: bool = False
+    name: str, family: str, *, method: str = "", **flags: bool
 ) -> Callable[[_Influence], _Influence]:
-    """Make the selector available by name that takes the candidates of largest influence."""
+    """Make the selector available by name that takes the candidates of largest influence; see `register`."""
 
     def add(influence: _Influence) -> _Influence:
-        register(name, family, by_subsets=by_subsets)(
+        register(name, family, method=method, **flags)(
             lambda inputs: most_influential(inputs, influence(inputs))
         )
         return influence
@@ -179,7 +178,7 @@ def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
     def add(influence: InfluenceBy) -> InfluenceBy:
         for form, (family, measure) in FORMS.items():
             change = np.abs if family == ABSOLUTE else np.asarray
-            register_influence(base + form, family, by_subsets=True)(
+            register_influence(base + form, family, method=base, by_subsets=True)(
                 lambda inputs, measure=measure, change=change: change(influence(inputs, measure))
             )
         return influence

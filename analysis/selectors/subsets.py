@@ -43,7 +43,7 @@ def leave_one_in(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
     return inputs.evaluate(measure, inputs.with_sinks(NO_FAR)) - beside
 
 
-@register("greedy", SIGNED, by_subsets=True)
+@register("greedy", SIGNED, by_subsets=True, ranks_only_k=True, scores_only_k=True)
 def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
 
@@ -73,13 +73,13 @@ def greedy(inputs: SelectorInput, measure: str = "loss") -> Selection:
     return Selection(chosen, np.concatenate(gains, axis=1))
 
 
-@register("greedy-kl", BLIND, by_subsets=True)
+@register("greedy-kl", BLIND, method="greedy", by_subsets=True, ranks_only_k=True, scores_only_k=True)
 def greedy_kl(inputs: SelectorInput) -> Selection:
     """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
     return greedy(inputs, "kl")
 
 
-@register("halving", SIGNED, by_subsets=True)
+@register("halving", SIGNED, by_subsets=True, scores_only_k=True)
 def halving(inputs: SelectorInput, measure: str = "loss") -> Selection:
     """Leave one out of what is left, drop the half of least influence, and again, until one is left [ours].
 
@@ -109,7 +109,7 @@ def halving(inputs: SelectorInput, measure: str = "loss") -> Selection:
     return Selection(ranked[:, : inputs.k], influences[:, : inputs.k])
 
 
-@register("halving-kl", BLIND, by_subsets=True)
+@register("halving-kl", BLIND, method="halving", by_subsets=True, scores_only_k=True)
 def halving_kl(inputs: SelectorInput) -> Selection:
     """`halving` by KL to p_long."""
     return halving(inputs, "kl")
