@@ -115,13 +115,11 @@ def _selectors_by_family() -> str:
     """All selectors with their parameters, a paragraph a family, in 80 columns."""
     from analysis.selectors import FAMILIES, list_selectors
 
-    with_parameters = {listed.partition(":")[0]: listed for listed in list_selectors()}
     paragraphs = []
-    for family, names in FAMILIES.items():
-        listed = ", ".join(with_parameters[name] for name in names)
+    for family in FAMILIES:
         paragraphs.append(
             textwrap.fill(
-                listed,
+                ", ".join(list_selectors(family)),
                 width=79,
                 initial_indent=f"  {family + ':':<14}",
                 subsequent_indent=" " * 16,

@@ -33,16 +33,8 @@ from analysis.model import far_cache
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.parquet import empty_frame, stacked
-from analysis.selectors import (
-    OTHER_NEAR,
-    Selection,
-    SelectorInput,
-    check_selector,
-    find_selector,
-    ranked_in,
-    ranks_in_cache,
-    reads_subsequences,
-)
+from analysis.selectors import Selection, SelectorInput, SelectorName, selector_of
+from analysis.selectors.names import parse_names
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
 from analysis.token_kinds import classify
@@ -56,10 +48,6 @@ PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED, OTHER_TARGET)
 tokens in random order, and the true one with the tokens that were chosen for another target of the block [ours]."""
 ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
-STEP_BY_STEP = "greedy"
-"""How the names of selectors begin that rank no tokens beyond k."""
-SEQUENTIAL = (STEP_BY_STEP, "halving")
-"""How those begin whose ranking says nothing of tokens that were not chosen (`Selection.scores`)."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
@@ -104,6 +92,7 @@ class Engine:
         self.lengths = self.settings.contexts
         self.choice_settings = self.settings.choices
         self.size = self.lengths.targets_per_block
+        self.selectors = parse_names(self.choice_settings.selectors)
         self.keep_as = [KeptAs.parse(text) for text in self.choice_settings.keep_as]
         self.is_checked = False
         self.faithfulness: Faithfulness | None = None
@@ -207,15 +196,16 @@ class Engine:
 
     def _passes_of(
         self, effects: dict[str, np.ndarray], targets: pd.DataFrame
-    ) -> dict[tuple[str, str], np.ndarray]:
+    ) -> dict[tuple[SelectorName, str], np.ndarray]:
         """`SelectorInput.shared` of leaving one out in the cache, for some of the targets whose effects are known."""
         rows = np.isin(effects["target_id"], targets["target_id"])
         shared = {}
-        for name in self.choice_settings.selectors:
-            where = ranked_in(name)
-            if where is not None and where.level == "cache":
+        for name in self.selectors.values():
+            where = name.ranked_in
+            if where.level == "cache":
+                of_one = SelectorName("leave-one-out", ranked_in=where)
                 for measure in ("kl", "loss"):
-                    shared[f"leave-one-out/{where}", measure] = effects[measure][rows, where.sinks :]
+                    shared[of_one, measure] = effects[measure][rows, where.sinks :]
         return shared
 
     def _with_tau(self, sampled: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
@@ -258,8 +248,8 @@ class Engine:
         return contexts, index
 
     def _other_near(self, targets: pd.DataFrame, contexts: Contexts) -> Contexts | None:
-        """The contexts as selectors of `OTHER_NEAR` read them, with the end of the placebo; None: none is measured."""
-        if not any(name.endswith(OTHER_NEAR) for name in self.choice_settings.selectors):
+        """The contexts that selectors of ``other_near`` read, with the end of the placebo; None: none is measured."""
+        if not any(name.other_near for name in self.selectors.values()):
             return None
         placebo, _ = self._far_context(targets, PLACEBOS[0])
         return contexts.with_other_near(placebo.tokens[:, : contexts.n_far])
@@ -269,9 +259,9 @@ class Engine:
         contexts: Contexts,
         index: np.ndarray,
         other_near: Contexts | None,
-        known: dict[tuple[str, str], np.ndarray],
+        known: dict[tuple[SelectorName, str], np.ndarray],
     ) -> dict[str, Selection]:
-        """What every selector chooses, by its name.
+        """What every selector chooses, by its name as it was written.
 
         ``other_near``: `_other_near` of the same targets; ``known``: passes that were made, `SelectorInput.shared`.
         """
@@ -281,19 +271,19 @@ class Engine:
             self.lengths.seed,
             self.choice_settings.k_max,
             targets=index,
-            names=self.choice_settings.selectors,
+            names=tuple(self.selectors.values()),
             proposing=self.proposing,
             shared=known,
             encode=self.encode,
         )
         if other_near is not None:
-            names = tuple(name.removesuffix(OTHER_NEAR) for name in inputs.names if name.endswith(OTHER_NEAR))
-            of_other_near = replace(inputs, contexts=other_near, names=names, shared={})
+            names = tuple(replace(name, other_near=False) for name in inputs.names if name.other_near)
+            of_other_near = replace(inputs, contexts=other_near, names=names, shared={}, proposals={})
             inputs = replace(inputs, other_near=of_other_near)
         chosen = {}
-        for name in inputs.names:
+        for text, name in self.selectors.items():
             count = tokens_to_rank(name, self.keep_as, inputs.k, self.lengths.n_far)
-            chosen[name] = find_selector(name)(replace(inputs, k=count))
+            chosen[text] = selector_of(name)(replace(inputs, k=count))
         return chosen
 
     def _choice_rows(
@@ -454,11 +444,9 @@ def _of_rows(choice: Selection, rows: np.ndarray) -> Selection:
     )
 
 
-def tokens_to_rank(name: str, keep_as: Sequence[KeptAs], k_max: int, n_far: int) -> int:
+def tokens_to_rank(name: SelectorName, keep_as: Sequence[KeptAs], k_max: int, n_far: int) -> int:
     """How many far tokens a selector must rank for the largest k, kept in all these ways."""
-    where = ranked_in(name)
-    ranked_without = 0 if where is None else where.sinks
-    return max(kept_as.ranks(k_max, n_far, ranked_without) for kept_as in keep_as)
+    return max(kept_as.ranks(k_max, n_far, name.ranked_in.sinks) for kept_as in keep_as)
 
 
 def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
@@ -472,7 +460,7 @@ def drops_tokens(choices: ChoiceSettings) -> bool:
     """Whether the model reads subsequences: to rank tokens, to keep them, or to judge the choice."""
     return (
         choices.faithfulness
-        or any(reads_subsequences(name) for name in choices.selectors)
+        or any(name.reads_subsequences for name in parse_names(choices.selectors).values())
         or any(not KeptAs.parse(text).reads_all for text in choices.keep_as)
     )
 
@@ -482,7 +470,7 @@ def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
     if choices.effects:
         return True
     levels = [KeptAs.parse(text).level for text in choices.keep_as]
-    return "cache" in levels or any(ranks_in_cache(name) for name in choices.selectors)
+    return "cache" in levels or any(name.ranks_in_cache for name in parse_names(choices.selectors).values())
 
 
 def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
@@ -492,52 +480,65 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
             f"{OTHER_TARGET} takes the tokens of another target of the block: give a targets_per_block of 2 or more, "
             "or leave it out"
         )
+    selectors = parse_names(choices.selectors)
     half = contexts.n_short // 2
-    for name in choices.selectors:
-        if name.endswith(OTHER_NEAR) and not 1 <= half <= contexts.n_far:
+    for text, name in selectors.items():
+        if name.other_near and not 1 <= half <= contexts.n_far:
             raise UserError(
-                f"{name} replaces half of the short context by tokens of another far context, of which there are "
+                f"{text} replaces half of the short context by tokens of another far context, of which there are "
                 f"{contexts.n_far}: give an n_short of 2 or more, and n_long at least one and a half times as large"
             )
     ks = choices.ks
     n_far = contexts.n_far
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
         raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    keep_as = [KeptAs.parse(text) for text in choices.keep_as]
-    once: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
-        "selector": (choices.selectors, choices.selectors),
-        "way to keep tokens": (keep_as, choices.keep_as),
-    }
-    for kind, (values, names) in once.items():
-        if not values or len(set(values)) < len(values):
-            raise UserError(f"name at least one {kind}, and each once, not {list(names)}")
-    for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
+    keep_as = {text: KeptAs.parse(text) for text in choices.keep_as}
+    _check_each_once("selector", choices.selectors, selectors)
+    _check_each_once("way to keep tokens", choices.keep_as, keep_as)
+    for text, kept_as in keep_as.items():
         if ks[-1] + kept_as.sinks > n_far:
             raise UserError(
                 f"{text}: k = {ks[-1]} and {kept_as.sinks} sinks are more than the {n_far} far tokens; lower either, "
                 "or raise n_long"
             )
-    goes_on = [kept_as.name for kept_as in keep_as if kept_as.windows == "ranked" and kept_as.width]
-    for name in choices.selectors:
-        if goes_on and name.startswith(STEP_BY_STEP):
+    for text, name in selectors.items():
+        _check_ranking(text, name, keep_as, ks[-1], n_far)
+
+
+def _check_each_once(kind: str, texts: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raise `UserError` where there is none, or two texts say the same; ``values``: what each text says."""
+    if not texts:
+        raise UserError(f"name at least one {kind}, and each once")
+    first: dict[Any, str] = {}
+    for text in texts:
+        if values[text] in first:
+            raise UserError(f"name at least one {kind}, and each once: {text} is {first[values[text]]} again")
+        first[values[text]] = text
+
+
+def _check_ranking(
+    text: str, name: SelectorName, keep_as: Mapping[str, KeptAs], k_max: int, n_far: int
+) -> None:
+    """Raise `UserError` where a selector does not rank the tokens that a way of keeping may need."""
+    ways = list(keep_as.values())
+    goes_on = [kept_as.name for kept_as in ways if kept_as.windows == "ranked" and kept_as.width]
+    if goes_on and name.registered.ranks_only_k:
+        raise UserError(
+            f"{text} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
+            "one of them out"
+        )
+    if name.registered.scores_only_k and any(kept_as.unit == "word" for kept_as in ways):
+        raise UserError(
+            f"{text} scores only the k tokens that it chooses, which may be of fewer than k words; leave it or the "
+            "unit word out"
+        )
+    name.check_candidates(k_max=max(k_max, tokens_to_rank(name, ways, k_max, n_far)), n_far=n_far)
+    sinks = name.ranked_in.sinks
+    ranked = n_far - sinks
+    for way, kept_as in keep_as.items():
+        may_need = k_max * (1 + kept_as.width)
+        if kept_as.windows == "ranked" and kept_as.sinks < sinks and may_need > ranked:
             raise UserError(
-                f"{name} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
-                "one of them out"
+                f"{way} may need more tokens for k = {k_max} than the {ranked} that {text} ranks, which does not "
+                f"rank its {sinks} sinks; lower k or the windows, or keep {sinks} sinks"
             )
-        if name.startswith(SEQUENTIAL) and any(kept_as.unit == "word" for kept_as in keep_as):
-            raise UserError(
-                f"{name} scores only the k tokens that it chooses, which may be of fewer than k words; leave it or the "
-                "unit word out"
-            )
-        check_selector(name, k_max=max(ks[-1], tokens_to_rank(name, keep_as, ks[-1], n_far)), n_far=n_far)
-        where = ranked_in(name)
-        if where is None:
-            continue
-        ranked = n_far - where.sinks
-        for kept_as, text in zip(keep_as, choices.keep_as, strict=True):
-            may_need = ks[-1] * (1 + kept_as.width)
-            if kept_as.windows == "ranked" and kept_as.sinks < where.sinks and may_need > ranked:
-                raise UserError(
-                    f"{text} may need more tokens for k = {ks[-1]} than the {ranked} that {name} ranks, which does not "
-                    f"rank its {where.sinks} sinks; lower k or the windows, or keep {where.sinks} sinks"
-                )

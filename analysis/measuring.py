@@ -28,7 +28,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
-from analysis.selectors import changes_embeddings, chooses_by_head
+from analysis.selectors.names import parse_names
 from analysis.settings import ChoiceSettings, ContextSettings, OtherModel, Settings, TextsIdentity
 from analysis.texts import Texts
 from olmo_sparsity.util.errors import UserError
@@ -195,13 +195,14 @@ def _scorer(
     loaded: LoadedModel, contexts: ContextSettings, choices: ChoiceSettings, tokens_per_batch: int | None
 ) -> Scorer:
     """Of a model that reads the long context. Raises `UserError` where it cannot."""
+    selectors = parse_names(choices.selectors).values()
     loaded.check_context(  # a trial, which takes time
         contexts.n_long,
         contexts.targets_per_block,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),
-        by_head=any(chooses_by_head(name) for name in choices.selectors),
-        changes_embeddings=any(changes_embeddings(name) for name in choices.selectors),
+        by_head=any(name.chooses_by_head for name in selectors),
+        changes_embeddings=any(name.changes_embeddings for name in selectors),
     )
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
+from decimal import Decimal
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
@@ -22,12 +23,18 @@ def defaults(item: Any) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in fields(item)}
 
 
-def written(item: Any) -> list[str]:
-    """Parameters with their defaults as they are written behind the name, such as ``window=32``; yes is 1, no is 0."""
+def changed(item: Any, thing: Any) -> dict[str, Any]:
+    """The parameters of a thing, which `made` made of ``item``, that are not as by default."""
+    values = {name: getattr(thing, name) for name in defaults(item)}
+    return {name: value for name, value in values.items() if value != defaults(item)[name]}
+
+
+def written(parameters: Mapping[str, Any]) -> list[str]:
+    """Parameters as they are written behind the name, such as ``window=32``; yes is 1, no is 0."""
     texts = []
-    for name, default in defaults(item).items():
-        number = int(default) if isinstance(default, bool) else default
-        texts.append(f"{name}={number}")
+    for name, value in parameters.items():
+        number = int(value) if isinstance(value, bool) else value
+        texts.append(f"{name}={Decimal(str(number)):f}")  # without an exponent
     return texts
 
 
@@ -48,7 +55,7 @@ def made(item: Any, text: str, parts: Sequence[str]) -> Any:
         if value is None:
             remedy = "it has none"
             if of_item:
-                remedy = f"write NAME=NUMBER, by default {', '.join(written(item))}"
+                remedy = f"write NAME=NUMBER, by default {', '.join(written(defaults(item)))}"
             raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
         values[parameter] = value
     return item(**values) if isinstance(item, type) else item

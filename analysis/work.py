@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis.contexts import OTHER_TARGET
 from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS
+from analysis.selectors.names import parse_names
 from analysis.settings import Settings
 from olmo_sparsity.util.progress import duration
 
@@ -160,18 +161,17 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     num_choices = len(choice_settings.selectors) * len(choice_settings.ks)
     of_losses = targets * num_choices * len(choice_settings.keep_as) * (short + choice_settings.k_max / 2)
     read = 0.0
-    unscreened = [name for name in choice_settings.selectors if "@" not in name]
-    in_cache = [name for name in unscreened if "/cache" in name]
-    as_text = [name for name in unscreened if "/cache" not in name]
-    for names, cost in ((as_text, long / 2), (in_cache, short)):
-        # as text, what stands before the one left out is read once
-        if any(name.startswith("leave-one-out") for name in names):
+    unscreened = [name for name in parse_names(choice_settings.selectors).values() if name.screen is None]
+    # as text, what stands before the one left out is read once
+    for level, cost in (("text", long / 2), ("cache", short)):
+        methods = [name.registered.method for name in unscreened if name.ranked_in.level == level]
+        if "leave-one-out" in methods:
             read += blocks * n_far * cost
-        halving = sum(name.startswith("halving") for name in names)
-        read += halving * (blocks + targets) * n_far * cost
-    if any(name.startswith("leave-one-in") for name in unscreened):
+        read += methods.count("halving") * (blocks + targets) * n_far * cost
+    methods = [name.registered.method for name in unscreened]
+    if "leave-one-in" in methods:
         read += blocks * n_far * (short + 1)
-    greedy = sum(name.startswith("greedy") for name in unscreened)
+    greedy = methods.count("greedy")
     read += targets * greedy * choice_settings.k_max * n_far * (short + choice_settings.k_max / 2)
     if choice_settings.faithfulness:
         read += blocks * SUBSETS * (SUBSET_KEEP_RATE * n_far + short) + targets * num_choices * long

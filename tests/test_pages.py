@@ -15,7 +15,7 @@ from analysis import probes
 from analysis.cache_eviction.reference import REFERENCES
 from analysis.policies import POLICIES
 from analysis.probes.probe import Probe
-from analysis.selectors import BLIND, FAMILIES
+from analysis.selectors import BLIND, SELECTORS
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.attention.attention import SOFTMAX
 from olmo_sparsity.cli import COMMANDS
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 TOUR = (ROOT / "docs" / "extending.md").read_text(encoding="utf8")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PACKAGES = ("analysis", "olmo_sparsity")
-FAMILY_OF = {selector: family for family, selectors in FAMILIES.items() for selector in selectors}
+FAMILY_OF = {name: registered.family for name, registered in SELECTORS.items()}
 """Of every registered selector, as the package has it: other tests may register more."""
 
 

@@ -116,12 +116,18 @@ def loaded_by(modules, names):
         (("analysis",), HEAVY | {"pandas", "numpy"}),
         (("analysis.measuring",), ENGINES | {"matplotlib", "boto3", "google.cloud"}),
         (
-            ("analysis.api", "analysis.stats.numbers", "analysis.figures.figure2", "analysis.xray"),
+            (
+                "analysis.api",
+                "analysis.stats.numbers",
+                "analysis.figures.figure2",
+                "analysis.xray",
+                "analysis.selectors",
+            ),
             {"torch"},
         ),
         (sorted({command.function.split(":")[0] for command in COMMANDS.values()}), HEAVY - {"matplotlib"}),
     ],
-    ids=["the package", "measuring", "results, numbers and figures", "commands"],
+    ids=["the package", "measuring", "results, numbers, figures and names", "commands"],
 )
 def test_what_is_imported_loads_no_more_than_it_needs(modules, absent):
     assert loaded_by(modules, absent) == []

@@ -59,8 +59,24 @@ def check_long_context(
         changes_embeddings: whether logits are read of embeddings that are none of the table's.
     """
     more = targets_per_block - 1 + len(model.prefix)
-    measured = model
-    model = with_prefix(model, ())
+    tried = with_prefix(model, ())
+    _check_limits(tried, n_long, more, name, drops_tokens)
+    if not isinstance(tried, TransformersAdapter):
+        return  # this project's own models are shown to be right by its tests
+    length = n_long + more
+    _warn_of_length(tried, length, name, reach_factor)
+    with _trial(tried, name):
+        _try_positions(tried, length, name, drops_tokens)
+        if changes_embeddings:
+            _try_embeddings(tried, name)
+        if in_cache:
+            model.shares_far_keys = _try_cache(tried, length, name)
+        if by_head:
+            _try_heads(tried, length, name, gathers=in_cache and not model.shares_far_keys)
+
+
+def _check_limits(model: Adapter, n_long: int, more: int, name: str, drops_tokens: bool) -> None:
+    """Raise `UserError` where N tokens, and those of block and prefix, are beyond the first of `limits`."""
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
     if limit is not None and n_long + more > limit:
         remedy = "lower N or B"
@@ -70,20 +86,21 @@ def check_long_context(
             f"N = {n_long:,} with {more:,} more tokens of block and prefix is beyond the {limit:,} {what} of {name}; "
             f"{remedy}"
         )
-    if not isinstance(model, TransformersAdapter):
-        return  # this project's own models are shown to be right by its tests
-    if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
+
+
+def _warn_of_length(model: TransformersAdapter, length: int, name: str, reach_factor: float) -> None:
+    """Say where a text is longer than what the configuration of a rotary model names."""
+    reach = model.max_positions
+    if reach is not None and length > reach * reach_factor:
         log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
+
+
+@contextmanager
+def _trial(model: nn.Module, name: str) -> Iterator[None]:
+    """While it runs, weights are in fp32; where memory does not suffice it ends, and the model is taken to be right."""
     try:
         with _in_fp32(model):
-            _try_positions(model, n_long + more, name, drops_tokens)
-            if changes_embeddings:
-                _try_embeddings(model, name)
-            if in_cache:
-                measured.shares_far_keys = _try_cache(model, n_long + more, name)
-            if by_head:
-                gathers = in_cache and not measured.shares_far_keys
-                _try_heads(model, n_long + more, name, gathers)
+            yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

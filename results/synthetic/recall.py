@@ -30,7 +30,7 @@ from analysis.contexts import Contexts
 from analysis.figures import style
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
-from analysis.selectors import SelectorInput, check_selector, find_selector
+from analysis.selectors import SelectorInput, SelectorName, find_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.numbers import CHANCE
 from analysis.stats.recovery import PLACEBO, TRUE
@@ -108,7 +108,7 @@ class RecallSettings:
             )
         in_training = tuple(p for p in KS if p in task.ks("train") and p * unit <= fitted.n_far)
         for name in self.selectors:
-            check_selector(name, k_max=max(fitted.ks), n_far=fitted.n_far)
+            SelectorName.parse(name).check_candidates(k_max=max(fitted.ks), n_far=fitted.n_far)
         return replace(fitted, planted=self.planted or in_training)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,62 +42,13 @@ def run(model: str, tokenizer: str | None, rounds: int, rows: int, **sizes: int)
     torch.set_num_threads(1)
     about = about_this_run()
     loaded = open_model(model, tokenizer=tokenizer)
-    n_long, n_short, size = sizes["n_long"], sizes["n_short"], sizes["targets_per_block"]
-    loaded.check_context(n_long, size, in_cache=True)
-    shares = loaded.model.shares_far_keys
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(loaded.model.vocabulary_size, size=(1, n_long + size))
-    contexts = Contexts(tokens[:, :-1], tokens[:, n_long:], np.arange(size)[None], n_short)
+    loaded.check_context(sizes["n_long"], sizes["targets_per_block"], in_cache=True)
+    contexts = _random_block(loaded.model.vocabulary_size, **sizes)
     left_out = np.linspace(0, contexts.n_far - 1, rows).astype(int)
-    scorer = Scorer(loaded.model, device=loaded.device)
-
-    def in_cache(shared: bool) -> float:
-        """Seconds of a block."""
-        loaded.model.shares_far_keys = shared
-        masks = np.ones((rows, contexts.n_far), dtype=bool)
-        masks[np.arange(rows), left_out] = False
-        measured = partial(far_cache.measures, scorer, contexts, names=("kl",), targets=contexts.all_targets)
-        try:
-            return of_block(lambda count: measured(visible=masks[:count]))
-        finally:
-            loaded.model.shares_far_keys = shares
-
-    def as_text() -> float:
-        columns = np.arange(contexts.n_far - 1)
-        far = columns + (columns >= left_out[:, None])
-        # the first row alone would share no prefix
-        return of_block(lambda count: scorer.measures(contexts, far[:count], ("kl",)), least=2)
-
-    def of_block(measure: Callable[[int], object], least: int = 1) -> float:
-        started = time.process_time()
-        measure(least)
-        once = time.process_time() - started
-        started = time.process_time()
-        measure(rows)
-        a_row = (time.process_time() - started - once) / (rows - least)
-        return once + (contexts.n_far - least) * a_row
-
-    memory = {"after_far_pass": _peak_gb()}
-    far_cache.measures(scorer, contexts, np.ones((1, contexts.n_far), bool), ("kl",), contexts.all_targets)
-    memory["after_far_pass"] = _peak_gb()
-    in_cache(shared=shares)
-    memory["after_rows"] = _peak_gb()
-    layer, inputs, operations = _largest_layer(loaded.model)
-    ways: dict[str, Callable[[], object]] = {
-        SHARED: partial(in_cache, shared=shares),
-        COPIED: partial(in_cache, shared=False),
-        TEXT: as_text,
-        LAYER: lambda: layer(inputs),
-    }
-    with torch.inference_mode():
-        seconds = time_in_turn(ways, rounds, clock=time.process_time)
-    layer_rate = operations / float(np.median(seconds.pop(LAYER)))
-    results = rates(seconds, 1.0, (COPIED, TEXT))
-    counted = _operations_of_block(loaded.model, contexts)
-    for way in (SHARED, COPIED):
-        results[way]["share_of_layer"] = counted * results[way]["rate"] / layer_rate
-    for row in results.values():
-        row["seconds_a_block"] = 1 / row.pop("rate")
+    block = LeaveOneOut(Scorer(loaded.model, device=loaded.device), contexts, left_out)
+    memory = _memory(block)
+    seconds, layer_flops = _time_ways(block, rounds)
+    operations = _operations_of_block(loaded.model, contexts)
     about |= {
         "benchmark": "cache",
         "model": loaded.name,
@@ -104,10 +56,99 @@ def run(model: str, tokenizer: str | None, rounds: int, rows: int, **sizes: int)
         **sizes,
         "rows": rows,
     }
-    about |= {"tokens_per_batch": scorer.tokens_per_batch, "shares_far_keys": shares}
+    about |= {"tokens_per_batch": block.scorer.tokens_per_batch, "shares_far_keys": block.shares_far_keys}
     about |= {f"peak_gb_{when}": gigabytes for when, gigabytes in memory.items()}
-    about |= {"tflop_a_block": counted / 1e12, "layer_tflops": layer_rate / 1e12}
-    return {**about, "unit": "processor seconds", "results": results}
+    about |= {"tflop_a_block": operations / 1e12, "layer_tflops": layer_flops / 1e12}
+    return {**about, "unit": "processor seconds", "results": _results(seconds, operations, layer_flops)}
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Leave-one-out of a block, whose time is that of some far tokens and of what is read once."""
+
+    scorer: Scorer
+    contexts: Contexts
+    """One block."""
+    left_out: np.ndarray
+    """(R,) columns of the far context, ascending, of which each is left out once."""
+
+    @property
+    def shares_far_keys(self) -> bool:
+        """Whether rows of this model may share far keys."""
+        return self.scorer.model.shares_far_keys
+
+    def in_cache(self, shared: bool) -> float:
+        """Seconds of a block over far keys that rows share, or copy."""
+        masks = np.ones((len(self.left_out), self.contexts.n_far), dtype=bool)
+        masks[np.arange(len(self.left_out)), self.left_out] = False
+        shares = self.shares_far_keys
+        self.scorer.model.shares_far_keys = shared
+        try:
+            return self._seconds_of_block(lambda count: self.measure_in_cache(masks[:count]))
+        finally:
+            self.scorer.model.shares_far_keys = shares
+
+    def as_text(self) -> float:
+        """Seconds of a block over subsequences."""
+        columns = np.arange(self.contexts.n_far - 1)
+        far = columns + (columns >= self.left_out[:, None])
+        # the first row alone would share no prefix
+        return self._seconds_of_block(
+            lambda count: self.scorer.measures(self.contexts, far[:count], ("kl",)), least=2
+        )
+
+    def measure_in_cache(self, visible: np.ndarray) -> None:
+        """One pass over rows with some far keys visible, (R, F) bool."""
+        far_cache.measures(self.scorer, self.contexts, visible, ("kl",), self.contexts.all_targets)
+
+    def _seconds_of_block(self, measure: Callable[[int], object], least: int = 1) -> float:
+        """The time of the first ``least`` rows, with what is read once, and that of a further row for all the rest."""
+        started = time.process_time()
+        measure(least)
+        once = time.process_time() - started
+        started = time.process_time()
+        measure(len(self.left_out))
+        a_row = (time.process_time() - started - once) / (len(self.left_out) - least)
+        return once + (self.contexts.n_far - least) * a_row
+
+
+def _random_block(vocabulary_size: int, n_long: int, n_short: int, targets_per_block: int) -> Contexts:
+    """One block of random tokens."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(vocabulary_size, size=(1, n_long + targets_per_block))
+    return Contexts(tokens[:, :-1], tokens[:, n_long:], np.arange(targets_per_block)[None], n_short)
+
+
+def _memory(block: LeaveOneOut) -> dict[str, float]:
+    """Most memory of this process so far, GB, once the far context is read and once rows are."""
+    block.measure_in_cache(np.ones((1, block.contexts.n_far), bool))
+    after_far_pass = _peak_gb()
+    block.in_cache(shared=block.shares_far_keys)
+    return {"after_far_pass": after_far_pass, "after_rows": _peak_gb()}
+
+
+def _time_ways(block: LeaveOneOut, rounds: int) -> tuple[dict[str, list[float]], float]:
+    """Seconds of a block in each way, round by round, and operations a second of a linear layer in between."""
+    layer, inputs, operations = _largest_layer(block.scorer.model)
+    ways: dict[str, Callable[[], object]] = {
+        SHARED: partial(block.in_cache, shared=block.shares_far_keys),
+        COPIED: partial(block.in_cache, shared=False),
+        TEXT: block.as_text,
+        LAYER: lambda: layer(inputs),
+    }
+    with torch.inference_mode():
+        seconds = time_in_turn(ways, rounds, clock=time.process_time)
+    return seconds, operations / float(np.median(seconds.pop(LAYER)))
+
+
+def _results(seconds: dict[str, list[float]], operations: float, layer_flops: float) -> dict[str, Json]:
+    """Seconds a block, ratios, and in the cache the share of the linear layer's operations a second."""
+    results = rates(seconds, 1.0, (COPIED, TEXT))
+    for way in (SHARED, COPIED):
+        results[way]["share_of_layer"] = operations * results[way]["rate"] / layer_flops
+    for row in results.values():
+        row["seconds_a_block"] = 1 / row.pop("rate")
+    return results
 
 
 def _peak_gb() -> float:

@@ -1,6 +1,7 @@
 """Chosen tokens as text, against the token ids of the texts and one plain forward pass without each of them."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,11 +12,19 @@ from olmo_sparsity.util.errors import UserError
 from tests.support.plain import plain_loss
 from tests.support.small_measurement import KS, F, N, model, small, small_tokens, window
 
+FEW = {"targets": 60}
+
+
+@cache
+def in_blocks(size: int) -> Result:
+    """A result of targets in blocks of this size."""
+    return small(**FEW, targets_per_block=size)
+
 
 @pytest.mark.parametrize("far_context", ["true", "placebo"])
 @pytest.mark.parametrize("size", [1, 4])
 def test_without_a_chosen_token_the_loss_rises_by_its_influence(size: int, far_context: str) -> None:
-    result = small(targets_per_block=size)
+    result = in_blocks(size)
     chosen = result.chosen(selector="leave-one-out", far_context=far_context)
     assert list(chosen["rank"]) == list(range(1, KS[-1] + 1)) * len(result.over)
     targets = result.targets.set_index("target_id", drop=False)
@@ -39,7 +48,7 @@ def test_without_a_chosen_token_the_loss_rises_by_its_influence(size: int, far_c
 
 
 def test_one_target_kept_with_sinks_is_the_one_of_selected() -> None:
-    result = small(keep_as=("text", "cache:4"), targets_per_block=4)
+    result = small(**FEW, keep_as=("text", "cache:4"), targets_per_block=4)
     target_id = int(result.targets["target_id"].iloc[result.over[3]])
     chosen = result.chosen(target_id, level="cache", sinks=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
@@ -50,7 +59,7 @@ def test_one_target_kept_with_sinks_is_the_one_of_selected() -> None:
 
 
 def test_where_nothing_was_kept_as_text_the_first_way_is_shown() -> None:
-    result = small(keep_as=("cache:4", "cache"), targets_per_block=4)
+    result = small(**FEW, keep_as=("cache:4", "cache"), targets_per_block=4)
     selected = result.selected("leave-one-out", level="cache", sinks=4)
     assert result.chosen()["position_id"].tolist() == selected.reshape(-1).tolist()
     without = result.selected("leave-one-out", level="cache", sinks=0)
@@ -58,7 +67,7 @@ def test_where_nothing_was_kept_as_text_the_first_way_is_shown() -> None:
 
 
 def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
-    result = small(targets_per_block=4)
+    result = in_blocks(4)
     with pytest.raises(
         UserError, match="no block of text 'hello' has a target over tau; give the number of a"
     ):
@@ -68,7 +77,7 @@ def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
 
 
 def test_the_tokens_of_another_target_are_shown_as_text_of_the_true_far_context() -> None:
-    result = small(placebos=("other-target",), targets_per_block=4)
+    result = small(**FEW, placebos=("other-target",), targets_per_block=4)
     shown = result.chosen(far_context="other-target")
     own = result.chosen()
     pieces = own.set_index([own["target_id"] // 4, "position_id"])["piece"].to_dict()
@@ -78,7 +87,7 @@ def test_the_tokens_of_another_target_are_shown_as_text_of_the_true_far_context(
 
 @pytest.fixture(scope="module")
 def with_placebos() -> Result:
-    return small(placebos=("placebo", "same-group", "shuffled"))
+    return small(**FEW, placebos=("placebo", "same-group", "shuffled"))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +115,11 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
 
 
 def test_text_that_was_left_out_and_joined_trainings_are_refused() -> None:
-    result = small()
+    result = in_blocks(1)
     with pytest.raises(UserError, match="the text of block .* is not recorded"):
         replace(result, texts=result.texts.iloc[1:]).chosen()
     with pytest.raises(UserError, match=r"result\.runs\[0\]"):
-        Result.join([result, small(model(1))]).chosen()
+        Result.join([result, small(model(1), **FEW)]).chosen()
     none = replace(result, targets=result.targets.assign(over_tau=False), choices=result.choices.iloc[:0])
     with pytest.raises(UserError, match="no target is over tau"):
         none.chosen()

@@ -8,17 +8,19 @@ from tests.support.refusals import refused
 from tests.support.small_measurement import assert_losses_are_plain, assert_same, model, small, small_tokens
 
 SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
+SETTINGS = {"selectors": SELECTORS, "targets": 90}
+"""Two batches."""
 
 
 def crossed(**changes):
     """The second model evaluates what ``select_with`` chooses."""
-    return small(model(1), **{"selectors": SELECTORS, **changes})
+    return small(model(1), **{**SETTINGS, **changes})
 
 
 @pytest.fixture(scope="module")
 def first():
     """What the first model chooses and measures."""
-    return small(selectors=SELECTORS)
+    return small(**SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_shards_can_be_cross_fitted(by_model, tmp_path):
 def test_a_smaller_model_proposes(first):
     """Among as many candidates as are chosen nothing is left to decide: the set is what the other model ranks first."""
     screened = "leave-one-out@gradient:4"
-    result = small(selectors=(screened, "random"), propose_with=model(1))
+    result = small(**{**SETTINGS, "selectors": (screened, "random")}, propose_with=model(1))
     proposed = crossed(selectors=("gradient",))
     assert result.settings.proposed_by.sha256 == proposed.settings.model.sha256
     assert np.array_equal(result.over, first.over)
@@ -74,7 +76,7 @@ def test_untrained_weights_choose_for_the_targets_of_the_trained_model(first, tm
     """Adebayo et al. 2018: what they choose is measured on the trained model, and differs from what that chooses."""
     random_model("gpt_neox").save_pretrained(tmp_path)
     model()[1].save(str(tmp_path / "tokenizer.json"))
-    result = small(selectors=SELECTORS, select_with=f"{tmp_path}@untrained")
+    result = small(**SETTINGS, select_with=f"{tmp_path}@untrained")
     assert result.settings.selected_by.untrained
     assert "selecting_gain_nats" not in result.targets
     assert np.array_equal(result.over, first.over)

@@ -28,6 +28,7 @@ from olmo_sparsity.util.progress import duration
 from tests.support import small_measurement, tiny
 from tests.support.plain import plain_loss
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.small_measurement import (
     KS,
     F,
@@ -41,6 +42,10 @@ from tests.support.small_measurement import (
 )
 
 ROOT = Path(__file__).parents[2]
+FEW = {"targets": 60}
+"""Targets of five rounds, where it does not matter how many there are."""
+ALL = {"tau_nats": 2.5, "ks": (1, 4)}
+"""Of three batches with all placebos, which are measured again and again: a sixth of the targets is over tau."""
 
 
 def placebos_of(size):
@@ -51,7 +56,7 @@ def placebos_of(size):
 @pytest.fixture(scope="module", params=[1, 3])
 def whole(request):
     """The result with all placebos, of single targets and of blocks."""
-    return small(placebos=placebos_of(request.param), targets_per_block=request.param)
+    return small(**ALL, placebos=placebos_of(request.param), targets_per_block=request.param)
 
 
 def kept_in(out):
@@ -78,7 +83,7 @@ def shown_by_the_bar(monkeypatch):
 
 def again(whole, **changes):
     per_block = whole.settings.contexts.targets_per_block
-    return small(**{"placebos": placebos_of(per_block), "targets_per_block": per_block, **changes})
+    return small(**{**ALL, "placebos": placebos_of(per_block), "targets_per_block": per_block, **changes})
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ def test_losses_are_those_of_one_plain_pass_each(whole):
 def test_targets_over_tau_are_those_whose_rounded_gain_is(whole):
     targets = whole.targets
     assert len(targets) == 150 and 10 < len(whole.over) < 100
-    assert np.array_equal(targets["over_tau"], whole.gain_nats > 1.5)
+    assert np.array_equal(targets["over_tau"], whole.gain_nats > 2.5)
     losses = targets[["loss_long_nats", "loss_short_nats"]].to_numpy()
     assert np.array_equal(losses, losses.astype(np.float32))
 
@@ -170,7 +175,7 @@ def test_tokens_of_another_target_are_those_of_the_next_one_in_the_block(tmp_pat
 def test_a_measurement_says_what_was_read_and_kept_and_what_the_sinks_give(tmp_path):
     """Of every way and far context, saved and loaded; L_short where there are no sinks."""
     ways = ("text", "text:2/before:1", "cache:2", "cache:2/read:1")
-    result = small(targets_per_block=3, keep_as=ways, selectors=("leave-one-out",), out=tmp_path)
+    result = small(**FEW, targets_per_block=3, keep_as=ways, selectors=("leave-one-out",), out=tmp_path)
     inner, tokens = model()[0], small_tokens()
     over = result.targets.iloc[result.over]
     for one in (result, load(tmp_path)):
@@ -202,7 +207,7 @@ def test_a_measurement_says_what_was_read_and_kept_and_what_the_sinks_give(tmp_p
 
 
 def test_ways_and_placebos_beside_it_change_no_number_of_a_way():
-    few = {"targets": 45, "targets_per_block": 3}
+    few = {"targets": 24, "targets_per_block": 3}
     few["selectors"] = ("leave-one-out", "leave-one-in@random:20", "random")
     alone = small(keep_as=("text", "cache:2"), **few)
     ways = ("text", "cache:2", "text:2/ranked:2", "cache:2/read:3", "text/drawn:4")
@@ -228,7 +233,7 @@ def test_the_texts_of_blocks_are_their_tokens(whole):
 
 
 def test_scores_are_those_that_choices_are_made_from():
-    result = small(scores=True, selectors=("leave-one-out", "greedy"))
+    result = small(**FEW, scores=True, selectors=("leave-one-out", "greedy"))
     assert set(result.scores["selector"]) == {"leave-one-out"}
     keys = ["target_id", "selector", "far_context"]
     both = result.scores.merge(result.choices, on=keys, suffixes=("_of_all", ""))
@@ -238,14 +243,18 @@ def test_scores_are_those_that_choices_are_made_from():
         assert row.influence_of_all[row.selected].tolist() == row.influence.tolist()
 
 
-@pytest.mark.parametrize("seconds_between_parts", [0.0, 1e9])
+@pytest.mark.parametrize(
+    ("whole", "seconds_between_parts"),
+    slow_but([(1, 0.0), (1, 1e9), (3, 0.0), (3, 1e9)], (1, 1e9), (3, 0.0)),
+    indirect=["whole"],
+)
 def test_an_interrupted_measurement_goes_on_where_it_stopped(
     whole, tmp_path, stops_after, monkeypatch, seconds_between_parts
 ):
     """Ctrl-C in the middle of a batch loses the block that it came in, and nothing else, however parts are cut."""
     monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
     shown = shown_by_the_bar(monkeypatch)
-    rounds = 3 if whole.settings.contexts.targets_per_block == 1 else 7
+    rounds = 4 if whole.settings.contexts.targets_per_block == 1 else 7
     first = stops_after(rounds)
     with pytest.raises(KeyboardInterrupt):
         again(whole, out=tmp_path)
@@ -279,13 +288,13 @@ def choose(self, targets):
     rounds.append(1)
     return original(self, targets)
 engine.Engine.choose = choose
-small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
+small(out={str(tmp_path)!r}, targets_per_block=16, targets=96)
 """
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert kept_in(tmp_path) == list(range(5 * 16))
     assert_same(
-        small(out=tmp_path, targets_per_block=16, targets=160), small(targets_per_block=16, targets=160)
+        small(out=tmp_path, targets_per_block=16, targets=96), small(targets_per_block=16, targets=96)
     )
 
 
@@ -324,7 +333,7 @@ def test_what_a_kill_left_beside_a_finished_result_is_removed_by_the_next_run(
     """In the last milliseconds: the result is written, and its parts are not removed, or not all of them."""
     monkeypatch.setattr(cut_short, killed)
     with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     monkeypatch.undo()
     whole = load(tmp_path)
     frames = {path.name for path in tmp_path.iterdir() if path.suffix in (".json", ".parquet")}
@@ -332,14 +341,14 @@ def test_what_a_kill_left_beside_a_finished_result_is_removed_by_the_next_run(
     for name in others:
         (tmp_path / name).mkdir()
     assert len([*tmp_path.iterdir()]) == len(frames | others) + 1
-    assert_same(small(out=tmp_path), whole)
+    assert_same(small(out=tmp_path, **FEW), whole)
     assert {path.name for path in tmp_path.iterdir()} == frames | others
 
 
 def test_what_a_kill_left_of_a_save_is_removed_by_the_run_that_goes_on(tmp_path, stops_after):
     with pytest.raises(KeyboardInterrupt):
         stops_after(3)
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     for name in (
         ".parts.tmp-elsewhere-1",
         ".result.json.tmp-elsewhere-1",
@@ -347,27 +356,27 @@ def test_what_a_kill_left_of_a_save_is_removed_by_the_run_that_goes_on(tmp_path,
     ):
         (tmp_path / name).mkdir()
     stops_after(1000)
-    small(out=tmp_path)
+    small(out=tmp_path, **FEW)
     assert not [*tmp_path.glob(".*")]
 
 
 def test_parts_of_another_tau_or_in_use_stay_where_a_result_is_complete(tmp_path, stops_after, monkeypatch):
     """A result with nothing over tau lends its losses to a run with a lower one, which may be at it."""
-    small(out=tmp_path, tau_nats=50)
+    small(out=tmp_path, tau_nats=50, **FEW)
     with pytest.raises(KeyboardInterrupt):
         stops_after(1)
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     kept = kept_in(tmp_path)
-    small(out=tmp_path, tau_nats=50)
+    small(out=tmp_path, tau_nats=50, **FEW)
     assert kept and kept_in(tmp_path) == kept
     stops_after(1000)
     monkeypatch.setattr("analysis.saved.Parts.remove", killed)
     with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     with folder_lock(tmp_path / "parts", part="1-of-2"):
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
         assert (tmp_path / "parts").is_dir()
-    small(out=tmp_path)
+    small(out=tmp_path, **FEW)
     assert not (tmp_path / "parts").exists()
 
 
@@ -397,21 +406,22 @@ def test_parts_without_their_settings_are_those_of_the_same_call_alone(tmp_path,
     """Where the file that names the settings is damaged, it is removed, and no finished part."""
     with pytest.raises(KeyboardInterrupt):
         stops_after(3)
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     settings = tmp_path / "parts" / "settings.json"
     settings.write_text("")
     with refused("settings.json is damaged .*; remove this file, and the same call goes on"):
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     settings.unlink()
     with refused("was measured with other settings: tau_nats 1.5 -> 0.5"):
-        small(out=tmp_path, tau_nats=0.5)
+        small(out=tmp_path, tau_nats=0.5, **FEW)
     settings.unlink()
     kept = kept_in(tmp_path)
     rest = stops_after(1000)
-    result = small(out=tmp_path)
+    result = small(out=tmp_path, **FEW)
     assert sorted(kept + pd.concat(rest)["target_id"].tolist()) == result.targets["target_id"].tolist()
 
 
+@pytest.mark.parametrize("whole", slow_but([1, 3], 3), indirect=True)
 def test_shares_of_different_numbers_measure_nothing_twice_in_the_result(whole, tmp_path):
     """Jobs of shares 1/3 and 1/2, side by side, both measure the first batch."""
     one, other = tmp_path / "one", tmp_path / "other"
@@ -425,21 +435,22 @@ def test_shares_of_different_numbers_measure_nothing_twice_in_the_result(whole, 
 def test_other_settings_are_refused_before_all_is_measured(tmp_path, stops_after):
     with pytest.raises(KeyboardInterrupt):
         stops_after(1)
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     with refused("begun with other settings, and is not finished: tau_nats 1.5 -> 0.5"):
-        small(out=tmp_path, tau_nats=0.5)
+        small(out=tmp_path, tau_nats=0.5, **FEW)
 
 
 def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_in(tmp_path, stops_after):
-    small(out=tmp_path)
+    small(out=tmp_path, **FEW)
     stops_after(0)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    small(out=tmp_path)
+    small(out=tmp_path, **FEW)
     with refused("was measured with other settings: n_short 5 -> 6"):
-        small(out=tmp_path, n_short=6)
+        small(out=tmp_path, n_short=6, **FEW)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
 
 
+@pytest.mark.parametrize("whole", slow_but([1, 3], 1), indirect=True)
 def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_after):
     for number in (3, 1):
         part = again(whole, out=tmp_path, shard=f"{number}/3")
@@ -464,8 +475,8 @@ def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
 def test_one_process_at_a_time_writes(tmp_path):
     for part in (None, "1-of-2"):  # a run of all batches, one of a share
         with folder_lock(tmp_path / "parts", part=part), refused("parts is in use by another process"):
-            small(out=tmp_path)
-    small(out=tmp_path)
+            small(out=tmp_path, **FEW)
+    small(out=tmp_path, **FEW)
     names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -534,9 +545,9 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, wh
 
     monkeypatch.setattr(owner, what, broken)
     with refused("a loss of the model is not finite"):
-        small(out=tmp_path)
+        small(out=tmp_path, **FEW)
     monkeypatch.undo()
-    assert small(out=tmp_path).settings.complete
+    assert small(out=tmp_path, **FEW).settings.complete
 
 
 @pytest.mark.parametrize(

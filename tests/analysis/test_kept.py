@@ -19,6 +19,7 @@ from olmo_sparsity.util.rng import Stream
 from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens
 
 N_LONG, N_SHORT, B = 24, 6, 3
@@ -154,8 +155,9 @@ def partly_read_pass(model, contexts, block, place, read, kept):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "gemma3", "rope", "alibi"])
-@pytest.mark.parametrize("prefix", [(), (3, 1)])
-@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.parametrize(
+    ("prefix", "sinks"), slow_but([((), 0), ((), 4), ((3, 1), 0), ((3, 1), 4)], ((), 0), ((3, 1), 4))
+)
 @torch.no_grad()
 def test_what_has_read_its_windows_lies_between_text_and_cache(name, prefix, sinks):
     """With w = 0 it is the text, with w = F the cache; between them and for the controls, one masked pass each."""

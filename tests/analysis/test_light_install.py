@@ -76,7 +76,9 @@ def files(tmp_path_factory):
     ("arguments", "module", "extra"),
     [
         ("measure {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
-        ("xray {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf"),
+        pytest.param(
+            "xray {}/tiny.gguf --text {}/text.txt --out {}/out", "gguf", "gguf", marks=pytest.mark.slow
+        ),
         ("measure {}/run --text {}/text.txt --out {}/out", "olmo", "train"),
         ("export_hf {}/run --out {}/out", "olmo", "train"),
         ("exact_match {}/run --out {}/out", "olmo", "train"),

@@ -48,6 +48,7 @@ def losses_are_not_measured(monkeypatch):
     "changes", [{}, {"targets_per_block": 3}, EVERYTHING, {"select_with": model(1)}], ids=len
 )
 def test_it_is_a_whole_result_in_memory_and_from_its_folder(tmp_path, changes):
+    changes = {**changes, "targets": 24}
     result = small(tau_nats=TAU, out=tmp_path, **changes)
     assert result.settings.complete and not len(result.over) and not (tmp_path / "parts").exists()
     for one in (result, load(tmp_path), small(tau_nats=TAU, **changes)):
@@ -118,9 +119,9 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"targets": 66},
         pytest.param({**EVERYTHING, "targets": 66, "targets_per_block": 3}, marks=pytest.mark.slow),
-        {"select_with": model(1)},
+        {"targets": 66, "select_with": model(1)},
     ],
     ids=["plain", "everything", "crossfit"],
 )

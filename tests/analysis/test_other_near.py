@@ -22,7 +22,7 @@ SETTINGS = {
     "targets_per_block": 3,
     "tau_nats": 1.0,
     "ks": (1, 3),
-    "targets": 45,
+    "targets": 30,
     "scores": True,
     "placebos": FAR_CONTEXTS[1:],
     "keep_as": ("text", "cache:2"),

@@ -7,21 +7,23 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from analysis import selectors
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.policies.attention import AdaSnapKV, SnapKV
 from analysis.selectors import (
+    ABSOLUTE,
     BLIND,
     FAMILIES,
     SELECTORS,
-    ByPolicy,
+    SIGNED,
     SelectorInput,
-    check_selector,
+    SelectorName,
     find_selector,
-    leave_one_out,
     list_selectors,
+    subsets,
 )
+from analysis.selectors.by_policy import ByPolicy
+from analysis.selectors.subsets import leave_one_out
 from tests.support import plain
 from tests.support.families import random_model
 from tests.support.plain import (
@@ -96,7 +98,7 @@ def best_spans(model, contexts, row, k, width, split):
                 plain_loss(model, contexts, row, [i for i in everything if i not in dropped]) - full
             )
         ranked = sorted(starts, key=lambda start: -influence[start])
-        if width <= selectors._SHORTEST:
+        if width <= subsets._SHORTEST:
             break
         ranked = ranked[: max(2, -(-2 * k // width))]
         width //= split
@@ -111,8 +113,8 @@ def best_spans(model, contexts, row, k, width, split):
 @pytest.mark.parametrize(("split", "shortest", "width"), [(2, 2, 4), (4, 1, 4), (4, 4, 4)])
 def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, split, shortest, width):
     """10 far tokens: the last span overlaps the one before where the width does not divide them."""
-    monkeypatch.setattr(selectors, "_SPLIT", split)
-    monkeypatch.setattr(selectors, "_SHORTEST", shortest)
+    monkeypatch.setattr(subsets, "_SPLIT", split)
+    monkeypatch.setattr(subsets, "_SHORTEST", shortest)
     contexts, k = make_contexts(), 2
     chosen = choose("spans", Scorer(model), contexts, k)
     for row in range(len(contexts)):
@@ -143,7 +145,12 @@ def test_single_tokens_equal_a_plain_computation(family, kind):
             np.testing.assert_allclose(expected[chosen.columns[row]], chosen.influence[row], atol=5e-5)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES[BLIND], "leave-one-out-kl@attention:6"])
+def of_family(*families):
+    """Names of selectors, without parameters."""
+    return [name for name, registered in SELECTORS.items() if registered.family in families]
+
+
+@pytest.mark.parametrize("name", [*of_family(BLIND), "leave-one-out-kl@attention:6"])
 def test_target_blind_selectors_never_look_at_the_target(model, name):
     contexts = make_contexts()
     others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
@@ -155,13 +162,37 @@ def test_target_blind_selectors_never_look_at_the_target(model, name):
 
 def test_every_selector_has_one_family(model):
     """Those that are neither blind nor controls do look at the target."""
-    assert sorted(chain(*FAMILIES.values())) == sorted(SELECTORS)
+    assert {*of_family(*FAMILIES)} == {*SELECTORS}
+    by_family = [list_selectors(family) for family in FAMILIES]
+    assert sorted(chain(*by_family)) == sorted(list_selectors())
     contexts = make_contexts()
     others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
-    for name in [*FAMILIES["signed"], *FAMILIES["absolute"]]:
+    for name in of_family(SIGNED, ABSOLUTE):
         first, second = (choose(name, Scorer(model), batch, k=4).influence for batch in (contexts, others))
         assert abs(first - second).max() > 1e-3, name
         assert "absolute" not in name or (first >= 0).all()
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_what_is_registered_of_a_selector_is_what_it_does(model, name, monkeypatch):
+    calls = set()
+    for method in ("measures", "input_gradients", "integrated_gradients", "presence_gradient"):
+        original = getattr(Scorer, method)
+
+        def spied(self, *arguments, method=method, original=original, **options):
+            calls.add(method)
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(Scorer, method, spied)
+    selection = choose(name, Scorer(model), make_contexts(1), k=2)
+    registered = SELECTORS[name]
+    assert registered.by_subsets == ("measures" in calls)
+    assert registered.changes_embeddings == bool(calls & {"input_gradients", "integrated_gradients"})
+    assert registered.hides_tokens == ("presence_gradient" in calls)
+    assert registered.chooses_by_head == (selection.by_head is not None)
+    assert registered.scores_only_k == (selection.scores is None)
+    assert registered.scores_only_k or not registered.ranks_only_k
+    assert registered.method in SELECTORS
 
 
 @pytest.mark.parametrize(("name", "kind"), [("greedy", ""), ("greedy-kl", "kl")])
@@ -199,7 +230,9 @@ def test_screened_decides_exactly_among_what_was_proposed(model):
 def test_a_smaller_model_proposes_and_the_model_decides(model):
     contexts = make_contexts()
     small = Scorer(build(num_hidden_layers=1))
-    alone = replace(given(Scorer(model), contexts, k=2), names=("leave-one-out@leave-one-out:4",))
+    alone = replace(
+        given(Scorer(model), contexts, k=2), names=(SelectorName.parse("leave-one-out@leave-one-out:4"),)
+    )
     influence, passes = leave_one_out(alone), choose("leave-one-out", small, contexts, k=4).columns
     screened = find_selector("leave-one-out@leave-one-out:4")(replace(alone, proposing=small))
     for row in range(len(contexts)):
@@ -241,7 +274,8 @@ def test_forms_of_one_selector_together_choose_what_they_choose_alone(model):
              "leave-one-out@leave-one-in-kl:5", "random")  # fmt: skip
     scorer = Scorer(model)
     for contexts in (make_contexts(3), make_contexts(2, seed=7)):
-        given = SelectorInput(scorer, contexts, seed=0, k=4, names=names)
+        parsed = tuple(SelectorName.parse(name) for name in names)
+        given = SelectorInput(scorer, contexts, seed=0, k=4, names=parsed)
         shared = {name: find_selector(name)(given) for name in names}
         for name, together in shared.items():
             alone = choose(name, scorer, contexts, k=4)
@@ -259,7 +293,7 @@ def test_forms_of_one_selector_together_choose_what_they_choose_alone(model):
 )
 def test_unknown_selectors_list_the_choices(name, message):
     with refused(message):
-        check_selector(name, k_max=4, n_far=10)
+        SelectorName.parse(name).check_candidates(k_max=4, n_far=10)
 
 
 @pytest.mark.parametrize("name", [*SELECTORS, "leave-one-out@gradient:8", "greedy-kl@leave-one-out-tv:8"])
@@ -302,9 +336,9 @@ def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_sc
     assert find_selector("snapkv:blind=1") == ByPolicy(SnapKV(blind=True))
     assert find_selector("ada-snapkv:safe=0.5") == ByPolicy(AdaSnapKV(safe=0.5))
     assert find_selector("expected-attention:sinks=0").policy.sinks == 0
-    check_selector("leave-one-out@snapkv:window=4:pool=3:8", k_max=4, n_far=FAR)
+    SelectorName.parse("leave-one-out@snapkv:window=4:pool=3:8").check_candidates(k_max=4, n_far=FAR)
     with refused("m = 8 must be at least k = 9"):
-        check_selector("leave-one-out@snapkv:window=4:8", k_max=9, n_far=FAR)
+        SelectorName.parse("leave-one-out@snapkv:window=4:8").check_candidates(k_max=9, n_far=FAR)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from analysis.model.check import check_long_context
 from analysis.model.far_attention import FarKeys, Scores, attend
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
-from analysis.selectors import SelectorInput, check_selector, find_selector
+from analysis.selectors import SelectorInput, SelectorName, find_selector
 from olmo_sparsity.util.errors import UserError
 from tests.support.families import FAMILIES, OURS, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
 from tests.support.plain import plain_divergence, random_blocks, whole_pass
@@ -378,7 +378,7 @@ def test_a_screened_form_ranks_in_the_cache_among_the_proposed_that_are_no_sinks
     proposed = find_selector("attention")(SelectorInput(scorer, contexts, 0, FAR)).columns
     whole = find_selector("leave-one-out-kl/cache:4")(SelectorInput(scorer, contexts, 0, FAR - 4))
     name = "leave-one-out-kl/cache:4@attention:6"
-    screened = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(name,)))
+    screened = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(SelectorName.parse(name),)))
     for row, by_attention in enumerate(proposed):
         candidates = [i for i in by_attention.tolist() if i >= 4][:6]
         best = sorted(candidates, key=lambda i: -whole.scores[row, i])[:3]
@@ -389,10 +389,11 @@ def test_forms_share_their_passes_only_where_they_rank_in_the_same_place():
     contexts = random_blocks(N, M, B)
     scorer = Scorer(adapter_named("llama", shares=True))
     names = ("leave-one-out", "leave-one-out-kl", "leave-one-out/cache", "leave-one-out-kl/cache:2")
-    given = SelectorInput(scorer, contexts, 0, 3, names=names)
+    parsed = tuple(SelectorName.parse(name) for name in names)
+    given = SelectorInput(scorer, contexts, 0, 3, names=parsed)
     together = {name: find_selector(name)(given) for name in names}
-    for name in names:
-        alone = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(name,)))
+    for name, parsed_name in zip(names, parsed, strict=True):
+        alone = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(parsed_name,)))
         np.testing.assert_array_equal(together[name].columns, alone.columns)
         np.testing.assert_allclose(together[name].influence, alone.influence, atol=1e-6)
 
@@ -408,4 +409,4 @@ def test_forms_share_their_passes_only_where_they_rank_in_the_same_place():
 )
 def test_a_name_that_ranks_nowhere_is_refused(name, message):
     with refused(message):
-        check_selector(name, k_max=4, n_far=14)
+        SelectorName.parse(name).check_candidates(k_max=4, n_far=14)

@@ -12,7 +12,8 @@ from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import find_policy, from_kvpress
 from analysis.policies.seen import Seen
-from analysis.selectors import BLIND, FAMILIES, SELECTORS, ByPolicy, SelectorInput, find_selector, register
+from analysis.selectors import BLIND, SELECTORS, SelectorInput, find_selector, register
+from analysis.selectors.by_policy import ByPolicy
 from tests.support.families import random_model, tiny_adapter
 from tests.support.plain import random_blocks
 from tests.support.refusals import refused
@@ -118,7 +119,6 @@ def test_a_press_is_a_selector_like_any_policy(monkeypatch):
             find_selector("last-attention:window=2")
     finally:
         del SELECTORS["last-attention"]
-        FAMILIES[BLIND].remove("last-attention")
 
 
 @pytest.mark.parametrize("prefix", [(), (3, 1)])

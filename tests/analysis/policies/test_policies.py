@@ -13,8 +13,7 @@ from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, Policy, find_policy
 from analysis.policies.attention import AdaSnapKV
 from analysis.policies.seen import Seen
-from analysis.selectors import FAMILIES as FAMILIES_OF_SELECTORS
-from analysis.selectors import SELECTORS, SelectorInput, find_selector
+from analysis.selectors import BLIND, SELECTORS, SelectorInput, find_selector
 from tests.support.families import FAMILIES, WINDOWED, random_model, tiny_adapter
 from tests.support.plain import encode, random_blocks, single_target
 from tests.support.refusals import refused
@@ -314,7 +313,7 @@ def test_kvzip_needs_a_tokenizer_and_room_for_the_context_twice():
 
 
 def test_every_policy_is_a_target_blind_selector_of_its_name():
-    assert set(POLICIES) <= set(FAMILIES_OF_SELECTORS["target-blind"])
-    assert all(SELECTORS[name] is policy for name, policy in POLICIES.items())
+    assert {SELECTORS[name].family for name in POLICIES} == {BLIND}
+    assert all(SELECTORS[name].item is policy for name, policy in POLICIES.items())
     with refused("unknown eviction policy 'snapvk'; choose from h2o, snapkv"):
         find_policy("snapvk")
