@@ -30,9 +30,12 @@ def changed(item: Any, thing: Any) -> dict[str, Any]:
 
 
 def written(parameters: Mapping[str, Any]) -> list[str]:
-    """Parameters as they are written behind the name, such as ``window=32``; yes is 1, no is 0."""
+    """Parameters as they are written behind the name, such as ``window=32``; yes is 1, no is 0, None none."""
     texts = []
     for name, value in parameters.items():
+        if value is None:
+            texts.append(f"{name}=none")
+            continue
         number = int(value) if isinstance(value, bool) else value
         texts.append(f"{name}={Decimal(str(number)):f}")  # without an exponent
     return texts
