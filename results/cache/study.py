@@ -59,8 +59,23 @@ def collect(out: Path, records: Path) -> None:
         if result.effects is not None:
             save_effects(result.effects, records / f"effects-{folder.name}.npz")
         targets = result.targets.assign(plain_word=plain_words(result))
-        study[folder.name] = replace(result, targets=targets, scores=None, effects=None, texts=None)
+        study[folder.name] = replace(
+            without_folders(result), targets=targets, scores=None, effects=None, texts=None
+        )
     save_study(records, study)
+
+
+def without_folders(result: Result) -> Result:
+    """The same with the names of its files in place of the paths that they had where it was measured."""
+    flat = result.settings.to_json()
+    names = {path: Path(path).name for path in (flat["model"], flat["texts"])}
+    provenance = dict(result.provenance)
+    command = str(provenance.get("command", ""))
+    for path, name in names.items():
+        command = command.replace(path, name)
+    provenance["command"] = re.sub(r"--out \S*/", "--out ", command)
+    settings = result.settings.but(model=names[flat["model"]], texts=names[flat["texts"]])
+    return replace(result, settings=settings, provenance=provenance)
 
 
 def save_effects(effects: pd.DataFrame, path: Path) -> None:
