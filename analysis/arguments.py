@@ -26,6 +26,13 @@ def whole_numbers(name: str, value: Any, *, least: int = 1) -> list[int]:
     return [whole_number(name, item, least=least) for item in (value if is_list else [value])]
 
 
+def true_or_false(name: str, value: Any) -> bool:
+    """The value itself. Raises `UserError`, which names the argument, for anything else."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} takes True or False, not {value!r}")
+    return value
+
+
 def finite_number(name: str, value: Any) -> float:
     """The value as Python's float. Raises `UserError`, which names the argument, for anything else."""
     if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):

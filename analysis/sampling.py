@@ -28,6 +28,7 @@ def sample_targets(
     seed: int,
     targets_per_block: int = 1,
     same_group: bool = False,
+    placebo: bool = True,
 ) -> pd.DataFrame:
     """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
 
@@ -41,7 +42,8 @@ def sample_targets(
     in `Measurement.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of it;
     ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
-    there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo or no target left.
+    there is none). Without ``placebo`` the columns of placebos are left out. Raises `UserError` where N or B must be
+    smaller, and where there is no placebo or no target left.
     """
     size = targets_per_block
     n_far = n_long - n_short
@@ -57,10 +59,14 @@ def sample_targets(
     generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
     offsets = generator.integers(0, offered % size, endpoint=True)
     first = n_long + size * block_in_text + offsets[text]
-    placebo_text, placebo_start = _placebos(texts, text, first, n_long, n_far, size, seed)
-    columns = {"text": text, "position": first, "placebo_text": placebo_text, "placebo_start": placebo_start}
+    columns = {"text": text, "position": first}
+    if placebo:
+        placebo_text, placebo_start = _placebos(texts, text, first, n_long, n_far, size, seed)
+        columns |= {"placebo_text": placebo_text, "placebo_start": placebo_start}
     if groups is not None:
-        columns |= {"group": groups[text], "placebo_group": groups[placebo_text]}
+        columns["group"] = groups[text]
+        if placebo:
+            columns["placebo_group"] = groups[placebo_text]
     if same_group:
         drawn = same_group_elsewhere(
             texts, text, first, n_long=n_long, n_far=n_far, targets_per_block=size, seed=seed

@@ -11,6 +11,7 @@ from analysis.cache_eviction.settings import BUDGETS
 from analysis.cli_options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number, whole_number_or_zero
+from olmo_sparsity.util.errors import UserError
 
 EVICTION = """Which eviction policy keeps what the next predictions need, judged by exact effect.
 
@@ -102,6 +103,15 @@ def names_or_none(text: str) -> tuple[str, ...]:
     return texts(text)
 
 
+def check_no_texts(parsed: argparse.Namespace) -> None:
+    """Raise `UserError` for texts without a model, which may be among the files of --text."""
+    for name in ("text", "corpus"):
+        if vars(parsed)[name] is not None:
+            raise UserError(
+                f"there is no MODEL; name it before --{name}, or leave --{name} out to print what is in {parsed.out}"
+            )
+
+
 def main() -> None:
     """Measure, write, draw and print; or draw and print again."""
     parsed = eviction_parser().parse_args()
@@ -109,6 +119,7 @@ def main() -> None:
     result: Any
     files = []
     if parsed.model is None:
+        check_no_texts(parsed)
         from analysis.cache_eviction.result import EvictionResult
 
         result = EvictionResult.load(parsed.out)

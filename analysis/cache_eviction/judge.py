@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -146,7 +147,11 @@ class BlockJudge:
         assert contender.policy is not None
         of_policy = seen.by(contender)
         keep = contender.policy.keeping(of_policy)
-        scores = [of_budget[0] for of_budget in contender.policy.scores_at(of_policy, self.contest.keys)]
+        shape = (1, sum(of_policy.key_heads), of_policy.n_far)
+        scores = [
+            checked_scores(contender.name, of_budget, shape)[0]
+            for of_budget in contender.policy.scores_at(of_policy, self.contest.keys)
+        ]
         kept = [
             self._keep(contender.name, keep, of_budget, count)
             for of_budget, count in zip(scores, self.contest.keys, strict=True)
@@ -172,9 +177,13 @@ class BlockJudge:
         beyond = count - self.contest.sinks
         kept = np.ones(scores.shape, dtype=bool)
         candidates = scores[:, self.contest.sinks :]
-        kept[:, self.contest.sinks :] = with_total(
-            name, keep(candidates[None], beyond)[0], candidates, beyond
-        )
+        chosen = np.asarray(keep(candidates[None], beyond)[0])
+        if chosen.shape != candidates.shape:
+            raise UserError(
+                f"{name}: keeping() gives {chosen.shape}, not which of {candidates.shape} keys are kept; leave it out, "
+                "or mend its keeping()"
+            )
+        kept[:, self.contest.sinks :] = with_total(name, chosen, candidates, beyond)
         if (kept == kept[0]).all():
             return kept[0]
         return kept
@@ -245,14 +254,18 @@ _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
 """How often a reference reads the near tokens for each far key, for the time left; others once."""
 
 
+_UNSEEN = -1
+"""In the place of the next target's token."""
+
+
 class _Seen:
     """What policies see of a block before its first target, read off the model once for all of them."""
 
     def __init__(self, judge: BlockJudge, contexts: Contexts):
-        # without what stands behind the choice: it costs time, and nothing can depend on it
+        # without the targets, so that no policy can read them
         before = Contexts(
             contexts.tokens[:, : contexts.n_long],
-            contexts.targets[:, :1],
+            np.full_like(contexts.targets[:, :1], _UNSEEN),
             contexts.target_id[:, :1],
             contexts.n_short,
         )
@@ -269,6 +282,24 @@ class _Seen:
 def _nears_of(contender: Contender) -> tuple[str, ...]:
     """The ways of the near tokens behind a choice: one that saw the far context alone has them read again."""
     return (NEAR_REREAD,) if contender.sees == BLIND else (NEAR_KEPT, NEAR_REREAD)
+
+
+def checked_scores(name: str, scores: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """What a policy gives as scores, as floats of this shape. Raises `UserError` where they are no such numbers."""
+    given = np.asarray(scores)
+    if given.shape != shape:
+        raise UserError(
+            f"{name}: scores() gives {given.shape}, not {shape}, a score for every choice, head of keys and far token; "
+            "leave it out, or mend its scores()"
+        )
+    numbers = given.astype(np.float64)  # unsigned and yes-or-no scores have no order from the highest
+    undefined = np.count_nonzero(np.isnan(numbers))
+    if undefined:
+        raise UserError(
+            f"{name}: scores() gives NaN, which has no rank, for {undefined:,} of {numbers.size:,} keys; leave it out, "
+            "or mend its scores()"
+        )
+    return numbers
 
 
 def with_total(name: str, kept: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:

@@ -207,9 +207,12 @@ def differences(
 ) -> pd.DataFrame:
     """Mean loss with every policy less that with one of them, paired by target: `KEYS`, value, low, high, p, p_holm.
 
-    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies that are compared at one budget. Both are NaN
-    where there is no interval. Raises `UserError` where the policy was not judged with the near tokens treated so.
+    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies and references that are compared at one
+    budget. Both are NaN where there is no interval. Budgets at which that one was not judged are left out. Raises
+    `UserError` where it was not judged with the near tokens treated so.
     """
+    if near not in record.nears:
+        raise UserError(f"near tokens were not treated as {near!r}; choose from {', '.join(record.nears)}")
     rows = []
     for far_context in record.far_contexts:
         measured = Measured(record, far_context, resamples=resamples, seed=seed)
@@ -220,6 +223,8 @@ def differences(
                 f"{reference!r} was not judged with near tokens {near!r}; choose from {', '.join(policies) or 'none'}"
             )
         for budget in record.settings.budgets:
+            if (reference, near, budget) not in columns:
+                continue
             of_budget = []
             for column in columns:
                 if column[0] == reference or column[2] != budget:

@@ -14,6 +14,7 @@ from analysis.cache_eviction.record import TRUE, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, by_clusters, counted, enough_for_intervals
 from analysis.stats.tables import INTERVAL, interval_text, show
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, user_path
 
 if TYPE_CHECKING:
@@ -117,10 +118,16 @@ class EvictionResult(EvictionRecord):
         return "\n".join(lines)
 
     def table(self, budget: float | None = None) -> str:
-        """The numbers of all policies at one budget, by default the middle one, as text, the lowest loss first."""
+        """The numbers of all policies at one budget, by default the middle one, as text, the lowest loss first.
+
+        Raises `UserError` for a budget that was not measured.
+        """
         settings = self.settings
         if budget is None:
             budget = settings.budgets[settings.middle]
+        if budget not in settings.budgets:
+            choices = ", ".join(map(str, settings.budgets))
+            raise UserError(f"nothing was judged at a budget of {budget}; choose from {choices}")
         frame = self.summary()
         frame = frame[(frame["budget"] == budget) & (frame["far_context"] == TRUE)].copy()
         headline = frame[frame["name"] == numbers.LOSS].sort_values("value", kind="stable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -97,6 +97,7 @@ def eviction(
     )
     blocks = arguments.whole_number("blocks", blocks)
     contest = checked_contest(contexts, budgets, policies, sinks, references)
+    placebo = arguments.true_or_false("placebo", placebo)
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
@@ -111,7 +112,8 @@ def eviction(
         loaded = stack.enter_context(open_model(model, **opening))
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
-        sampled = sample_targets(source, blocks * contexts.targets_per_block, **asdict(contexts))
+        count = blocks * contexts.targets_per_block
+        sampled = sample_targets(source, count, **asdict(contexts), placebo=placebo)
         loaded.check_context(
             contexts.n_long, contexts.targets_per_block, drops_tokens=False, in_cache=True, by_head=True
         )
@@ -145,7 +147,8 @@ def checked_contest(
     contexts: ContextSettings, budgets: Any, policies: Any, sinks: Any, references: Any
 ) -> Contest:
     """What the arguments of `eviction` ask for. Raises `UserError` where they make no sense."""
-    numbers = [budgets] if isinstance(budgets, float | int | str) else list(budgets)
+    is_list = isinstance(budgets, Iterable) and not isinstance(budgets, str)
+    numbers = list(budgets) if is_list else [budgets]
     return Contest.of(
         contexts,
         budgets=[arguments.finite_number("budgets", budget) for budget in numbers],

@@ -12,6 +12,7 @@ from analysis.cache_eviction.judge import BlockJudge, with_total
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, find_policy
+from analysis.policies.policy import first_of_each_head
 from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
 from olmo_sparsity.util.rng import Stream
@@ -180,6 +181,73 @@ def test_nothing_behind_the_choice_changes_it():
             np.testing.assert_array_equal(one, other)
         for one, other in zip(first[name].kept, second[name].kept, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_policy_that_reads_targets_reads_nothing(monkeypatch, blind):
+    read = []
+
+    class Cheat(type(find_policy("knorm"))):
+        def scores(self, seen: Seen):
+            read.append((seen.contexts.targets.tolist(), seen.contexts.tokens.tolist()))
+            return np.zeros((1, 4, FAR))
+
+    Cheat.blind = blind
+    monkeypatch.setitem(POLICIES, "cheat", Cheat())
+    contexts = block()
+    judge_of(policies=("cheat",)).judge(contexts)
+    assert read == [([[-1]], contexts.tokens[:, : FAR if blind else N].tolist())]
+
+
+def policy_of(scores, keep=first_of_each_head):
+    """A policy of these scores."""
+
+    class OfScores(type(find_policy("knorm"))):
+        def scores(self, seen: Seen):
+            return scores
+
+        def keeping(self, seen: Seen):
+            return keep
+
+    return OfScores()
+
+
+@pytest.mark.parametrize("scores", [np.arange(18.0), np.zeros((1, 4, N)), np.zeros((4, 1, 18)), [1, 2], None])
+def test_a_policy_whose_scores_have_another_shape_is_refused(monkeypatch, scores):
+    monkeypatch.setitem(POLICIES, "mine", policy_of(scores))
+    with refused(r"mine: scores\(\) gives \(.*\), not \(1, 4, 18\), a score for every choice, head of keys"):
+        judge_of(policies=("mine",)).judge(block())
+
+
+def test_a_policy_whose_scores_are_no_numbers_is_refused(monkeypatch):
+    scores = np.zeros((1, 4, FAR))
+    scores[0, 2, 5] = np.nan
+    monkeypatch.setitem(POLICIES, "mine", policy_of(scores))
+    with refused(r"mine: scores\(\) gives NaN, which has no rank, for 1 of 72 keys"):
+        judge_of(policies=("mine",)).judge(block())
+
+
+@pytest.mark.parametrize("kind", [np.uint8, bool, torch.tensor, list])
+def test_scores_of_any_kind_of_number_are_ranked_alike(monkeypatch, kind):
+    numbers = np.roll(np.arange(FAR), 9)
+    if kind is bool:
+        numbers = numbers >= 9
+    scores = np.broadcast_to(numbers, (1, 4, FAR)).copy()
+    given = scores.astype(kind) if kind in (np.uint8, bool) else kind(scores.tolist())
+    monkeypatch.setitem(POLICIES, "mine", policy_of(given))
+    monkeypatch.setitem(POLICIES, "plain", policy_of(scores.astype(float)))
+    mine, plain = choices_of(judge_of(policies=("mine", "plain")), block()).values()
+    for one, other in zip(mine.kept, plain.kept, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_policy_that_keeps_keys_of_another_shape_is_refused(monkeypatch):
+    def columns(scores, count):
+        return np.argsort(-scores)[..., :count]
+
+    monkeypatch.setitem(POLICIES, "mine", policy_of(np.zeros((1, 4, FAR)), columns))
+    with refused(r"mine: keeping\(\) gives \(4, 2\), not which of \(4, 16\) keys are kept"):
+        judge_of(policies=("mine",)).judge(block())
 
 
 def test_blind_policies_have_near_tokens_read_again_and_aware_ones_both():

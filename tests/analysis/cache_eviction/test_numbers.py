@@ -1,5 +1,7 @@
 """Numbers of a comparison of eviction policies, from made-up losses, against plain arithmetic."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -152,6 +154,28 @@ def test_losses_by_distance_from_the_choice():
         over = over_full(record, row.policy, row.near, row.budget)
         assert row.value == pytest.approx(over[inside].mean())
     assert {(row.from_tokens, row.to_tokens) for row in frame.itertuples()} == {(1, 5), (5, 9)}
+
+
+def test_differences_are_of_the_budgets_at_which_the_named_one_was_judged():
+    record = made_up()
+    few = replace(
+        record, losses=record.losses[(record.losses[["policy", "budget"]] != ["h2o", 0.5]).any(axis=1)]
+    )
+    frame = few.differences("h2o")
+    assert set(frame["budget"]) == {0.25}
+    row = frame[frame["policy"] == "snapkv"].iloc[0]
+    change = over_full(record, "snapkv", "kept", 0.25) - over_full(record, "h2o", "kept", 0.25)
+    assert row["value"] == pytest.approx(change.mean())
+
+
+def test_what_was_not_judged_is_refused():
+    record = made_up()
+    with refused("near tokens were not treated as 'keep'; choose from kept, reread"):
+        record.differences("snapkv", near="keep")
+    with refused("'knorm' was not judged with near tokens 'kept'; choose from snapkv, h2o, random"):
+        record.differences("knorm")
+    with refused("nothing was judged at a budget of 0.3; choose from 0.25, 0.5"):
+        record.table(0.3)
 
 
 def test_the_placebo_has_its_own_rows_and_no_gain_to_share():

@@ -196,6 +196,8 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
         ({"budgets": ("3%",)}, "budgets takes a finite number"),
         ({"budgets": (0.05, 0.5)}, "a budget of 5 % of 18 far keys is 1, and there are 2 sinks"),
         ({"budgets": (0.2, 0.21)}, "keeps 4 of 18 far keys, as the one before does"),
+        ({"budgets": None}, "budgets takes a finite number, not None"),
+        ({"placebo": "no"}, "placebo takes True or False, not 'no'"),
         ({"sinks": 18}, "18 sinks leave none of the 18 far tokens"),
         ({"sinks": -1}, "sinks takes whole numbers from 0"),
         (
@@ -219,6 +221,20 @@ def test_what_makes_no_sense_is_refused_before_a_model_is_opened(monkeypatch, ch
     monkeypatch.setattr(run, "open_model", lambda *_, **__: pytest.fail("a model was opened"))
     with refused(message):
         small(**changes)
+
+
+@pytest.mark.parametrize("name", ["random", "all", "sinks", "leave-one-out-kl", "mine:2", "a,b"])
+def test_a_policy_whose_name_stands_for_something_else_is_refused(monkeypatch, name):
+    monkeypatch.setitem(POLICIES, name, POLICIES["knorm"])
+    with refused(f"a policy is registered as '{name}', which .*; register it by another name"):
+        small(policies=("snapkv", name))
+
+
+def test_texts_of_one_group_are_enough_without_a_placebo():
+    texts = {"one": [text for of_group in TEXTS.values() for text in of_group]}
+    assert small(texts=texts, blocks=1).counts["groups"] == 1
+    with refused("the placebo needs a second text"):
+        small(texts=texts, blocks=1, placebo=True)
 
 
 def test_a_model_that_cannot_share_far_keys_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
@@ -262,6 +278,13 @@ def test_the_command_measures_writes_and_prints_and_prints_again(folder, tmp_pat
     _, again = call_main("eviction", "--out", out)
     assert again.partition("\nwrote")[0] == printed.partition("\nwrote")[0]
     assert (out / "numbers.csv").read_bytes() == before
+
+
+def test_the_command_says_that_a_model_is_missing(call_main, tmp_path):
+    with refused("there is no MODEL; name it before --text, or leave --text out to print what is in"):
+        call_main("eviction", "--out", tmp_path, "--text", "a.txt", "the-model")
+    with refused("there is no MODEL; name it before --corpus, or leave --corpus out to print what is in"):
+        call_main("eviction", "--out", tmp_path, "--corpus", "corpus")
 
 
 @pytest.mark.parametrize(
