@@ -20,7 +20,8 @@ import logging
 import pickletools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,8 @@ def step_of(folder: Path) -> int:
 def resolve_checkpoint(path: str | Path) -> Path:
     """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
     path = user_path(path)
-    if (path / WEIGHTS).is_file() or (path / index_of(WEIGHTS)).is_file():
+    # A checkpoint that lacks its weights has its checksums; those who read it name what is missing.
+    if any((path / name).is_file() for name in (WEIGHTS, index_of(WEIGHTS), CHECKSUMS)):
         return path
     if not (existing := checkpoints(path)):
         raise UserError(
@@ -146,10 +148,8 @@ def verify_checkpoint(folder: Path, names: Sequence[str]) -> None:
     running = {file: in_background(partial(sha256_file, folder / file)) for file in files if file in noted}
     for file, digest in running.items():
         path = folder / file
-        try:
+        with _unreadable_named(path):
             _refuse_other(path, digest.result(), noted[file])
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}); {remedy_for(folder)}") from error
     if noted and (unknown := [file for file in files if file not in noted]):
         log.warning(
             "%s: %s cannot be verified: the version that saved it noted no checksum",
@@ -164,6 +164,15 @@ def verified(path: Path) -> Path:
     if noted is not None and path.is_file():
         _refuse_other(path, sha256_file(path), noted)
     return path
+
+
+@contextmanager
+def _unreadable_named(path: Path) -> Iterator[None]:
+    """Say of a file of a checkpoint that it cannot be read, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {remedy_for(path.parent)}") from error
 
 
 def _refuse_other(path: Path, sha256: str, noted: str) -> None:
@@ -310,6 +319,7 @@ def weights_sha256(checkpoint: str | Path, *, is_verified: bool = False) -> str:
         return tensors_sha256(_load(folder, WEIGHTS))
     if is_verified and WEIGHTS in noted:
         return noted[WEIGHTS]
-    sha256 = sha256_file(folder / WEIGHTS)
+    with _unreadable_named(folder / WEIGHTS):
+        sha256 = sha256_file(folder / WEIGHTS)
     _refuse_other(folder / WEIGHTS, sha256, noted.get(WEIGHTS, sha256))
     return sha256

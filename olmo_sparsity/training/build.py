@@ -243,7 +243,7 @@ def build_profiler(config: Config, engine: Engine, plan: Plan) -> StepProfiler:
         steps = profiled_steps(plan.trained_steps(), config.profile)
         if len(steps) < 2:
             log.warning(
-                "profile: a single step is left, in which the profiler would start; nothing is profiled"
+                "profile: fewer than two steps are left, and the profiler starts in the first; nothing is profiled"
             )
     return StepProfiler(Path(config.save_folder), steps, engine.device)
 

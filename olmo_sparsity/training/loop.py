@@ -57,7 +57,7 @@ from olmo_sparsity.training.resume import (
     starting_checkpoint,
 )
 from olmo_sparsity.training.saving import CheckpointSaver
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import NotFinite
 from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)
@@ -257,14 +257,14 @@ def loss_and_count(engine: Engine, batch: Batch) -> Tensor:
 
 
 def finite(values: dict[str, float], step: int, skipped: str | None) -> dict[str, float]:
-    """The values. Raises `UserError` where a loss or a gradient's norm is not finite.
+    """The values. Raises `NotFinite` where a loss or a gradient's norm is not finite.
 
     ``skipped``: `data.skip_steps` of the run, which the option in the message has to repeat.
     """
     previous_ranges = f"{skipped}," if skipped else ""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise UserError(
+            raise NotFinite(
                 f"{name} is {value} at step {step}; earlier checkpoints are whole: go on with --resume and a lower "
                 "--optimizer.learning_rate or --max_grad_norm, --precision=fp32, or without this batch, "
                 f"--data.skip_steps={previous_ranges}{step}:{step + 1}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from olmo_sparsity.util.errors import first_line
 from olmo_sparsity.util.files import atomic_path
 
 log = logging.getLogger(__name__)
@@ -105,12 +108,15 @@ class StepProfiler:
         text = table(time_by_kind(seen.events(), on_gpu=on_gpu), len(counted))
         order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         operations = seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=80)
-        with atomic_path(folder) as temporary:
-            temporary.mkdir()
-            (temporary / "table.txt").write_text(
-                f"{name}, rank 0\n\n{text}\n\n{operations}\n", encoding="utf8"
-            )
-            seen.export_chrome_trace(str(temporary / "trace.json.gz"))
+        try:
+            with atomic_path(folder) as temporary:
+                temporary.mkdir()
+                (temporary / "table.txt").write_text(
+                    f"{name}, rank 0\n\n{text}\n\n{operations}\n", encoding="utf8"
+                )
+                seen.export_chrome_trace(str(temporary / "trace.json.gz"))
+        except OSError as error:  # the run goes on: no loss depends on it
+            log.warning("profile: %s cannot be written (%s)", folder, first_line(error))
         log.info("where the time goes, %s:\n%s", folder, text)
 
 
@@ -137,10 +143,10 @@ def time_by_kind(events: Sequence[Any], *, on_gpu: bool) -> dict[str, float]:
     seconds = dict.fromkeys(ROWS, 0.0)
     counted: list[_Interval] = []
     for kind in order:
-        before = _covered(counted, steps)
+        before = covered(counted, steps)
         counted += intervals[kind]
-        seconds[kind] = _covered(counted, steps) - before
-    seconds[GAPS] = _covered(steps, steps) - _covered(counted, steps)
+        seconds[kind] = covered(counted, steps) - before
+    seconds[GAPS] = covered(steps, steps) - covered(counted, steps)
     return seconds
 
 
@@ -153,18 +159,30 @@ def _interval(event: Any) -> _Interval:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-def _covered(intervals: Sequence[_Interval], windows: Sequence[_Interval]) -> float:
+def covered(intervals: Sequence[_Interval], windows: Sequence[_Interval]) -> float:
     """Seconds within the windows, which do not overlap, that at least one of the intervals covers."""
     total = 0.0
-    in_order = sorted(intervals)
+    disjoint = _disjoint(intervals)
     for first, last in windows:
-        end = first
-        for start, stop in in_order:
-            start, stop = max(start, end), min(stop, last)
-            if stop > start:
-                total += stop - start
-                end = stop
+        index = bisect_right(
+            disjoint, first, key=itemgetter(1)
+        )  # the first that ends within the window, or later
+        while index < len(disjoint) and disjoint[index][0] < last:
+            start, stop = disjoint[index]
+            total += min(stop, last) - max(start, first)
+            index += 1
     return total
+
+
+def _disjoint(intervals: Sequence[_Interval]) -> list[_Interval]:
+    """What the intervals cover, in order, as ones that neither overlap nor touch."""
+    disjoint: list[_Interval] = []
+    for start, stop in sorted(intervals):
+        if disjoint and start <= disjoint[-1][1]:
+            disjoint[-1] = (disjoint[-1][0], max(stop, disjoint[-1][1]))
+        else:
+            disjoint.append((start, stop))
+    return disjoint
 
 
 def table(seconds: dict[str, float], num_steps: int) -> str:

@@ -17,7 +17,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.new_checkpoint import NewCheckpoint, Share, TensorFile
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.util.background import in_background
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.errors import NotFinite, first_line
 from olmo_sparsity.util.files import remove
 
 log = logging.getLogger(__name__)
@@ -116,11 +116,12 @@ class CheckpointSaver:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish the checkpoint that is being written, also before an error ends the run.
 
-        But not before one that may be of this rank alone: the others would be waited for in vain.
+        But not before one that may be of this rank alone, such as that of a sample which only it reads: what ranks
+        exchange to finish would meet what the others exchange in their next step.
         """
         if kind is None:
             self.finish()
-        elif issubclass(kind, UserError) or (issubclass(kind, Exception) and self.engine.world_size == 1):
+        elif issubclass(kind, NotFinite) or (issubclass(kind, Exception) and self.engine.world_size == 1):
             try:
                 self.finish()
             except Exception as error:  # the one that ends the run is shown

@@ -56,6 +56,10 @@ class OtherRankFailed(UserError):
         self.exit_code = exit_code
 
 
+class NotFinite(UserError):
+    """A loss or a gradient is not finite: in all ranks at once, for they have the same sums."""
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this error: one of the three above."""
     if isinstance(error, OtherRankFailed):

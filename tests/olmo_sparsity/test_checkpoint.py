@@ -1,6 +1,7 @@
 """Checkpoints whose files were changed, and what loading one says."""
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -171,9 +172,20 @@ DAMAGED_SHARDS = {
 
 @pytest.mark.parametrize("damage", DAMAGED_SHARDS)
 def test_damaged_shards_are_named(trained, tmp_path, damage):
-    """In a run: its folder names the last checkpoint."""
+    """Of the last checkpoint of a run, and of a checkpoint that is given itself."""
     change, said = DAMAGED_SHARDS[damage]
-    change(tiny.in_shards(trained, tmp_path, 2))
+    folder = tiny.in_shards(trained, tmp_path, 2)
+    change(folder)
     for read in (load_model, weights_sha256):
-        with refused(f"step00000002/.*{said}.*; copy it again; there is no earlier checkpoint"):
-            read(tmp_path)
+        for given in (tmp_path, folder):
+            with refused(f"step00000002/.*{said}.*; copy it again; there is no earlier checkpoint"):
+                read(given)
+
+
+def test_a_checkpoint_without_its_weights_is_still_one(trained, tmp_path):
+    folder = tmp_path / trained.name
+    shutil.copytree(trained, folder)
+    (folder / "model.safetensors").unlink()
+    for read in (load_model, weights_sha256):
+        with refused("step00000002/model.safetensors cannot be read .*; copy it again"):
+            read(folder)

@@ -15,7 +15,15 @@ from torch.autograd import DeviceType
 from olmo_sparsity.training import loop
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.profile import DATA, ROWS, STEP, StepProfiler, profiled_steps, time_by_kind
+from olmo_sparsity.training.profile import (
+    DATA,
+    ROWS,
+    STEP,
+    StepProfiler,
+    covered,
+    profiled_steps,
+    time_by_kind,
+)
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -70,6 +78,22 @@ def test_each_moment_counts_once(on_gpu):
     assert list(seconds) == list(ROWS)
     np.testing.assert_allclose(list(seconds.values()), expected, atol=1e-12)
     assert sum(seconds.values()) == pytest.approx(700e-6)
+
+
+def test_events_of_other_steps_are_not_gone_through_for_each_step():
+    """A hundred steps of a large model have a million kernels, and all ranks wait for the table."""
+    visits = 0
+
+    class Interval(tuple):
+        def __iter__(self):
+            nonlocal visits
+            visits += 1
+            return super().__iter__()
+
+    intervals = [Interval((number, number + 1)) for number in range(0, 5000, 2)]
+    windows = [(start, start + 40) for start in range(0, 5000, 50)]
+    assert covered(intervals, windows) == 20 * len(windows)
+    assert visits <= 2 * len(intervals)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +158,20 @@ def test_a_single_step_is_not_profiled(tmp_path, caplog):
     train(config)
     assert "nothing is profiled" in caplog.text
     assert not (Path(config.save_folder) / "profile").exists()
+
+
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    config = tiny.train_config(tmp_path, "--profile=2")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").write_text("a file in the place of the folder")
+    assert train(config).name == "step00000008"
+    assert "steps-7-8 cannot be written" in caplog.text
+
+
+def test_a_run_without_a_step_left_profiles_nothing(tmp_path, caplog):
+    train(tiny.train_config(tmp_path, "--stop_at=4"))
+    train(tiny.train_config(tmp_path, "--stop_at=4", "--profile=2"), resume=True)
+    assert "fewer than two steps are left" in caplog.text
 
 
 def test_other_ranks_watch_nothing(tmp_path):

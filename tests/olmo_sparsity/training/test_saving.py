@@ -6,17 +6,20 @@ import signal
 import threading
 import time
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from olmo_sparsity.checkpoint import checkpoints, load_state
+from olmo_sparsity.checkpoint import TrainState, checkpoints, load_state
 from olmo_sparsity.new_checkpoint import NewCheckpoint
 from olmo_sparsity.training import loop
 from olmo_sparsity.training.engine import share_of
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.util.errors import BAD_INPUT_EXIT_CODE
+from olmo_sparsity.training.saving import CheckpointSaver, PendingSave
+from olmo_sparsity.util.background import in_background
+from olmo_sparsity.util.errors import BAD_INPUT_EXIT_CODE, NotFinite, UserError
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.forked import Forked
@@ -190,6 +193,28 @@ def test_an_error_of_the_loop_is_the_one_that_is_shown_where_the_save_fails_too(
         train(tiny.train_config(tmp_path, "--save_interval=4"))
     assert "Input/output error" in caplog.text
     assert steps_in(tmp_path / "run") == [] and not leftovers(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"), [(NotFinite("in all ranks"), True), (UserError("of a sample of this rank"), False)]
+)
+def test_only_an_error_of_all_ranks_waits_for_them(tmp_path, error, waits):
+    """Where one rank waited for the others, the exchange would meet that of their next step."""
+    waited = []
+    engine = SimpleNamespace(
+        world_size=2,
+        is_rank_zero=True,
+        results_of_all_ranks=lambda running: waited.append(running) or [],
+        on_rank_zero=lambda action: None,
+    )
+    config = tiny.train_config(tmp_path)
+    saver = CheckpointSaver(engine, tmp_path, config, None, None, 1, keep_last=-1, keep_every=None)
+    checkpoint = NewCheckpoint.begin(saver.folder_of(4))
+    saver.pending = PendingSave(checkpoint, TrainState(4, 4), in_background(list))
+    with pytest.raises(type(error)), saver:
+        raise error
+    assert bool(waited) == waits and saver.pending is None
+    assert checkpoint.temporary.exists() == waits  # the engine above puts nothing in its place
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
