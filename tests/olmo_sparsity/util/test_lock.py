@@ -13,6 +13,7 @@ import pytest
 
 from olmo_sparsity.util.files import LOCK_NAME, folder_lock
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -50,7 +51,7 @@ def assert_held(folder, part=None):
         pass
 
 
-@pytest.mark.parametrize("child", ["", "with a child"])
+@pytest.mark.parametrize("child", slow_but(["", "with a child"], ""))
 def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, child):
     first = hold(tmp_path, child=child)
     for part in (None, "1-of-2"):
