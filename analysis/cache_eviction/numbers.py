@@ -207,9 +207,9 @@ def differences(
 ) -> pd.DataFrame:
     """Mean loss with every policy less that with one of them, paired by target: `KEYS`, value, low, high, p, p_holm.
 
-    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies and references that are compared at one
-    budget. Both are NaN where there is no interval. Budgets at which that one was not judged are left out. Raises
-    `UserError` where it was not judged with the near tokens treated so.
+    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies and controls, at all budgets; references are
+    outside, and have none. Both are NaN where there is no interval. Budgets at which that one was not judged are left
+    out. Raises `UserError` where it was not judged with the near tokens treated so.
     """
     if near not in record.nears:
         raise UserError(f"near tokens were not treated as {near!r}; choose from {', '.join(record.nears)}")
@@ -222,20 +222,19 @@ def differences(
             raise UserError(
                 f"{reference!r} was not judged with near tokens {near!r}; choose from {', '.join(policies) or 'none'}"
             )
-        for budget in record.settings.budgets:
-            if (reference, near, budget) not in columns:
+        of_context = []
+        tested = []
+        for column in columns:
+            policy, _, budget = column
+            of_reference = (reference, near, budget)
+            if policy == reference or of_reference not in columns:
                 continue
-            of_budget = []
-            for column in columns:
-                if column[0] == reference or column[2] != budget:
-                    continue
-                change = measured.over_full(column) - measured.over_full((reference, near, budget))
-                draws = measured.draws(change)
-                p = measured.bootstrap.p_value(draws)
-                of_budget.append({**measured.keys(column), **measured.interval(draws), "p": p})
-            adjusted = holm(np.array([row["p"] for row in of_budget]))
-            for row, p_holm in zip(of_budget, adjusted, strict=True):
-                rows.append({**row, "p_holm": p_holm})
+            draws = measured.draws(measured.over_full(column) - measured.over_full(of_reference))
+            p = measured.bootstrap.p_value(draws)
+            of_context.append({**measured.keys(column), **measured.interval(draws), "p": p})
+            tested.append(np.nan if policy in record.settings.references else p)
+        for row, p_holm in zip(of_context, holm(np.array(tested)), strict=True):
+            rows.append({**row, "p_holm": p_holm})
     frame = interval_frame(rows, KEYS)
     for name in ("p", "p_holm"):
         frame[name] = [row[name] for row in rows]
