@@ -1,4 +1,4 @@
-"""What arguments of `measure` and of `influence_map` must be, whoever calls them."""
+"""What arguments of `measure`, `eviction` and `influence_map` must be, whoever calls them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from analysis.settings import ContextSettings
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import user_path
 
@@ -59,3 +60,13 @@ def folder(name: str, value: Any) -> Path:
         if parent.exists() and not parent.is_dir():
             raise UserError(f"{name}={str(value)!r}: {parent} is a file; give another folder")
     return path
+
+
+def context_settings(*, n_long: Any, n_short: Any, targets_per_block: Any, seed: Any) -> ContextSettings:
+    """The lengths, B and the seed. Raises `UserError`, which names the argument, where one is no such number."""
+    return ContextSettings(
+        n_long=whole_number("n_long", n_long),
+        n_short=whole_number("n_short", n_short),
+        seed=whole_number("seed", seed, least=0),
+        targets_per_block=whole_number("targets_per_block", targets_per_block),
+    )

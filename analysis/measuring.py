@@ -121,11 +121,8 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
     measurement.
     """
-    contexts = ContextSettings(
-        n_long=arguments.whole_number("n_long", n_long),
-        n_short=arguments.whole_number("n_short", n_short),
-        seed=arguments.whole_number("seed", seed, least=0),
-        targets_per_block=arguments.whole_number("targets_per_block", targets_per_block),
+    contexts = arguments.context_settings(
+        n_long=n_long, n_short=n_short, targets_per_block=targets_per_block, seed=seed
     )
     choices = ChoiceSettings(
         tau_nats=arguments.finite_number("tau_nats", tau_nats),

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.registry import Registry
 
 
 def at_least_0(default: int) -> Any:
@@ -62,6 +63,15 @@ def made(item: Any, text: str, parts: Sequence[str]) -> Any:
             raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
         values[parameter] = value
     return item(**values) if isinstance(item, type) else item
+
+
+def find(registry: Registry[Any], text: str) -> Any:
+    """What is registered by NAME or NAME:PARAMETER=NUMBER:…, made with these parameters.
+
+    Raises `UserError` that lists the choices.
+    """
+    name, *parts = text.split(":")
+    return made(registry[name], text, parts)
 
 
 def _number(text: str, default: Any, least: int) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.parameters import made
+from analysis.parameters import find
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.registry import Registry
 
@@ -128,8 +128,7 @@ def find_reference(text: str) -> Reference:
 
     Raises `UserError` that lists the choices.
     """
-    name, *parts = text.split(":")
-    reference: Reference = made(REFERENCES[name], text, parts)
+    reference: Reference = find(REFERENCES, text)
     return reference
 
 

@@ -89,11 +89,8 @@ def eviction(
     Raises `UserError` before anything is measured, where model, texts and settings do not go together, or ``out`` has
     another measurement.
     """
-    contexts = ContextSettings(
-        n_long=arguments.whole_number("n_long", n_long),
-        n_short=arguments.whole_number("n_short", n_short),
-        seed=arguments.whole_number("seed", seed, least=0),
-        targets_per_block=arguments.whole_number("targets_per_block", targets_per_block),
+    contexts = arguments.context_settings(
+        n_long=n_long, n_short=n_short, targets_per_block=targets_per_block, seed=seed
     )
     blocks = arguments.whole_number("blocks", blocks)
     contest = checked_contest(contexts, budgets, policies, sinks, references)

@@ -132,9 +132,8 @@ class KVPress(Policy):
         if hasattr(press, "post_init_from_model"):
             try:
                 press.post_init_from_model(model)
-            except (
-                Exception
-            ) as error:  # each press raises its own, such as those that download statistics of a model
+            # each press raises its own errors, such as those that download statistics of a model
+            except Exception as error:
                 raise UserError(
                     f"{type(press).__name__} is not to be had for this model ({first_line(error)}); give another press"
                 ) from error

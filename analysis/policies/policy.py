@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.parameters import made
+from analysis.parameters import find
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.registry import Registry
 
@@ -57,8 +57,7 @@ def find_policy(text: str) -> Policy:
 
     Raises `UserError` that lists the choices.
     """
-    name, *parts = text.split(":")
-    policy: Policy = made(POLICIES[name], text, parts)
+    policy: Policy = find(POLICIES, text)
     return policy
 
 

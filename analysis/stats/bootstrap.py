@@ -120,26 +120,16 @@ class ClusterBootstrap:
             if runs.max() + 1 < LEAST_RUNS:
                 runs = None
         self.is_jackknife = runs is not None or bool(repeated) or self.units <= MOST_UNITS_OF_T
-        self._parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        self._parts: list[tuple[np.ndarray, list[np.ndarray]]]
         """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
         if self.is_jackknife:
-            clusters = [unit]
-            if runs is not None:
-                clusters.append(runs)
-            for cluster in clusters:
-                units = int(cluster.max()) + 1
-                # as if there were as many where one is left out: a count stays comparable
-                without_each = (1 - np.eye(units)) * (units / max(1, units - 1))
-                self._parts.append((cluster, [without_each]))
-            # without a seed all targets stay: `over_seeds` leaves it out
-            for number in repeated:
-                self._parts.append((np.zeros_like(unit), [np.ones((number, 1))]))
+            self._parts = _parts_of_jackknife(unit, runs, repeated)
         else:
             document = _numbered(documents)
             _, first_target = np.unique(document, return_index=True)
             group_of_document = unit[first_target]
             drawn = _resample(group_of_document, resamples, np.random.default_rng(seed))
-            self._parts.append((document, list(drawn)))
+            self._parts = [(document, list(drawn))]
         sizes = [sum(map(len, counts)) for _, counts in self._parts]
         self._ends = np.cumsum([1, *sizes]).tolist()
         """Of the sample and each part in draws, rows."""
@@ -417,6 +407,25 @@ def _numbered(names: np.ndarray) -> np.ndarray:
     """The number of each name among them in ascending order, (n,)."""
     _, index = np.unique(names, return_inverse=True)
     return index
+
+
+def _parts_of_jackknife(
+    unit: np.ndarray, runs: np.ndarray | None, seeds: Sequence[int]
+) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """The parts of a `ClusterBootstrap` that leaves out one unit, one run, and one seed of every model at a time."""
+    parts = []
+    clusters = [unit]
+    if runs is not None:
+        clusters.append(runs)
+    for cluster in clusters:
+        units = int(cluster.max()) + 1
+        # as if there were as many where one is left out: a count stays comparable
+        without_each = (1 - np.eye(units)) * (units / max(1, units - 1))
+        parts.append((cluster, [without_each]))
+    # without a seed all targets stay: `over_seeds` leaves it out
+    for number in seeds:
+        parts.append((np.zeros_like(unit), [np.ones((number, 1))]))
+    return parts
 
 
 def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
