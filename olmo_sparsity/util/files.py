@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOCK_NAME = ".lock"
+SECONDS_FOR_PARTS = 5.0
+"""How long a part waits for others that start beside it."""
 EXACT_MATCH_NAME = "exact_match.json"
 EXACT_MATCH = {"kind": "olmo-sparsity exact match", "version": 2}
 """The first fields of such a file; `olmo_sparsity.evaluate.exact_match_record` writes it."""
@@ -195,7 +197,7 @@ def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None
                     held.enter_context(_hold(path))
             else:
                 held.enter_context(_hold(folder / f"{LOCK_NAME}-{part}"))
-                with _hold(folder_lock_path, seconds=5):  # all parts that start now hold it for a moment
+                with _hold(folder_lock_path, SECONDS_FOR_PARTS):  # all parts that start now hold it for a moment
                     pass
             yield
     finally:

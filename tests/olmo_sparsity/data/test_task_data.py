@@ -32,6 +32,7 @@ def test_a_step_is_the_same_on_any_number_of_processes_workers_and_restarts(tmp_
     config.data.num_workers, config.data.prefetch_factor = 1, 2
     with_workers = open_training_data(config).batches(1)
     assert torch.equal(next(with_workers).input_ids, alone[1].input_ids)
+    with_workers.close()  # else Python ends the worker in a later test, which waits ten seconds for it
     assert not torch.equal(alone[0].input_ids, alone[1].input_ids)
     with refused("cannot be shared by 3 processes"):
         open_training_data(config, rank=0, world_size=3)

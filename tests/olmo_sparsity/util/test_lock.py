@@ -13,7 +13,6 @@ import pytest
 
 from olmo_sparsity.util.files import LOCK_NAME, folder_lock
 from tests.support.refusals import refused
-from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -51,8 +50,9 @@ def assert_held(folder, part=None):
         pass
 
 
-@pytest.mark.parametrize("child", slow_but(["", "with a child"], ""))
-def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, child):
+@pytest.mark.parametrize("child", ["", "with a child"])
+def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, child, monkeypatch):
+    monkeypatch.setattr("olmo_sparsity.util.files.SECONDS_FOR_PARTS", 0.3)
     first = hold(tmp_path, child=child)
     for part in (None, "1-of-2"):
         assert_held(tmp_path, part)
