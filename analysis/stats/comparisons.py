@@ -10,7 +10,8 @@ computed in every resample, and subtracted there.
     held_by_few                the share of the gain of all targets that those hold whose gain k tokens recover
     elsewhere                  what the same document gives elsewhere, net of another document's
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
-    kept_as_differences          kept in one way, less in another: words and tokens, with sinks and without
+    adjusted_differences       of selectors, in several results, with p adjusted for how many differences there are
+    kept_as_differences        kept in one way, less in another: words and tokens, with sinks and without
     by_tau                     any frame at several thresholds
     by_bins                    any frame in bins of the gain or of p_long
     with_equal_groups          shares and gains in which no group weighs more than another
@@ -32,7 +33,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.measurement import Measurement
-from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap
+from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap, holm
 from analysis.stats.numbers import (
     ENOUGH_NATS,
     NUMBERS,
@@ -197,6 +198,43 @@ def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFram
     for column in frame.columns.intersection([*INTERVAL, *OF_RUNS]):
         frame[column] /= frame["uniform"]
     return frame.drop(columns="uniform")
+
+
+def adjusted_differences(
+    results: Mapping[str, Measurement],
+    ks: Iterable[int],
+    selectors: Iterable[str] | None = None,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Net recovery of the default selector less that of others, paired, in several results that ask one question.
+
+    Args:
+        results: by name.
+        ks: those that were measured in all of them.
+        selectors: the others; all without.
+
+    Columns: result, level, unit, sinks, first, second, k, p (two-sided, `ClusterBootstrap.p_value`), p_holm (adjusted
+    for all rows of the frame), value, low, high (not adjusted).
+    """
+    rows: list[Row] = []
+    for name, result in results.items():
+        for measured in Measured.of_all_ways(result, None, resamples=resamples, seed=seed):
+            first = default_selector(measured.names)
+            of_first = measured.recoveries(first)[NET]
+            for second in measured.selectors:
+                if second == first or (selectors is not None and second not in selectors):
+                    continue
+                draws = of_first - measured.recoveries(second)[NET]
+                for k in ks:
+                    p = measured.bootstrap.p_value(draws[:, measured.ks.index(k)])
+                    keys = {"result": name, **measured.way, "first": first, "second": second, "k": k, "p": p}
+                    rows.append(keys | measured.at_k(draws, k))
+    names = ["result", *KEPT_AS_COLUMNS, "first", "second", "k", "p"]
+    frame = interval_frame(rows, names)
+    frame.insert(len(names), "p_holm", holm(frame["p"].to_numpy()))
+    return frame
 
 
 def kept_as_differences(

@@ -135,8 +135,9 @@ def print_cell(cell: str, result: Result) -> None:
     needed = comparisons.smallest_k(result)
     needed = needed[needed["far_context"] == "true"]
     print("\n" + show(needed, across="k", digits=0, title=f"{cell}, enough from k keys and values or fewer"))
-    if len(result.selectors) > 1:
-        print("\n" + show(against_others(result), digits=0, title=f"{cell}, net, less that of"))
+    if set(OTHERS) <= set(result.selectors):
+        frame = comparisons.adjusted_differences({cell: result}, COMPARED_AT, OTHERS).drop(columns="p_holm")
+        print("\n" + show(frame, digits=0, title="net, less that of"))
     bins = numbers.target_bins(result, selector=EXACT, far_context="net", k=4)
     print("\n" + show(bins, digits=0, title=f"{cell}, net, by gain and by p_long"))
     if result.targets["plain_word"].any():
@@ -150,13 +151,6 @@ def print_cell(cell: str, result: Result) -> None:
         print("\n" + show(numbers.specificity(result), across="k", digits=0, title=f"{cell}, specificity"))
     if cell.endswith("-ladder"):
         print("\n" + show(windows(result), across="k", digits=0, title=f"{cell}, two before less as many"))
-
-
-def against_others(result: Result) -> pd.DataFrame:
-    """Net recovery of the exact choice less that of the others, paired."""
-    frames = [numbers.differences(result, k=k, far_context="net") for k in COMPARED_AT if k in result.ks]
-    frame = pd.concat(frames, ignore_index=True)
-    return frame[frame["second"].isin(OTHERS)]
 
 
 def windows(result: Result) -> pd.DataFrame:
@@ -216,6 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = load_study(options.records)
     for cell, result in study.items():
         print_cell(cell, result)
+    of_n256 = {cell: result for cell, result in study.items() if cell.endswith("-n256")}
+    if of_n256:
+        frame = comparisons.adjusted_differences(of_n256, COMPARED_AT, OTHERS)
+        print("\n" + show(frame, digits=0, title="N 256, net, less that of: all tests of the protocol"))
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         save_figure(drawn, options.figures / "needed.png")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.stats import t as student
 from analysis.api import Result
 from analysis.stats import comparisons, numbers
 from analysis.stats.numbers import ENOUGH_NATS, SHARE_NEEDED
+from analysis.stats.tables import INTERVAL
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import made_result
 
@@ -37,13 +39,10 @@ def row_of(frame: pd.DataFrame, **where: Any) -> dict[str, Any]:
     return row
 
 
-def assert_jackknife(
-    row: dict[str, Any], statistic: Statistic, units: Sequence[Any], confidence: float = 0.95
-) -> None:
-    """That a row has a statistic of all targets, and Student's t of it without each unit in turn."""
+def jackknife(statistic: Statistic, units: Sequence[Any]) -> tuple[float, float, float]:
+    """A statistic of all targets, its standard error from it without each unit in turn, and degrees of freedom."""
     everything = range(len(units))
     value = statistic(everything)
-    assert row["value"] == pytest.approx(value)
     changes = [
         statistic([target for target in everything if units[target] != unit]) - value
         for unit in sorted(set(units))
@@ -51,11 +50,22 @@ def assert_jackknife(
     number = len(changes)
     squares = [change**2 for change in changes]
     if sum(squares) < 1e-20:
-        return
+        return value, 0.0, 1.0
     variance = (number - 1) / number * sum(squares)
     effective = sum(squares) ** 2 / sum(square**2 for square in squares)
     freedom = min(max(effective, min(2, (number - 1) / 3)), number - 1)
-    half = student.ppf((1 + confidence) / 2, freedom) * variance**0.5
+    return value, variance**0.5, freedom
+
+
+def assert_jackknife(
+    row: dict[str, Any], statistic: Statistic, units: Sequence[Any], confidence: float = 0.95
+) -> None:
+    """That a row has a statistic of all targets, and its interval of Student's t, by the jackknife."""
+    value, error, freedom = jackknife(statistic, units)
+    assert row["value"] == pytest.approx(value)
+    if error == 0:
+        return
+    half = student.ppf((1 + confidence) / 2, freedom) * error
     low, high = value - half, value + half
     if row.get("is_share"):
         low, high = max(0, low), min(1, high)
@@ -247,6 +257,34 @@ def test_kept_as_differences_are_paired(result: Result) -> None:
         assert_jackknife(row, lambda targets, parts=parts: parts[0](targets) - parts[1](targets), groups)
     with pytest.raises(UserError, match="'sinks': 0} was not measured; choose among .*'sinks': 4}"):
         comparisons.kept_as_differences(both, SINKS, TEXT | {"level": "cache"})
+
+
+def test_adjusted_differences_are_those_of_all_results_together(result: Result) -> None:
+    """p of Student's t, and Holm's: p times the number of tests that are left, in ascending order."""
+    other = replace(
+        result, targets=result.targets.assign(group=result.targets["group"].iloc[::-1].to_numpy())
+    )
+    results = {"one": result, "another": other}
+    frame = comparisons.adjusted_differences(results, ks=(1, 4), selectors=["greedy", "random"])
+    keys = list(frame[["result", "second", "k"]].itertuples(index=False, name=None))
+    assert keys == list(product(results, ["greedy", "random"], [1, 4]))
+    for row in frame.to_dict("records"):
+        of_row = results[row["result"]]
+        first, second = row["first"], row["second"]
+        differences = numbers.differences(of_row, k=row["k"], far_context="net")
+        interval = row_of(differences, first=first, second=second)
+        assert [row[name] for name in INTERVAL] == [interval[name] for name in INTERVAL]
+
+        def difference(targets: np.ndarray, of_row=of_row, first=first, second=second, k=row["k"]) -> float:
+            return plain_net(of_row, first, k)(targets) - plain_net(of_row, second, k)(targets)
+
+        value, error, freedom = jackknife(difference, of_row.targets["group"].tolist())
+        assert row["p"] == pytest.approx(2 * student.sf(abs(value) / error, freedom), abs=1e-8)
+    ascending = frame.sort_values("p", kind="stable")
+    adjusted = 0.0
+    for tests_left, row in zip(range(len(ascending), 0, -1), ascending.to_dict("records"), strict=True):
+        adjusted = max(adjusted, min(1.0, tests_left * row["p"]))
+        assert row["p_holm"] == pytest.approx(adjusted)
 
 
 def test_by_tau_is_what_a_higher_tau_would_have_measured(result: Result) -> None:
