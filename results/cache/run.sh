@@ -23,33 +23,39 @@ cell() {
   [[ $text == books ]] && long=books-long
   local path=$smollm2
   [[ $model == gemma ]] && path=$gemma
-  declare -A n256=([books]=832 [code]=512 [releases]=448) n1024=([books]=208 [code]=256 [releases]=224)
-  declare -A n4096=([books]=64 [code]=48 [releases]=48)
+  declare -A blocks=(
+    [smollm2-books-n256]=26 [smollm2-code-n256]=16 [smollm2-releases-n256]=14
+    [gemma-books-n256]=10 [gemma-code-n256]=8 [gemma-releases-n256]=8
+    [smollm2-books-n1024]=10 [smollm2-code-n1024]=16 [smollm2-releases-n1024]=9
+    [smollm2-books-n4096]=1 [smollm2-code-n4096]=1 [smollm2-releases-n4096]=1
+  )
+  local of_ladder=6
+  [[ $model == gemma ]] && of_ladder=4
+  local count=${blocks[$1]:-$of_ladder}
   local few=(--k 1,2,4,8,16,32,64,128 --selectors "$exact,attention,snapkv" --keep-as cache:4)
   local many=(--k 1,2,4,8,16,32,64,128,256 --selectors "$exact,attention,snapkv" --keep-as cache:4)
   [[ $kind == n4096 ]] && many[3]+=",$exact@attention:256"
-  local short=(--n-long 256 --targets-per-block 32 --targets "${n256[$text]}")
-  local another=(--n-long 256 --targets-per-block 32 --targets 256 --seed 1)
+  local short=(--n-long 256 --targets-per-block 32 --targets $((32 * count)))
+  local far=(--targets-per-block 16 --targets $((16 * count)))
   case $kind in
     n256) run "$1" "$path" "$text" "${short[@]}" "${few[@]}" --effects ;;
-    ladder) run "$1" "$path" "$text" "${another[@]}" --k 1,4,16 --selectors "$exact" --keep-as "$ladder" \
+    ladder) run "$1" "$path" "$text" "${short[@]}" --seed 1 --k 1,4,16 --selectors "$exact" --keep-as "$ladder" \
       --placebos placebo,other-target ;;
-    nulls) run "$1" "$path" "$text" "${another[@]}" --k 1,4,16 --selectors "$exact,random" --keep-as cache:4,text:4/before:2 \
-      --placebos placebo,same-group,shuffled,other-target ;;
-    n1024) run "$1" "$path" "$long" --n-long 1024 --targets-per-block 16 --targets "${n1024[$text]}" "${many[@]}" --effects ;;
-    n4096) run "$1" "$path" "$long" --n-long 4096 --targets-per-block 16 --targets "${n4096[$text]}" "${many[@]}" --effects ;;
+    nulls) run "$1" "$path" "$text" "${short[@]}" --seed 1 --k 1,4,16 --selectors "$exact,random" \
+      --keep-as cache:4,text:4/before:2 --placebos placebo,same-group,shuffled,other-target ;;
+    n1024) run "$1" "$path" "$long" --n-long 1024 "${far[@]}" "${many[@]}" --effects ;;
+    n4096) run "$1" "$path" "$long" --n-long 4096 "${far[@]}" "${many[@]}" --effects ;;
     *) echo "no cell $1" >&2; return 1 ;;
   esac
 }
 
 cells=("$@")
 if [[ $# -eq 0 ]]; then
-  for kind in n256 ladder nulls n1024; do
+  for kind in n256 ladder nulls n1024 n4096; do
     for text in code releases books; do cells+=("smollm2-$text-$kind"); done
   done
-  for kind in n256 ladder nulls; do
+  for kind in n256 ladder; do
     for text in code releases books; do cells+=("gemma-$text-$kind"); done
   done
-  cells+=(smollm2-books-n4096 smollm2-code-n4096 smollm2-releases-n4096 gemma-code-n1024 gemma-releases-n1024)
 fi
 for name in "${cells[@]}"; do cell "$name"; done
