@@ -1,6 +1,7 @@
 """The numbers and the figures of the study: what far context gives real models, and how much of it a few tokens hold.
 
-    python results/models/study.py                           prints the tables
+    python results/models/study.py                           prints the tables of all cells
+    python results/models/study.py --cells smollm2-releases-n256,gemma-books-n256   prints those of some
     python results/models/study.py --figures results/models  draws a figure of the main cells, too
     python results/models/study.py brackets MODEL            recovery of SmolLM2's targets that are brackets
     python results/models/study.py collect runs/models       adds the batches that are measured to this folder
@@ -173,6 +174,17 @@ def cells(records: Path) -> dict[str, Result]:
     return study
 
 
+def chosen_cells(study: Mapping[str, Result], names: Sequence[str]) -> dict[str, Result]:
+    """Those cells of a study that have these names, and what was made of them ("NAME, by half")."""
+    by_name: dict[str, dict[str, Result]] = {}
+    for cell, result in study.items():
+        by_name.setdefault(cell.partition(", ")[0], {})[cell] = result
+    for name in names:
+        if name not in by_name:
+            raise SystemExit(f"there is no cell {name}; choose among {', '.join(by_name)}")
+    return {cell: result for name in names for cell, result in by_name[name].items()}
+
+
 def brackets(model: str) -> None:
     """Print the recovery of targets of nothing but brackets; MODEL gives the text of a token."""
     from analysis.open_model import open_model
@@ -321,11 +333,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figures into (default: none are drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    parser.add_argument(
+        "--cells", metavar="NAMES", help="names of cells, by comma (default: all, and what is no cell)"
+    )
     given = parser.parse_args(arguments)
     if given.command:
         {"brackets": brackets, "collect": collect}[given.command](given.of)
         return
-    for cell, result in cells(given.records).items():
+    study = cells(given.records)
+    if given.cells:
+        study = chosen_cells(study, given.cells.split(","))
+    for cell, result in study.items():
         print_cell(cell, result)
         if cell.endswith(", over 1 nat"):
             print_sinks(cell, result)
@@ -335,6 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             figure = kept_as_figure(result)
             assert figure is not None, f"{cell} was kept in one way"
             save_figure(figure, given.figures, f"{cell}.png")
+    if given.cells:
+        return
     print_loss_by_position(given.records)
     measured = load_study(given.records)
     print_costs({**measured, "checkpoint": load(given.records / "checkpoint")})
