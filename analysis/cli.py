@@ -151,7 +151,7 @@ def run_measure() -> None:
     print(f"next: olmo-sparsity figure2 {arguments.out}")
 
 
-FIGURE2 = """Print and draw what was measured: loss and recovery against k, kinds, distances and more.
+FIGURE2 = """Draw what was measured: loss and recovery against k, kinds, distances and more; print the main numbers.
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
@@ -193,6 +193,8 @@ def figure2_parser() -> Parser:
     add("--width", type=float, default=6.75, metavar="INCHES", help=width)
     file_format = "file format of figures (default: png)"
     add("--format", default="png", choices=("png", "pdf", "svg"), help=file_format)
+    tables = "print every number in tables, too, as they are in numbers.csv"
+    add("--tables", action="store_true", help=tables)
     no_title = "omit the caption above the figures"
     add("--no-title", dest="heading", action="store_false", help=no_title)
     resamples = "resamples of the bootstrap for intervals, 1,000 at least (default: 2000)"
@@ -202,11 +204,11 @@ def figure2_parser() -> Parser:
 
 
 def run_figure2() -> None:
-    """Print all numbers of a result and draw its figures."""
+    """Draw the figures of a result and print its numbers."""
     arguments = figure2_parser().parse_args()
     from analysis.figures.breakdowns import all_figures
     from analysis.figures.style import check_width, save_figure
-    from analysis.stats.summary import every_number, summary
+    from analysis.stats.summary import every_number, findings, summary
 
     if arguments.resamples < 1000:
         raise UserError(
@@ -222,16 +224,18 @@ def run_figure2() -> None:
         length = LossByPosition.load(arguments.length)
         looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
-        print("\n".join(filter(None, [label, summary(result, arguments.k, **bootstrap), ""])))
+        text = summary(result, arguments.k, **bootstrap) if arguments.tables else findings(result)
+        print("\n".join(filter(None, [label, text, ""])))
     folder = arguments.out or arguments.results[0]
     written = [
         path
         for name, figure in all_figures(results, **looks, **bootstrap).items()
         for path in save_figure(figure, folder, f"{name}.{arguments.format}")
     ]
-    with atomic_path(folder / "numbers.csv") as temporary:
+    numbers = folder / "numbers.csv"
+    with atomic_path(numbers) as temporary:
         every_number(results, arguments.k, **bootstrap).to_csv(temporary, index=False)
-    print(f"wrote {', '.join(map(str, [*written, folder / 'numbers.csv']))}")
+    print(f"wrote {', '.join(map(str, written))}; every number: {numbers}, or --tables")
 
 
 def _joined_by_label(

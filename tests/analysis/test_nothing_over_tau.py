@@ -102,7 +102,9 @@ def test_the_figure_has_the_mean_losses_of_all_targets():
 
 def test_the_commands(tmp_path, folder, call_main, monkeypatch):
     code, printed = call_main("figure2", folder, "--out", tmp_path)
-    assert not code and "loss_short_nats" in printed
+    assert not code and printed.startswith(str(load(folder))) and "loss_short_nats" not in printed
+    code, printed = call_main("figure2", folder, "--tables", "--out", tmp_path)
+    assert not code and printed.startswith(load(folder).summary())
     assert {path.name for path in tmp_path.iterdir()} == {"figure2.png", "numbers.csv"}
     written = pd.read_csv(tmp_path / "numbers.csv")
     assert set(written["frame"]) == {"shares", "contexts"}
