@@ -35,7 +35,7 @@ from olmo_sparsity.tensor_files import load_tensors, tensors_sha256
 from olmo_sparsity.util.background import in_background
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import read_json, sha256_file, user_path
+from olmo_sparsity.util.files import read_json, sha256_file, shard_names, user_path
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -115,8 +115,7 @@ def tensor_files(folder: Path, name: str) -> list[str]:
     noted = noted_checksums(folder)
     if index_of(name) not in noted:
         return [name]
-    index = read_json(verified(folder / index_of(name)), remedy_for(folder))
-    shards = sorted(set(index["weight_map"].values()))
+    shards = shard_names(verified(folder / index_of(name)), remedy_for(folder))
     if lacking := [shard for shard in shards if shard not in noted]:
         raise UserError(
             f"{folder / CHECKSUMS} is damaged (it has no checksum of {lacking[0]}); {remedy_for(folder)}"

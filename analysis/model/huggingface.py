@@ -15,7 +15,7 @@ from analysis.model.loaded import DTYPES, LoadedModel
 from analysis.model.tokenizer import TOKENIZER, TextTokenizer, read_tokenizer
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import require_extra
-from olmo_sparsity.util.files import read_json, user_path
+from olmo_sparsity.util.files import read_json, shard_names, user_path
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _OF_TOKENIZERS = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -118,8 +118,8 @@ def _weights_of(folder: Path) -> list[Path]:
     """The files of the weights that transformers reads, in order of their names."""
     if (whole := folder / "model.safetensors").is_file():
         return [whole]
-    weight_map = read_json(folder / "model.safetensors.index.json", "save the model again")["weight_map"]
-    return [folder / name for name in sorted(set(weight_map.values()))]
+    names = shard_names(folder / "model.safetensors.index.json", "save the model again")
+    return [folder / name for name in names]
 
 
 def _sha256_of(files: Sequence[Path]) -> str:

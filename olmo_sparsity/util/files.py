@@ -116,6 +116,17 @@ def read_json(path: str | Path, remedy: str, *, expect: type | None = dict) -> A
     return value
 
 
+def shard_names(index: Path, remedy: str) -> list[str]:
+    """The files that an index of shards (``*.safetensors.index.json``) names, in order.
+
+    Raises `UserError`, which ends with ``remedy``, for an index that is missing or damaged.
+    """
+    weight_map = read_json(index, remedy).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{index} is damaged (its weight_map names no files); {remedy}")
+    return sorted(set(weight_map.values()))
+
+
 def last_line(path: str | Path) -> str:
     """The last line of a text file that is not blank, stripped; empty where there is none."""
     return Path(path).read_text(encoding="utf8", errors="replace").rstrip().rpartition("\n")[2].strip()

@@ -11,6 +11,7 @@ from olmo_sparsity.util.files import (
     atomic_path,
     read_exact_match,
     read_json,
+    shard_names,
     write_json,
 )
 from tests.support.refusals import refused
@@ -60,3 +61,13 @@ def test_what_is_no_record_of_exact_match_is_refused(content, tmp_path):
     path.write_text(content)
     with refused(re.escape(str(path))):
         read_exact_match(path)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": ["a.safetensors"]}, {"weight_map": {"weight": 1}}])
+def test_an_index_of_shards_without_files_is_damaged(tmp_path, index):
+    path = tmp_path / "model.safetensors.index.json"
+    write_json(path, index)
+    with refused(r"index.json is damaged \(its weight_map names no files\); save it again"):
+        shard_names(path, "save it again")
+    write_json(path, {"weight_map": {"b": "2.safetensors", "a": "1.safetensors", "c": "1.safetensors"}})
+    assert shard_names(path, "save it again") == ["1.safetensors", "2.safetensors"]
