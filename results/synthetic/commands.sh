@@ -57,3 +57,43 @@ python results/synthetic/errors_figure.py
 for folder in learn/{parity,copy,assignment,assignment-fp32,addition} parity-3000 parity-long {addition,assignment,copy}-4000; do
     python scripts/figure1.py results/synthetic/exact_match.parquet --only further/$folder --out runs/figure1
 done
+
+# --- addition.md: study.sh computes more than the records have; runs/window-5 is a trial of a254b64, the other had a window of 10 ---
+
+bash results/synthetic/study.sh addition 1,2,3
+bash results/synthetic/study.sh products 1
+python scripts/train.py configs/synthetic/addition-small.yaml --model.family=olmo --positions.skip_probability=0 \
+    --max_duration=2000 --model.rope_window=5 --save_folder=runs/window-5      
+python scripts/exact_match.py runs/window-5 --samples 100 --seed 0 --lengths 5,10,30,50,75,100
+python results/synthetic/far_tokens.py runs/far_tokens.json "runs/synthetic/addition/seed=1,model=family-gpt_neox"
+
+# --- ppc.md: needs 3 was ended after wrong ids; the runs on found ids have seed 1 in it, for copy seeds 2 and 3 by the loop ---
+
+bash results/synthetic/study.sh learn 1 scratchpad_parity copy
+bash results/synthetic/study.sh needs 1,2
+bash results/synthetic/study.sh needs 3
+for seed in 2 3; do
+    python results/synthetic/couple.py train configs/synthetic/copy-small.yaml --seed=$seed --save_folder=runs/found/$seed \
+        --task.parameters.marks=[1,3] --task.parameters.counted_from=[start] --task.parameters.first_ids=[1]
+    python results/synthetic/couple.py exact_match runs/found/$seed --samples 200 --seed 1
+done
+python scripts/sweep.py configs/synthetic/scratchpad_parity-small.yaml --out runs/ablation --evaluate "--samples 200" \
+    --grid positions.skip_probability=0,1 --grid positions.rotate=ids,none --grid seed=1
+
+# --- sparse_parity.md: sparse 1 was ended after K_train 8, sparse 4 in the stage 7-12; straight training had four layers ---
+
+for seed in 1 2 3 4; do bash results/synthetic/study.sh sparse $seed; done
+L="--samples 300 --seed 1 --lengths 20,50,100,150,250,500"
+python scripts/sweep.py configs/synthetic/sparse_parity-small.yaml --out runs/sparse --evaluate "$L" \
+    --grid task.parameters.k_train=2,4,6 --grid seed=1      # straight training: four layers then
+python scripts/sweep.py configs/synthetic/planted-small.yaml --out runs/planted --evaluate "$L" --grid seed=1
+python results/synthetic/recall.py --checkpoint "runs/sparse/task.parameters.k_train=4,seed=1" --length 50 --ks 1,2,4 \
+    --n-short 2 --samples 100 --selectors leave-one-out,leave-one-in,gradient,attention,random,nearest \
+    --out results/synthetic/recall
+
+# --- planted_text.md: they need the text of retrieval in runs/retrieval/data; text 1 was ended before K_train 8, found 1 after K_train 2 and 4 of contiguous ids ---
+
+bash results/synthetic/study.sh text 1
+bash results/synthetic/study.sh text 2
+bash results/synthetic/study.sh found 1
+bash results/synthetic/study.sh found 2
