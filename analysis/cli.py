@@ -244,16 +244,21 @@ def _joined_by_label(
     """The results by label, those of one label joined; without labels all of them, under the name ""."""
     from analysis.api import Result, load_study
 
-    results = [item for folder in folders for item in load_study(folder).items()]
-    measured = [cell for cell, _ in results if cell]
-    named = named_cells(cells or (), measured) if measured else []
-    chosen = [result for cell, result in results if not cell or cell in named]
+    studies = [load_study(folder) for folder in folders]
+    measured = [cell for study in studies for cell in study if cell]
+    named = dict.fromkeys(named_cells(cells or (), measured)) if measured else {}
+    chosen = []  # in the order in which they are given, which is that of their labels
+    for number, study in enumerate(studies):
+        chosen += [(number, cell) for cell in ("", *named) if cell in study]
     names = labels or ("",) * len(chosen)
     if len(names) != len(chosen):
         raise UserError(f"{len(names)} labels are given for {len(chosen)} results; give one for each")
-    by_label: dict[str, list[Result]] = {}
-    for label, result in zip(names, chosen, strict=True):
-        by_label.setdefault(label, []).append(result)
+    label_of = dict(zip(chosen, names, strict=True))
+    by_label: dict[str, list[Result]] = {label: [] for label in names}
+    for number, study in enumerate(studies):
+        for cell, result in study.items():  # runs are joined in the study's order, whatever that of --cells
+            if (number, cell) in label_of:
+                by_label[label_of[number, cell]].append(result)
     return {label: Result.join(runs) for label, runs in by_label.items()}
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from olmo_sparsity.util.files import atomic_path
 
 INTERVAL = ("value", "low", "high")
 OF_RUNS = ("first_run", "second_run")
@@ -25,6 +28,19 @@ def without_empty_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame without the columns `OF_RUNS` where they hold nothing, as there are not two runs."""
     empty = [name for name in OF_RUNS if name in frame and frame[name].isna().all()]
     return frame.drop(columns=empty)
+
+
+def save_numbers(path: str | Path, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Write frames of numbers, one below the other, as one CSV file of six significant digits.
+
+    Its first column ``of`` has the name of the frame. A column that a frame does not have is empty there; one that is
+    empty everywhere is left out.
+    """
+    named = [frame.assign(of=name) for name, frame in frames.items()]
+    below = pd.concat([frame.dropna(axis="columns", how="all") for frame in named], ignore_index=True)
+    in_order = below[["of", *below.columns.drop("of")]].infer_objects()  # objects would keep all their digits
+    with atomic_path(path) as temporary:
+        in_order.to_csv(temporary, index=False, float_format="%.6g")
 
 
 def show(

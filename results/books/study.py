@@ -1,6 +1,10 @@
-"""The numbers of this page that need several results: python results/books/study.py
+"""The numbers of this page, from the records in this folder; no model is needed.
 
-Prints net recovery of every cell alone and of both runs together, and the paired differences of the runs.
+    python results/books/study.py
+    python results/books/study.py --numbers results/books/numbers.csv
+
+Prints recoveries of every cell alone and of both runs together, the paired differences of the runs, and of the largest
+cell all numbers, as `olmo-sparsity figure2` prints them.
 """
 
 from __future__ import annotations
@@ -14,31 +18,35 @@ import pandas as pd
 from analysis import Result, load_study
 from analysis.stats.comparisons import result_differences
 from analysis.stats.numbers import persistence, recovery, shares
-from analysis.stats.tables import interval_text
+from analysis.stats.summary import every_number, summary
+from analysis.stats.tables import interval_text, save_numbers
 
 HERE = Path(__file__).parent
-SELECTOR = "leave-one-out-kl"
+SELECTOR, K = "leave-one-out-kl", 4
+LARGEST = "n128-m32, both runs"
 RESAMPLES = 10_000
 """Of the numbers of the page's tables; those of the differences are from 2,000."""
 FEW = 30
 """Recoveries of fewer targets over tau are not printed."""
 
 
-def show(name: str, result: Result) -> None:
-    """Print targets over tau, the mean gain, and recovery of every selector at every k, in per cent."""
+def print_cell(name: str, result: Result) -> pd.DataFrame:
+    """Print targets over tau, the mean gain, and recovery of every selector at every k, in per cent; returns them."""
     print(f"\n{name}: {len(result.over):,} of {len(result.targets):,} over tau")
-    of_all = [numbers(result, resamples=RESAMPLES) for numbers in (shares, persistence)]
-    for row in pd.concat(of_all).to_dict("records"):
+    of_all = pd.concat([numbers(result, resamples=RESAMPLES) for numbers in (shares, persistence)])
+    for row in of_all.to_dict("records"):
         print(f"  {row['name']} {interval_text(row, digits=3)}")
     if len(result.over) < FEW:
-        return
-    for row in recovery(result, resamples=RESAMPLES).to_dict("records"):
+        return of_all
+    recoveries = recovery(result, resamples=RESAMPLES)
+    for row in recoveries.to_dict("records"):
         shown = interval_text(row, percent=True, digits=0)
         print(f"  {row['selector']} {row['far_context']} k={row['k']}: {shown} %")
+    return pd.concat([of_all, recoveries])
 
 
-def compare(first: Result, second: Result) -> None:
-    """Print paired differences of two models on the same targets, first minus second."""
+def compare(first: Result, second: Result) -> pd.DataFrame:
+    """Print paired differences of two models on the same targets, first minus second; returns them."""
     for column in ("text", "position"):
         assert first.targets[column].equals(second.targets[column]), "other targets"
     frame = result_differences(first, second, selectors=(SELECTOR, SELECTOR))
@@ -49,6 +57,12 @@ def compare(first: Result, second: Result) -> None:
     recoveries = frame[frame["name"] == "recovery"].astype({"k": int})
     for row in recoveries.sort_values("k", kind="stable").to_dict("records"):
         print(f"  {SELECTOR} {row['far_context']} k={row['k']}: {interval_text(row, digits=4)}")
+    return frame
+
+
+def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
+    """All numbers but those by bins of the target, which no page shows and which are most of the rows."""
+    return frame[frame["frame"] != "target_bins"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,13 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    study = load_study(parser.parse_args(arguments).records)
-    for cell, result in study.items():
-        show(cell, result)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    given = parser.parse_args(arguments)
+    study = load_study(given.records)
+    results = dict(study)
     for cell in [cell for cell in study if cell.endswith("seed-1") and cell[:-1] + "2" in study]:
         both = [study[cell], study[cell[:-1] + "2"]]
-        show(f"{cell.removesuffix('-seed-1')}, both runs", Result.join(both))
-    compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
+        results[f"{cell.removesuffix('-seed-1')}, both runs"] = Result.join(both)
+    frames = {name: print_cell(name, result) for name, result in results.items()}
+    frames["seed 1 minus seed 2"] = compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
+    print(f"\n{LARGEST}, all numbers\n{summary(results[LARGEST], K, resamples=RESAMPLES)}")
+    if given.numbers:
+        frames[LARGEST] = without_bins(every_number({"": results[LARGEST]}, K, resamples=RESAMPLES))
+        save_numbers(given.numbers, frames)
 
 
 if __name__ == "__main__":

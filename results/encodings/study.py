@@ -1,6 +1,7 @@
 """The tables and correlations of this folder's page, from the records in it; no model is needed.
 
     python results/encodings/study.py [TIMES]     TIMES the window at which the rise of the loss is taken (4)
+    python results/encodings/study.py --numbers results/encodings/numbers.csv    writes those of all TIMES, too
     python results/encodings/study.py --figures results/encodings      draws joint.png, too
 
 Rise: loss at TIMES the window minus loss at the window. Use and change: mean gain and mean |gain| of all targets from
@@ -28,10 +29,11 @@ from analysis.faithfulness import row_spearman
 from analysis.older_records import renamed_frames
 from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
-from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
+ALL_TIMES = (2, 4, 8, 16)
 RELATED = ("net", "suffice", "over_tau", "use", "change", "needles", "entropy")
 NO_ROPE = ("FoX", "NoPE", "DroPE", "ALiBi")
 LEAST_MODELS = 4
@@ -220,13 +222,48 @@ def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: i
         print("\n".join("| " + " | ".join(row) + " |" for row in table[names].to_numpy()) + "\n")
 
 
-def print_control(study: Mapping[str, Result]) -> None:
-    """Print what RoPE trained on 512 tokens gains from 512 over the last 128."""
+def frame_of(models: Mapping[str, Model]) -> pd.DataFrame:
+    """All numbers of all models, of the seeds together and of each."""
+    rows = []
+    for label, model in models.items():
+        by_seed = {"together": model}
+        by_seed |= {str(number): seed for number, seed in enumerate(model.seeds, 1)}
+        for of_seed, one in by_seed.items():
+            keys = {"model": label, "of_seed": of_seed}
+            rows += [keys | {"name": name, **number_of(row)} for name, row in one.numbers.items()]
+            rows += [
+                keys | {"name": "loss_at_length_nats", "to_tokens": length, "value": loss}
+                for length, loss in one.loss_at.items()
+            ]
+    return pd.DataFrame(rows)
+
+
+def related_frame(models: Mapping[str, Model]) -> pd.DataFrame:
+    """The rank correlation of every number with the rise, over all models and over those with RoPE."""
+    rows = []
+    for title, some in groups_of(models).items():
+        for name in RELATED:
+            related = correlation(some, name)
+            if related is not None:
+                interval, count = related
+                rows.append({"models": title, "name": name, "n_models": count, **asdict(interval)})
+    return pd.DataFrame(rows)
+
+
+def groups_of(models: Mapping[str, Model]) -> dict[str, list[Model]]:
+    """All models, and those with RoPE."""
+    with_rope = [model for label, model in models.items() if label not in NO_ROPE]
+    return {"all": list(models.values()), "with RoPE": with_rope}
+
+
+def print_control(study: Mapping[str, Result]) -> pd.DataFrame:
+    """Print what RoPE trained on 512 tokens gains from 512 over the last 128; returns the numbers."""
     control = Result.join([study[f"control/rope-512,seed={seed}"] for seed in (1, 2)])
     frame = shares(control)
     for row in frame[frame["name"].isin(["gain_nats", "absolute_gain_nats"])].to_dict("records"):
         print(f"control, RoPE trained on 512 tokens: {row['name']} {interval_text(row, digits=2)}")
     print()
+    return frame
 
 
 def draw(models: Mapping[str, Model], times: int, path: Path) -> None:
@@ -283,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("times", type=int, nargs="?", default=4, metavar="TIMES")
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     figures = "folder to draw the figure into (default: it is not drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     given = parser.parse_args(arguments)
@@ -290,11 +329,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = models_of(given.records, study, given.times)
     costs = read(given.records / "cost.json").get("results", {})
     print_tables(models, {Path(name).stem: row for name, row in costs.items()}, given.times)
-    print_control(study)
-    with_rope = [model for label, model in models.items() if label not in NO_ROPE]
-    for title, some in {"all": list(models.values()), "with RoPE": with_rope}.items():
+    frames = {"RoPE trained on 512 tokens": print_control(study)}
+    for title, some in groups_of(models).items():
         for name in RELATED:
             print(f"{title}: {name} with the rise: {correlation_text(correlation(some, name))}")
+    if given.numbers:
+        for times in ALL_TIMES:
+            at_length = models_of(given.records, study, times)
+            frames[f"rise at {times} windows"] = frame_of(at_length)
+            frames[f"correlation with the rise at {times} windows"] = related_frame(at_length)
+        save_numbers(given.numbers, frames)
     if given.figures:
         given.figures.mkdir(parents=True, exist_ok=True)
         draw(models, given.times, given.figures / "joint.png")

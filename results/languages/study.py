@@ -1,8 +1,10 @@
 """The numbers of this page, from the result and the loss by position of six kinds of text.
 
     python results/languages/study.py
+    python results/languages/study.py --numbers results/languages/numbers.csv
+    python results/languages/study.py --figures results/languages      draws languages.png, too
 
-Both runs of each together; 95 % intervals by run, work and document. What is per token is told per byte too,
+Both runs of each together; 95 % intervals by work and document. What is per token is told per byte too,
 by the UTF-8 bytes per token of the text that was measured. Last, the share over tau with equal weight of every group,
 of both runs and of each, that of each package of Python, and how many times as frequent as under uniform choice
 the chosen tokens are at each distance.
@@ -11,18 +13,23 @@ the chosen tokens are at each distance.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from analysis import Result, load_study
+from analysis.figures import style
 from analysis.probes.length import LossByPosition
 from analysis.stats import numbers
 from analysis.stats.comparisons import distances_beside_uniform, with_equal_groups
-from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, show
+from analysis.stats.summary import every_number
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers, show
 
 HERE = Path(__file__).parent
 CORPORA = ("english", "french", "german", "spanish", "russian", "python")
@@ -88,21 +95,24 @@ def near_row(corpus: str, result: Result, length: LossByPosition, options: dict[
     }
 
 
-def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> None:
-    """Print the share over tau with equal weight of every work or package, and that of each package."""
+def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> dict[str, pd.DataFrame]:
+    """Print the share over tau with equal weight of every work or package, and that of each package; returns them."""
+    frames: dict[str, pd.DataFrame] = {}
     print("\nshare over tau with equal weight of every group [%]; seed 1, seed 2")
     for corpus in CORPORA:
         runs = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
-        print_equal_row(corpus, runs, options)
+        frames |= print_equal_row(corpus, runs, options)
         if corpus == "python":
             some = [without_large(result) for result in runs]
-            print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
+            frames |= print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
     targets = pd.concat([study[f"python/seed-{seed}"].targets for seed in (1, 2)])
     by_package = targets.groupby(packages_of(targets))["over_tau"].agg(["size", "sum", "mean"])
     by_package["of targets [%]"] = (100 * by_package["size"] / len(targets)).round(1)
     by_package["of those over tau [%]"] = (100 * by_package["sum"] / targets["over_tau"].sum()).round(1)
     by_package["share over tau [%]"] = (100 * by_package["mean"]).round(1)
-    print("\nPython's packages, both runs\n" + by_package.drop(columns=["size", "sum", "mean"]).to_string())
+    by_package = by_package.drop(columns=["size", "sum", "mean"])
+    print("\nPython's packages, both runs\n" + by_package.to_string())
+    return frames | {"packages of Python": by_package.reset_index()}
 
 
 def without_large(result: Result) -> Result:
@@ -116,18 +126,62 @@ def packages_of(targets: pd.DataFrame) -> pd.Series:
     return targets["group"].str.split("#").str[-1].rename("package")
 
 
-def print_equal_row(name: str, runs: Sequence[Result], options: dict[str, int]) -> None:
-    """Print a share of runs together, and of each."""
+def print_equal_row(name: str, runs: Sequence[Result], options: dict[str, int]) -> dict[str, pd.DataFrame]:
+    """Print a share of runs together, and of each; returns all shares, with equal weight and without."""
     targets = pd.concat([one.targets.assign(run=number) for number, one in enumerate(runs)])
     together = replace(runs[0], targets=targets.reset_index(drop=True), choices=runs[0].choices.iloc[:0])
     shown = []
-    for frame_of in (with_equal_groups, numbers.shares):
-        shares = [
-            percent(row_with(frame_of(result, **options), name="share_over_tau"), 1)
-            for result in (together, *runs)
-        ]
+    frames: dict[str, pd.DataFrame] = {}
+    for weight, frame_of in {
+        "equal weight of every group": with_equal_groups,
+        "every target": numbers.shares,
+    }.items():
+        of_results = [frame_of(result, **options) for result in (together, *runs)]
+        shares = [percent(row_with(frame, name="share_over_tau"), 1) for frame in of_results]
         shown.append(f"{shares[0]}; {', '.join(shares[1:])}")
+        for run, frame in zip(("both runs", "seed 1", "seed 2"), of_results, strict=True):
+            frames[f"{name}, {run}, {weight}"] = frame
     print(f"  {name}: {shown[0]} (of every target: {shown[1]})")
+    return frames
+
+
+def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
+    """languages.png: targets over tau, and net recovery by k, of every kind of text."""
+    looks = style.model_styles([corpus.capitalize() for corpus in CORPORA])
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 2.9)
+        of_shares, of_recovery = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1, 1.4]})
+        for place, (corpus, look) in enumerate(zip(CORPORA, looks.values(), strict=True)):
+            frame = frames[corpus]
+            [share] = frame[frame["name"] == "share_over_tau"][:1].to_dict("records")
+            bar(of_shares, [place], pd.DataFrame([share]), look)
+            net = frame[
+                frame["frame"].eq("recovery")
+                & frame["selector"].eq(SELECTOR)
+                & frame["far_context"].eq("net")
+            ]
+            beside = 1.03 ** (place - 2.5)  # so that bars do not hide each other
+            bar(of_recovery, net["k"].to_numpy() * beside, net, look)
+        of_shares.set_xticks(range(len(CORPORA)), looks, rotation=30, ha="right")
+        of_shares.set_title("(a) Targets that gain more than 1 nat")
+        of_shares.set_ylabel("share of all targets [%]")
+        of_recovery.set_title("(b) Net recovery of these targets")
+        of_recovery.set_ylabel("net recovery [% of the gain]")
+        of_recovery.set_xlabel(style.OF_K)
+        style.log_axis(of_recovery, [1, 2, 4, 8, 16])
+        style.add_legend(figure, looks)
+    style.save_figure(figure, path)
+
+
+def bar(axes: Axes, x: Sequence[float] | np.ndarray, frame: pd.DataFrame, look: style.Look) -> None:
+    """Points in per cent with their intervals."""
+    value, low, high = (100 * frame[name].to_numpy(float) for name in INTERVAL)
+    axes.errorbar(x, value, yerr=[value - low, high - value], elinewidth=0.8, **look)
+
+
+def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
+    """All numbers but those by bins of the target, which no page shows and which are most of the rows."""
+    return frame[frame["frame"] != "target_bins"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,22 +193,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     resamples = "resamples of the bootstrap (default: 10,000)"
     parser.add_argument("--resamples", type=int, default=10_000, metavar="COUNT", help=resamples)
+    figures = "folder to draw the figure into (default: it is not drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     given = parser.parse_args(arguments)
     options = {"resamples": given.resamples}
     study = load_study(given.records)
     far, near, of_kinds, distances = [], [], [], []
+    frames: dict[str, pd.DataFrame] = {}
     for corpus in CORPORA:
         result = Result.join([study[f"{corpus}/seed-{seed}"] for seed in (1, 2)])
         # function words are known of English only
         result.targets["kind"] = result.targets["kind"].replace("function word", "content word")
         length = LossByPosition.load(given.records / corpus / "length")
         far.append(far_row(corpus, result, length.settings["bytes_per_token"], options))
+        frames[corpus] = without_bins(every_number({"": result}, K, **options))
+        frames[f"{corpus}, loss by position"] = length.with_training(length.numbers)
         near.append(near_row(corpus, result, length, options))
         of_corpus = distances_beside_uniform(result, selector=SELECTOR, far_context="true", k=K, **options)
         distances.append(of_corpus.assign(corpus=corpus))
         kinds = numbers.kinds(result, k=K, **options)
         kinds = kinds[kinds["name"].isin(["share", "share_over_tau"])]
-        texts = [interval_text(row, percent=True, digits=0) for row in kinds.to_dict("records")]
+        texts = [interval_text(row, percent=True) for row in kinds.to_dict("records")]
         of_kinds.append(kinds.assign(corpus=corpus, text=texts))
     for rows in (far, near):
         print(pd.DataFrame(rows).to_string(index=False), end="\n\n")
@@ -162,11 +223,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         index=["name", "kind"], columns="corpus", values="text", aggfunc="first"
     )
     print(table.to_string())
-    print_equal_groups(study, options)
+    frames |= print_equal_groups(study, options)
     of_distances = pd.concat(distances)
     columns = ["corpus", "from_tokens", "to_tokens", *INTERVAL, *OF_RUNS]
     title = "first four tokens of leave-one-out-kl, times as frequent as under uniform choice"
     print("\n" + show(of_distances.filter(columns), across="corpus", percent=False, title=title))
+    thresholds = pd.concat(frames[corpus].assign(corpus=corpus) for corpus in CORPORA)
+    thresholds = thresholds[thresholds["name"].isin(["share_below_minus_tau", "share_of_gain"])]
+    columns = ["corpus", "name", *INTERVAL, *OF_RUNS]
+    print("\n" + show(thresholds.filter(columns), across="name", title="what the threshold leaves out [%]"))
+    recoveries = pd.concat(frames[corpus].assign(corpus=corpus) for corpus in CORPORA)
+    recoveries = recoveries[recoveries["frame"].eq("recovery") & recoveries["selector"].eq(SELECTOR)]
+    columns = ["corpus", "far_context", "k", *INTERVAL, *OF_RUNS]
+    print(
+        "\n"
+        + show(recoveries.filter(columns), across="corpus", digits=0, title=f"recovery by {SELECTOR} [%]")
+    )
+    if given.figures:
+        draw(frames, given.figures / "languages.png")
+    if given.numbers:
+        frames["beside uniform choice"] = of_distances
+        save_numbers(given.numbers, frames)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The tables of sizes and of the longer context of this folder's page; no model is needed.
 
     python results/length/study.py                           prints the numbers
+    python results/length/study.py --numbers results/length/numbers.csv      writes them, too
     python results/length/study.py --figures results/length  draws sizes/ladder.png, sizes/joint.png, schemes/joint.png
 
 Rise: loss at four times the window minus loss at the window, of `ladder` and `together` (nats per token). Recoveries
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import Result, load_study
 from analysis.stats.numbers import recovery, shares, tokens_needed
-from analysis.stats.tables import interval_text
+from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
 
 HERE = Path(__file__).parent
 SELECTOR, K, TIMES = "leave-one-out", 4, 4
@@ -120,6 +122,21 @@ def print_point(point: Point) -> None:
         print(f"    together: below -tau {below} %, of the net gain {percent(point.numbers['of_gain'])} %")
 
 
+def frame_of(point: Point) -> pd.DataFrame:
+    """All numbers of a point: of its seeds together, of each seed, and its losses by length."""
+    rows = [{"of_seed": "together", "name": name} | number_of(row) for name, row in point.numbers.items()]
+    for place, seed in enumerate(point.seeds, 1):
+        rows += [{"of_seed": str(place), "name": name} | number_of(row) for name, row in seed.items()]
+    for row in point.losses:
+        rows.append({"name": row["name"], "to_tokens": row["to_tokens"]} | number_of(row))
+    return pd.DataFrame(rows).assign(model=point.label, crossfit=point.crossfit, parameters=point.parameters)
+
+
+def number_of(row: Interval) -> dict[str, Any]:
+    """Value, interval and values of runs of a row."""
+    return {name: row[name] for name in (*INTERVAL, *OF_RUNS) if name in row}
+
+
 def bars(axes: Axes, x: Interval | float, y: Interval, x_scale: float, y_scale: float, **look: Any) -> None:
     """A point with its interval in y, and in x where that is an interval."""
     across = x if isinstance(x, Mapping) else {"value": x}
@@ -139,12 +156,12 @@ def bar_of(interval: Interval, scale: float) -> list[list[float]]:
 
 def draw_ladder(ladder: Sequence[Point], path: Path) -> None:
     """Use, sparsity, tokens needed and rise against size; open points are cross-fitted."""
-    figure, axes = plt.subplots(2, 2, figsize=(7, 5), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(7, 5.6), layout="constrained")
     panels = (
         ("over_tau", 100, "targets over 1 nat [%]"),
         ("net", 100, f"net recovery at k = {K} [%]"),
-        ("suffice", 100, f"{K} tokens give 90 % of the gain\n[% of targets over 1 nat]"),
-        ("rise", 1, f"loss at {TIMES} × the window - at the window\n[nats per token]"),
+        ("suffice", 100, f"targets with 90 % of the gain\nfrom {K} tokens [%]"),
+        ("rise", 1, f"loss at {TIMES} × the window less\nthat at the window [nats]"),
     )
     for panel, (name, scale, label) in zip(axes.flat, panels, strict=True):
         for number, point in enumerate(ladder):
@@ -155,7 +172,8 @@ def draw_ladder(ladder: Sequence[Point], path: Path) -> None:
         panel.set(xscale="log", xlabel="parameters [millions]", ylabel=label)
         panel.set_xticks([0.34, 0.58, 1.0, 1.9], ["0.34", "0.58", "1", "1.9"])
         panel.minorticks_off()
-    figure.savefig(path, dpi=90)
+    figure.suptitle("open points: chosen by one seed, measured by the other", fontsize=9)
+    figure.savefig(path, dpi=160)
     plt.close(figure)
 
 
@@ -184,6 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     figures = "folder to draw the figures into (default: none are drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     given = parser.parse_args(arguments)
@@ -192,10 +212,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schemes = points(study, given.records, SCHEMES, "together")
     for point in ladder + schemes:
         print_point(point)
+    longer = []
     for cell, result in study.items():
         if cell.startswith("influence-512-128/"):
-            gain = shares(result).set_index("name").loc["gain_nats"].to_dict()
+            of_all = shares(result)
+            longer.append(of_all.assign(cell=cell))
+            gain = of_all.set_index("name").loc["gain_nats"].to_dict()
             print(f"{cell}: gain {nats(gain, 3)} nats of {len(result.targets):,} targets")
+    if given.numbers:
+        tables = {
+            "sizes": pd.concat(map(frame_of, ladder)),
+            "encodings": pd.concat(map(frame_of, schemes)),
+            "512 tokens over the last 128": pd.concat(longer),
+        }
+        save_numbers(given.numbers, tables)
     if given.figures:
         for name in ("sizes", "schemes"):
             (given.figures / name).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,12 @@
-"""Numbers of these pages beside those of `figure1`: python results/synthetic/study.py
+"""The numbers of this page and the four beside it, from the records in this folder; no model is needed.
 
-Prints after how many steps 99 % were right (`further/learn`; as many as were trained where never), how much more of
-the samples is right with few planted tokens than with more in the same run, the recall of planted tokens, and the
-agreement of rules that `couple.py` found. Differences are paired by run.
+    python results/synthetic/study.py
+    python results/synthetic/study.py --numbers results/synthetic/numbers.csv
+
+Prints the exact match of every part of the study: over seeds with its interval, and of each seed. Then after how many
+steps 99 % were right (`further/learn`; as many as were trained where never), how much more of the samples is right with
+few planted tokens than with more in the same run, the recall of planted tokens, and the agreement of rules that
+`couple.py` found. Differences are paired by run.
 """
 
 from __future__ import annotations
@@ -17,11 +21,50 @@ import numpy as np
 import pandas as pd
 
 from analysis.stats.bootstrap import LEAST_RUNS, student_t
-from analysis.stats.tables import show
+from analysis.stats.tables import interval_text, save_numbers, show
+from analysis.synthetic.exact_match import GROUP, load, pool
 
 HERE = Path(__file__).parent
 TEXT = {ids: f"text/records/{ids}/4/" for ids in ("contiguous", "pose", "coupled")}
 """Folders of tokens planted in books, K_train 4, by ids."""
+
+
+def parts_of(rows: pd.DataFrame) -> list[str]:
+    """The folders whose runs belong together: records, and each part of what is beside them."""
+    names = dict.fromkeys(rows["folder"].map(part_of))
+    return sorted(names)
+
+
+def part_of(folder: str) -> str:
+    """Of ``further/learn`` and ``needs/found`` the third name counts, too."""
+    names = folder.split("/")
+    if names[0] == "records":
+        return "records"
+    length = 3 if names[1] in ("learn", "found") else 2
+    return "/".join(names[:length])
+
+
+def exact_matches(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for every point of every part; of_seeds has the per cent of each seed, first errors are shares."""
+    shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high", "of_seeds"]
+    first_errors = ["wrong_token", "wrong_id", "wrong_stop"]
+    frames = []
+    for part in parts_of(rows):
+        points = pool(rows[rows["folder"].map(part_of) == part])
+        of_seeds = [" ".join(f"{100 * share:.4g}" for share in shares) for shares in points["of_seeds"]]
+        points = points.assign(of_seeds=of_seeds)[[*shown, *first_errors]]
+        frames.append(points.assign(part=part))
+    return pd.concat(frames, ignore_index=True)
+
+
+def print_exact_matches(points: pd.DataFrame) -> None:
+    """Print a table for each part."""
+    texts = [interval_text(row, percent=True) for row in points.to_dict("records")]
+    table = points.assign(exact_match=texts)
+    columns = ["task", "k_train", "model", "k", "length", "samples", "exact_match", "of_seeds"]
+    for part, of_part in table.groupby("part", sort=False):
+        print(f"\n{part}: exact match [%, 95 % interval], and that of each seed")
+        print(of_part[columns].to_string(index=False))
 
 
 def k_differences(rows: pd.DataFrame, folder: str, length: int, ks: Sequence[int]) -> pd.DataFrame:
@@ -91,17 +134,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    records = parser.parse_args(arguments).records
-    rows = pd.read_parquet(records / "exact_match.parquet")
-    print("steps of the first part of training, by seed\n" + steps(rows).to_string())
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    given = parser.parse_args(arguments)
+    records = given.records
+    rows = load([records / "exact_match.parquet"])
+    points = exact_matches(rows)
+    print_exact_matches(points)
+    steps_by_seed = steps(rows)
+    print("\nsteps of the first part of training, by seed\n" + steps_by_seed.to_string())
     differences = [
         k_differences(rows, "records/sparse/8/", 150, (4, 6, 8)),
         k_differences(rows, "records/sparse/10/", 150, (4, 6, 8, 10)),
         *(k_differences(rows, of_ids, 640, (1, 4)) for of_ids in TEXT.values()),
     ]
-    print("\n" + show(pd.concat(differences), title="right with one k less with the next [points]"))
-    print("\nrecall of planted tokens\n" + recalls(records).to_string())
-    print("\nagreement of the rules that were found\n" + agreements(records).to_string(index=False))
+    between_ks = pd.concat(differences)
+    print("\n" + show(between_ks, title="right with one k less with the next [points]"))
+    recalled = recalls(records)
+    print("\nrecall of planted tokens\n" + recalled.to_string())
+    agreeing = agreements(records)
+    print("\nagreement of the rules that were found\n" + agreeing.to_string(index=False))
+    if given.numbers:
+        tables = {
+            "exact match": points,
+            "steps of the first part of training, by seed": steps_by_seed.rename(columns=str).reset_index(),
+            "right with one k less with the next": between_ks,
+            "recall of planted tokens": recalled.reset_index(),
+            "agreement of the rules that were found": agreeing,
+        }
+        save_numbers(given.numbers, tables)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The bound of Theorem 4.3 on the error at lengths beyond the trained ones (docs/method.md, 3.6).
 
     python results/theory/bound.py ROWS OUT [FOLDER...]
-    python results/theory/bound.py --errors ROWS FOLDER...    prints the expected errors, fits and writes nothing
+    python results/theory/bound.py --errors ROWS OUT [FOLDER...]    prints all expected errors, writes OUT/numbers.csv
 
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)
@@ -36,6 +36,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.figures import style
 from analysis.stats.bootstrap import Interval, student_t, wilson
+from analysis.stats.tables import save_numbers
 from analysis.synthetic.exact_match import (
     GROUP,
     SETTINGS,
@@ -55,7 +56,6 @@ TESTED = ["task", "k_train", "model", "k"]
 """Models that are alike in these differ in L (and L_local with it) alone: one constant for all of them."""
 OF_LENGTH = ("train_length", "test_length", "locality", "k_test")
 LIMIT: style.Look = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
-ERROR_COLUMNS = ["model", "k_train", "k", "length", "seeds", "error", "error_low", "error_high"]
 FITTED: style.Look = {
     "color": "0.45",
     "linestyle": ":",
@@ -112,6 +112,36 @@ def with_errors(rows):
         bounds = {"error": error.value, "error_low": error.low, "error_high": error.high}
         errors.append({**dict(zip(keys, key, strict=True)), **bounds, "is_expected": expected is not None})
     return pool(rows).merge(pd.DataFrame(errors), on=keys, validate="1:1")
+
+
+def errors_by_run(rows):
+    """The `expected_error` of every run at every k and length, its seeds together; and of each seed by itself.
+
+    A row for each folder (without the seed), k and length. of_seeds: seed by seed; samples_half_width: half of the
+    95 % interval of the samples of all seeds, which says nothing of how seeds differ.
+    """
+    runs = rows["folder"].str.removeprefix("records/").str.replace(r",seed=\d+$", "", regex=True)
+    errors = []
+    for (run, k, length), of_point in rows.sort_values("seed").groupby([runs, "k", "length"]):
+        interval = expected_error(of_point)
+        if interval is None:  # it has no probabilities
+            continue
+        of_seeds = 1 - of_point["mean_probability"]
+        variances = of_point["std_probability"] ** 2 / of_point["samples"]
+        errors.append(
+            {
+                "run": run,
+                "k": k,
+                "length": length,
+                "seeds": len(of_point),
+                "value": interval.value,
+                "low": interval.low,
+                "high": interval.high,
+                "of_seeds": " ".join(f"{max(error, 0):.3g}" for error in of_seeds),
+                "samples_half_width": student_t(np.inf) * np.sqrt(variances.sum()) / len(of_point),
+            }
+        )
+    return pd.DataFrame(errors)
 
 
 def errors_frame(points):
@@ -294,11 +324,12 @@ def main():
     parser.add_argument("rows", metavar="ROWS")
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("folders", metavar="FOLDER", nargs="*")
-    parser.add_argument("--errors", action="store_true", help="print the errors of all points, and no bound")
+    parser.add_argument("--errors", action="store_true", help="all expected errors, and no bound")
     given = parser.parse_args()
     if given.errors:
-        points = with_errors(load([given.rows], [str(given.out), *given.folders]))
-        print(points[ERROR_COLUMNS].to_string(index=False))
+        errors = errors_by_run(load([given.rows], given.folders))
+        print(errors.to_string(index=False, float_format="{:.3g}".format))
+        save_numbers(given.out / "numbers.csv", {"expected error": errors})
         return
     points = with_errors(load([given.rows], given.folders))
     planted = points[points["k_train"] > 0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.cli import named_cells, run_figure2
+from analysis.cli import _joined_by_label, named_cells, run_figure2
 from analysis.measurement import save_study
 from olmo_sparsity.util.arguments import texts
 from olmo_sparsity.util.errors import UserError
@@ -47,6 +47,16 @@ def test_what_is_no_cell_is_named(given: str, message: str) -> None:
 def test_cells_are_listed_where_none_is_named() -> None:
     with refused("^name cells with --cells, of a, b$"):
         named_cells((), ("a", "b"))
+
+
+def test_a_label_is_of_the_cell_at_its_place(tmp_path) -> None:
+    runs = {name: made_result(run=seed) for seed, name in enumerate(("a", "b", "c"), 1)}
+    save_study(tmp_path, runs)
+    by_label = _joined_by_label([tmp_path], ("c", "a", "b"), ("C", "others", "others"))
+    assert list(by_label) == ["C", "others"]
+    assert by_label["C"].settings.model.training_seed == runs["c"].settings.model.training_seed
+    seeds = [run.settings.model.training_seed for run in by_label["others"].runs]
+    assert seeds == [runs[name].settings.model.training_seed for name in ("a", "b")]
 
 
 def test_figure2_reads_cells_whose_names_have_commas(tmp_path, monkeypatch, capsys) -> None:

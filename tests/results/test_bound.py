@@ -121,3 +121,18 @@ def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval()
     one = BOUND.expected_error(frame[:1])
     assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
     assert BOUND.expected_error(rows([row(20, 50), row(20, 50, p=0.5)])) is None
+
+
+def test_errors_of_a_run_and_of_each_seed():
+    """The two seeds of one folder together, beside another run of the same setting."""
+    frames = [
+        rows([row(100, 50, 2, (50, 0, 0))]).assign(
+            folder=f"records/{run},seed={seed}", seed=seed, mean_probability=right, std_probability=0.1
+        )
+        for run, seed, right in (("a", 1, 0.9), ("a", 2, 0.7), ("b", 1, 0.5))
+    ]
+    errors = BOUND.errors_by_run(pd.concat(frames, ignore_index=True)).set_index("run")
+    assert errors["value"].to_dict() == pytest.approx({"a": 0.2, "b": 0.5})
+    assert errors["of_seeds"].to_dict() == {"a": "0.1 0.3", "b": "0.5"}
+    half = Z * (0.1**2 / 100 + 0.1**2 / 100) ** 0.5 / 2
+    assert errors.loc["a", "samples_half_width"] == pytest.approx(half)

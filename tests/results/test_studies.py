@@ -121,14 +121,22 @@ def run(records: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]
     return output
 
 
+def numbers_of(folder: Path, of: str, **wanted: Any) -> dict[str, float]:
+    """By far context, the values of the rows of numbers.csv in which the columns have these values."""
+    rows = pd.read_csv(folder / "numbers.csv", low_memory=False)
+    for name, value in {"of": of, **wanted}.items():
+        rows = rows[rows[name] == value]
+    return dict(zip(rows["far_context"], rows["value"], strict=True))
+
+
 def line_of(text: str, *parts: str) -> str:
     """The one line that holds all of these."""
     [line] = [line for line in text.splitlines() if all(part in line for part in parts)]
     return line
 
 
-def test_books(run: Callable[..., str], records: Path) -> None:
-    printed = run("books/study")
+def test_books(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
+    printed = run("books/study", "--numbers", str(tmp_path / "numbers.csv"))
     study = load_study(records / "books")
     assert "nan" not in printed
     for cell in study:
@@ -137,25 +145,36 @@ def test_books(run: Callable[..., str], records: Path) -> None:
     [net] = numbers.recovery(both, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
     of_both = printed.split("n128-m32, both runs")[1]
     assert f"leave-one-out-kl net k=4: {interval_text(net, percent=True, digits=0)} %" in of_both
-    assert printed.split("Seed 1 minus seed 2, paired\n")[1].count("leave-one-out-kl") == 15
+    between = printed.split("Seed 1 minus seed 2, paired\n")[1].split("all numbers")[0]
+    assert between.count("leave-one-out-kl") == 15
+    written = numbers_of(tmp_path, "n128-m32, both runs", frame="recovery", selector="leave-one-out-kl", k=4)
+    assert written["net"] == pytest.approx(net["value"], rel=1e-5)
 
 
-def test_languages(run: Callable[..., str], records: Path) -> None:
-    printed = run("languages/study", "--resamples", "1000")
+def test_languages(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
+    options = ("--resamples", "1000", "--numbers", str(tmp_path / "numbers.csv"), "--figures", str(tmp_path))
+    printed = run("languages/study", *options)
     study = load_study(records / "languages")
     french = Result.join([study["french/seed-1"], study["french/seed-2"]])
     [net] = numbers.recovery(french, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
     assert interval_text(net, percent=True, digits=0) in line_of(printed, "french", " of ")
     assert "python without multiprocessing and unittest" in printed
     assert "times as frequent as under uniform choice" in printed
+    written = numbers_of(tmp_path, "french", frame="recovery", selector="leave-one-out-kl", k=4)
+    assert written["net"] == pytest.approx(net["value"], rel=1e-5)
+    assert (tmp_path / "languages.png").is_file()
 
 
 @pytest.mark.slow
 def test_length(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
-    printed = run("length/study", "--figures", str(tmp_path))
+    printed = run("length/study", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv"))
     one = load_study(records / "length")["influence/config=nope,seed=1"]
     [share] = numbers.shares(one).query("name == 'share_over_tau'").to_dict("records")
     assert f"over_tau {interval_text(share, percent=True)} %" in line_of(printed, "NoPE,", "suffice")
+    written = pd.read_csv(tmp_path / "numbers.csv").query(
+        "model == 'NoPE' and name == 'over_tau' and of_seed == '1'"
+    )
+    assert written["value"].tolist() == pytest.approx([share["value"]], rel=1e-5)
     assert printed.count("(cross-fit)") == 8
     drawn = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
     assert drawn == ["schemes/joint.png", "sizes/joint.png", "sizes/ladder.png"]
@@ -165,7 +184,7 @@ def test_encodings(
     run: Callable[..., str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("results.encodings.study.RESAMPLES", 20)
-    printed = run("encodings/study", "--figures", str(tmp_path))
+    printed = run("encodings/study", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv"))
     study = load_study(records / "encodings")
     control = Result.join([study[f"control/rope-512,seed={seed}"] for seed in (1, 2)])
     [gain] = numbers.shares(control).query("name == 'gain_nats'").to_dict("records")
@@ -173,22 +192,29 @@ def test_encodings(
     assert len([line for line in printed.splitlines() if line.startswith("| RoPE ")]) == 2 * 12
     assert line_of(printed, "all: net with the rise: ").endswith(", 5 models")
     assert (tmp_path / "joint.png").is_file()
+    written = pd.read_csv(tmp_path / "numbers.csv").query("model == 'RoPE' and name == 'rise'")
+    assert written["of"].nunique() == 4 and set(written["of_seed"]) == {"together", "1", "2"}
 
 
-def test_demo(run: Callable[..., str]) -> None:
-    printed = run("demo/study")
+def test_demo(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run("demo/study", "--numbers", str(tmp_path / "numbers.csv"))
+    assert "parts of the gain of leave-one-out, by its blind form leave-one-out-kl" in printed
+    written = pd.read_csv(tmp_path / "numbers.csv")["of"].unique()
+    assert {"all runs", "three placebos", "seed 6198", "beside uniform choice"} <= set(written)
     assert "of the first tokens of seed 6198, the share that seed 1 chooses, too" in printed
     assert "rank correlation of losses on the same subsets, placebo: 0.26 [0.21, 0.31]" in printed
 
 
 @pytest.mark.slow
-def test_differences(run: Callable[..., str]) -> None:
-    printed = run("differences", of=".")
+def test_differences(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run("differences", "--numbers", str(tmp_path / "numbers.csv"), of=".")
     titles = ("languages, corrected for 10", "Python, corrected for 5", "books, corrected for 3")
     for title in (*titles, "sizes, corrected for 6", "encodings, seed 1, corrected for 6"):
         assert title in printed
     assert "pose16 − rope" in printed
     assert "demo: gain under the other [nats] " in printed
+    written = pd.read_csv(tmp_path / "numbers.csv").query("of == 'books' and name == 'share_over_tau'")
+    assert sorted(written["confidence"].round(4)) == [0.95] * 3 + [0.9833] * 3
 
 
 @pytest.mark.slow
@@ -246,10 +272,14 @@ def test_four_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of four chosen tokens 94% are the same" in capsys.readouterr().out
 
 
-def test_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_synthetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """On the whole records, which are small."""
-    import_module("results.synthetic.study").main([])
+    import_module("results.synthetic.study").main(["--numbers", str(tmp_path / "numbers.csv")])
     printed = capsys.readouterr().out
+    windows = printed.split("windows/records: exact match")[1].split("\n\n")[0]
+    assert "rope_window 7 0 100 600 20.3 [0.0, 98.3] 4.5 56.5 0" in re.sub(" +", " ", windows)
+    written = pd.read_csv(tmp_path / "numbers.csv").query("part == 'windows/records' and length == 100")
+    assert written.query("model.str.endswith('rope_window 7')")["of_seeds"].tolist() == ["4.5 56.5 0"]
     assert line_of(printed, "records/sparse/8/", " 150 ").split()[-3:] == ["15.9", "[0.4,", "31.4]"]
     assert "scratchpad_parity/leave-one-out-kl/seed=1" in printed
 

@@ -1,5 +1,7 @@
 """Frames as text: every interval stands where its keys say."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -7,7 +9,7 @@ from analysis.api import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.summary import every_number, findings, summary
-from analysis.stats.tables import interval_text, show
+from analysis.stats.tables import interval_text, save_numbers, show
 from analysis.token_kinds import KINDS
 from tests.support.results import made_result
 
@@ -26,6 +28,20 @@ def test_a_table_of_keys_and_intervals() -> None:
         "a         1      50 [25, 75]  0 [-12, 12]",
         "          12   100 [50, 150]",
         "bc        12  200 [100, 300]",
+    ]
+
+
+def test_saved_numbers_say_what_they_are_of_and_lose_nothing_that_is_printed(tmp_path: Path) -> None:
+    recoveries = pd.DataFrame(
+        {"k": [1, 4], "value": [1 / 3, 2 / 3], "low": [0.25, None], "high": [0.5, None]}
+    )
+    losses = pd.DataFrame({"name": ["gain_nats"], "k": [None], "value": [1234.5678]})
+    save_numbers(tmp_path / "numbers.csv", {"books": recoveries, "all, both runs": losses})
+    assert (tmp_path / "numbers.csv").read_text(encoding="utf8").splitlines() == [
+        "of,k,value,low,high,name",
+        "books,1,0.333333,0.25,0.5,",
+        "books,4,0.666667,,,",
+        '"all, both runs",,1234.57,,,gain_nats',
     ]
 
 
