@@ -91,4 +91,4 @@ python results/models/recent.py --figures results/models
 olmo-sparsity xray $SMOLLM2 --text results/models/story/story.txt --n-long 320 --n-short 16 --out results/models/story
 olmo-sparsity measure results/checkpoint --corpus runs/verify/data --targets 1600 --selectors leave-one-out-kl,attention,random \
   --keep-as text,cache,cache:4,text/word --out runs/kept-as
-python scripts/figure2.py results/models/checkpoint --resamples 1000 --out runs/kept-as
+python scripts/figure2.py results/models/checkpoint --tables --resamples 1000 --out runs/kept-as
