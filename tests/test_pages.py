@@ -143,3 +143,16 @@ def test_every_scaling_of_rope_and_every_probe_is_named_where_they_are_described
         probe.RESULT.NAME for probe in Probe.__subclasses__() if probe.__module__.startswith("analysis.")
     }
     assert names and names <= set(names_in(analysis_page)) & COMMANDS.keys()
+
+
+def test_the_gallery_shows_the_figures_and_xrays_of_all_pages():
+    """A new figure of a page of results has its place in the gallery, too."""
+    results = ROOT / "results"
+    shown = set()
+    for page in results.rglob("*.md"):
+        if page.name != "gallery.md":
+            pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf8"))
+            shown |= {(page.parent / picture).resolve() for picture in pictures}
+    shown |= {path for path in results.rglob("xray.html")}
+    links = re.findall(r"\(([^)]+\.(?:png|html))\)", (results / "gallery.md").read_text(encoding="utf8"))
+    assert {(results / link).resolve() for link in links} == shown
