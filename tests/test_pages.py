@@ -153,6 +153,6 @@ def test_the_gallery_shows_the_figures_and_xrays_of_all_pages():
         if page.name != "gallery.md":
             pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf8"))
             shown |= {(page.parent / picture).resolve() for picture in pictures}
-    shown |= {path for path in results.rglob("xray.html")}
+    shown |= set(results.rglob("xray.html"))
     links = re.findall(r"\(([^)]+\.(?:png|html))\)", (results / "gallery.md").read_text(encoding="utf8"))
     assert {(results / link).resolve() for link in links} == shown
