@@ -58,12 +58,39 @@ class Result(Measurement):
         """
         return numbers.persistence(self, resamples=resamples, seed=seed)
 
-    def contexts(self, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
-        """What gaps in position ids cost in nats, and for how many targets a shorter context is enough.
+    def contexts(
+        self,
+        *,
+        reference: int | None = None,
+        tau_nats: float | None = None,
+        control: Result | None = None,
+        resamples: int = 2000,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Losses given contexts of other lengths: their means, and shares of targets with more, less and as much loss.
 
-        Columns: name, length (tokens), value, low, high; no rows without ``faithfulness``.
+        Columns: name, length (tokens), value, low, high; with a control also ``of``. No rows where neither ``lengths``
+        nor ``faithfulness`` were measured. `analysis.stats.numbers.contexts` defines the names.
+
+        Args:
+            reference: the length that others are compared with; None: the long context.
+            tau_nats: what shares are within, above and below; None: tau of the result.
+            control: a result of the same targets and contexts, such as of ``MODEL@untrained``: what noise gives.
+            resamples: of the bootstrap.
+            seed: of the bootstrap.
         """
-        return numbers.contexts(self, resamples=resamples, seed=seed)
+        return numbers.contexts(
+            self, reference=reference, tau_nats=tau_nats, control=control, resamples=resamples, seed=seed
+        )
+
+    def documents(self) -> pd.DataFrame:
+        """What the far context of every text is worth, a row a text, the largest net gain first.
+
+        Columns: text, group (where there are groups), tokens, n_targets, gain_nats and net_gain_nats with their
+        standard errors gain_error_nats and net_gain_error_nats, share_over_tau, share_below_minus_tau, share_of_largest
+        (of the positive gains, what the tenth of the targets with the largest holds).
+        """
+        return numbers.documents(self)
 
     # --- numbers of the targets over tau ---
 

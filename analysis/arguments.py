@@ -62,11 +62,23 @@ def folder(name: str, value: Any) -> Path:
     return path
 
 
-def context_settings(*, n_long: Any, n_short: Any, targets_per_block: Any, seed: Any) -> ContextSettings:
+def context_settings(
+    *,
+    n_long: Any,
+    n_short: Any,
+    targets_per_block: Any,
+    seed: Any,
+    lengths: Any = (),
+    before: Any = 0,
+    gap: Any = 0,
+) -> ContextSettings:
     """The lengths, B and the seed. Raises `UserError`, which names the argument, where one is no such number."""
     return ContextSettings(
         n_long=whole_number("n_long", n_long),
         n_short=whole_number("n_short", n_short),
         seed=whole_number("seed", seed, least=0),
         targets_per_block=whole_number("targets_per_block", targets_per_block),
+        lengths=tuple(sorted(set(whole_numbers("lengths", lengths)))),
+        before=whole_number("before", before, least=0),
+        gap=whole_number("gap", gap, least=0),
     )

@@ -36,8 +36,13 @@ from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.provenance import command_line
 from olmo_sparsity.util.text_files import TextFiles
 
-SELECTION = """methods that choose the far tokens, comma-separated, from the list above (default: leave-one-out,
-leave-one-out-kl, leave-one-in, random, nearest)"""
+SELECTION = """methods that choose the far tokens, comma-separated, from the list above; none: only losses are measured,
+and texts are ranked by what their far context is worth (default: leave-one-out, leave-one-out-kl, leave-one-in, random,
+nearest)"""
+LENGTHS = """also measure every target given the last n tokens of its text, for each of these n, comma-separated; n may
+be more than N (default: none)"""
+BEFORE = """tokens of another text before the long context, distractors alone; takes --selectors none (default: 0)"""
+GAP = "position ids between the far and the short context that no token has, distance alone (default: 0)"
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order), other-target (the true one, with the tokens chosen for
 another target of its block) (default: placebo)"""
@@ -56,6 +61,7 @@ examples:
   olmo-sparsity measure model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
   olmo-sparsity measure MODEL --text FILES --out DIR --selectors leave-one-out-kl/cache:4,snapkv --keep-as cache:4
   olmo-sparsity measure runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
+  olmo-sparsity measure MODEL --text FILES --out DIR --selectors none --targets-per-block 128 --lengths 32,128,512
   olmo-sparsity measure runs/books-2 --select-with runs/books --out runs/books/crossfit
 
 Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
@@ -86,11 +92,14 @@ def measure_parser() -> Parser:
     targets = "number of target tokens to sample from the texts (default: 1000)"
     add("--targets", type=whole_number, default=1000, metavar="COUNT", help=targets)
     add("--targets-per-block", type=whole_number, default=16, metavar="B", help=PER_BLOCK)
+    add("--lengths", type=whole_numbers, default=(), metavar="N,N,…", help=LENGTHS)
+    add("--before", type=whole_number_or_zero, default=0, metavar="TOKENS", help=BEFORE)
+    add("--gap", type=whole_number_or_zero, default=0, metavar="IDS", help=GAP)
     tau = "threshold on the gain L_short - L_long in nats: above it, far tokens are chosen (default: 1)"
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     ks = "numbers of far tokens that are kept, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
-    add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
+    add("--selectors", type=selector_names, metavar="NAMES", help=SELECTION)
     add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
     add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
     seed = "random seed of all draws (default: 0)"
@@ -109,6 +118,12 @@ def measure_parser() -> Parser:
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
+
+
+def selector_names(text: str) -> tuple[str, ...]:
+    """The names of selectors that a list with commas has; none of ``none``."""
+    names = texts(text)
+    return () if names == ("none",) else names
 
 
 def _selectors_by_family() -> str:
@@ -148,6 +163,11 @@ def run_measure() -> None:
         print(f"shard {arguments.shard} is measured; next, when all are: the same command without --shard")
         return
     print(result)
+    if not result.selectors:
+        path = arguments.out / "documents.csv"
+        with atomic_path(path) as temporary:
+            result.documents().to_csv(temporary, index=False)
+        print(f"wrote {path}: all texts")
     print(f"next: olmo-sparsity figure2 {arguments.out}")
 
 
@@ -293,15 +313,19 @@ def checked_measure(arguments: list[str]) -> Any:
     choices = ChoiceSettings(
         tau_nats=parsed.tau_nats,
         ks=tuple(parsed.ks),
-        selectors=tuple(parsed.selectors or DEFAULT_SELECTORS),
+        selectors=tuple(DEFAULT_SELECTORS if parsed.selectors is None else parsed.selectors),
         far_contexts=far_contexts(parsed.placebos),
         keep_as=tuple(parsed.keep_as),
+        effects=parsed.effects,
     )
     contexts = ContextSettings(
         n_long=parsed.n_long,
         n_short=parsed.n_short,
         seed=parsed.seed,
         targets_per_block=parsed.targets_per_block,
+        lengths=parsed.lengths,
+        before=parsed.before,
+        gap=parsed.gap,
     )
     check_options(contexts, choices)
     return parsed

@@ -16,14 +16,21 @@ from olmo_sparsity.util.rng import Stream
 
 NO_FAR = np.empty((1, 0), dtype=np.int64)
 """The empty subset of the far tokens, (1, 0): the short context alone."""
+PLACEBO = "placebo"
+"""The far context of another text."""
 SAME_GROUP, SHUFFLED, OTHER_TARGET = "same-group", "shuffled", "other-target"
 """Far contexts beside the true one and the placebo: from elsewhere in the target's group; in random order; and the true
 one, with the tokens that were chosen for another target of the block."""
 
 
+def placebo_column(far_context: str) -> str:
+    """The column of the targets that has the loss given the long context with this placebo in it."""
+    return f"loss_{far_context.replace('-', '_')}_nats"
+
+
 @dataclass(frozen=True)
 class Contexts:
-    """Long contexts of n blocks (docs/method.md, 2.1). The token at column j has position id j, always."""
+    """Long contexts of n blocks (docs/method.md, 2.1)."""
 
     tokens: np.ndarray
     """(n, N + B - 1) int64; the first F columns are the far context, M short ones follow, and all targets but the last.
@@ -34,6 +41,15 @@ class Contexts:
     """(n, B) int64, stable number of each target."""
     n_short: int
     """M."""
+    ids: np.ndarray | None = None
+    """(N + B - 1,) position ids of the columns, the same in all blocks; None: column j has the id j."""
+
+    @property
+    def position_ids(self) -> np.ndarray:
+        """(N + B - 1,) position ids of the columns."""
+        if self.ids is None:
+            return np.arange(self.tokens.shape[1])
+        return self.ids
 
     @property
     def targets_per_block(self) -> int:
@@ -74,6 +90,16 @@ class Contexts:
         tokens = np.concatenate([far, self.tokens[:, self.n_far :]], axis=1)
         return replace(self, tokens=tokens)
 
+    def behind(self, before: np.ndarray) -> Contexts:
+        """The same behind other tokens, (n, D): these are the first of the far context."""
+        return replace(self, tokens=np.concatenate([before, self.tokens], axis=1))
+
+    def with_gap(self, gap: int) -> Contexts:
+        """The same with so many position ids that no token has between far and short context."""
+        ids = np.arange(self.tokens.shape[1])
+        ids[self.n_far :] += gap
+        return replace(self, ids=ids)
+
     def with_other_near(self, far: np.ndarray) -> Contexts:
         """The same with the first M // 2 short ones replaced by the last tokens of other far contexts, (n, F).
 
@@ -110,11 +136,16 @@ def long_contexts(
 
 def placebo_contexts(texts: Texts, contexts: Contexts, text: np.ndarray, start: np.ndarray) -> Contexts:
     """The same targets behind the F tokens that stand at ``start`` of ``text``, (n,) (docs/method.md, 2.3 [ours])."""
-    far = []
+    return contexts.with_far(stretches(texts, text, start, contexts.n_far))
+
+
+def stretches(texts: Texts, text: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
+    """The tokens that stand at ``start`` of ``text``, both (n,): (n, length) int64."""
+    rows = []
     for text_index, position in zip(text.tolist(), start.tolist(), strict=True):
-        tokens = texts.tokens(text_index)[position : position + contexts.n_far]
-        far.append(tokens.astype(np.int64))
-    return contexts.with_far(np.stack(far))
+        tokens = texts.tokens(text_index)[position : position + length]
+        rows.append(tokens.astype(np.int64))
+    return np.stack(rows)
 
 
 def shuffled_contexts(contexts: Contexts, seed: int) -> Contexts:

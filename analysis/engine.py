@@ -18,15 +18,19 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import (
+    NO_FAR,
     OTHER_TARGET,
+    PLACEBO,
     SAME_GROUP,
     SHUFFLED,
     Contexts,
     long_contexts,
+    placebo_column,
     placebo_contexts,
     shuffled_contexts,
+    stretches,
 )
-from analysis.faithfulness import Faithfulness
+from analysis.faithfulness import Faithfulness, measured_lengths
 from analysis.kept import KeptAs, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model import far_cache
@@ -43,7 +47,7 @@ from olmo_sparsity.util.errors import UserError
 log = logging.getLogger(__name__)
 
 DEFAULT_SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
-PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED, OTHER_TARGET)
+PLACEBOS = (PLACEBO, SAME_GROUP, SHUFFLED, OTHER_TARGET)
 """Far contexts beside the true one: of another text, from elsewhere in the target's own group, the true one with its
 tokens in random order, and the true one with the tokens that were chosen for another target of the block [ours]."""
 ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
@@ -135,22 +139,33 @@ class Engine:
             return self._choose(targets)
 
     def _choose(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        effects = self._effects(targets) if self.choice_settings.effects else None
+        frames = {"choices": empty_frame(CHOICE_COLUMNS)}
+        if self.selectors:
+            frames = self._chosen(targets, effects)
+        if effects is not None:
+            columns = {"kl_nats": effects["kl"], "loss_change_nats": effects["loss"] - effects["loss_long"]}
+            columns = {name: values.astype(np.float32) for name, values in columns.items()}
+            frames["effects"] = _rows({"target_id": targets["target_id"]}, columns)
+        return frames
+
+    def _chosen(
+        self, targets: pd.DataFrame, effects: dict[str, np.ndarray] | None
+    ) -> dict[str, pd.DataFrame]:
+        """The frames of what selectors choose, by name; ``effects``: those of the same targets, where known."""
         over = targets[targets["over_tau"]]
         choices = [empty_frame(CHOICE_COLUMNS)]
         scores = [empty_frame(SCORE_COLUMNS)]
-        effects = self._effects(targets) if self.choice_settings.effects else None
         following = next_in_block(over["target_id"].to_numpy() // self.size)
         chosen_of_true: dict[str, Selection] = {}
         for far_context in self.choice_settings.far_contexts:
-            there = np.ones(len(over), dtype=bool)
-            if far_context in ELSEWHERE:
-                there = over[f"{ELSEWHERE[far_context]}_start"].to_numpy() >= 0
-            elif far_context == OTHER_TARGET:
+            there = self._has_far_context(over, far_context)
+            if far_context == OTHER_TARGET:
                 there = following != np.arange(len(over))
             targets_there = over[there]
             if targets_there.empty:
                 continue
-            contexts, index = self._far_context(targets_there, far_context)
+            contexts, index = self._contexts(targets_there, far_context)
             if far_context == OTHER_TARGET:
                 chosen = {name: _of_rows(one, following[there]) for name, one in chosen_of_true.items()}
                 choices += self._choice_rows(targets_there, far_context, contexts, index, chosen, {})
@@ -174,10 +189,6 @@ class Engine:
         frames = {"choices": stacked(choices), "texts": self._texts(over)}
         if self.choice_settings.scores:
             frames["scores"] = stacked(scores)
-        if effects is not None:
-            columns = {"kl_nats": effects["kl"], "loss_change_nats": effects["loss"] - effects["loss_long"]}
-            columns = {name: values.astype(np.float32) for name, values in columns.items()}
-            frames["effects"] = _rows({"target_id": targets["target_id"]}, columns)
         return frames
 
     def _effects(self, targets: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -231,27 +242,60 @@ class Engine:
             gain = rounded(short - long)
             columns["selecting_gain_nats"] = gain
         columns |= {"over_tau": gain > self.choice_settings.tau_nats, "kind": self._kinds(sampled)}
+        columns |= self._placebo_losses(sampled)
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
             columns |= {name: rounded(losses) for name, losses in further.items()}
+        columns |= self._losses_by_length(sampled, contexts, index)
         return sampled.assign(**columns)
 
-    def _far_context(self, targets: pd.DataFrame, far_context: str) -> tuple[Contexts, np.ndarray]:
-        """What `_contexts` gives, with this far context."""
-        contexts, index = self._contexts(targets)
-        if far_context in ELSEWHERE:
-            blocks = targets.iloc[np.unique(index[:, 0], return_index=True)[1]]
-            elsewhere = (blocks[f"{ELSEWHERE[far_context]}_{what}"].to_numpy() for what in ("text", "start"))
-            contexts = placebo_contexts(self.texts, contexts, *elsewhere)
-        elif far_context == SHUFFLED:
-            contexts = shuffled_contexts(contexts, self.lengths.seed)
-        return contexts, index
+    def _placebo_losses(self, sampled: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The loss given the long context with each placebo in place of the far one, (m,) nats, by column.
+
+        NaN of targets that have no such placebo.
+        """
+        columns = {}
+        for far_context in self.choice_settings.far_contexts:
+            if far_context in ("true", OTHER_TARGET):
+                continue
+            there = self._has_far_context(sampled, far_context)
+            losses = np.full(len(sampled), np.nan)
+            if there.any():
+                contexts, index = self._contexts(sampled[there], far_context)
+                losses[there] = rounded(self.scorer.losses(contexts, contexts.all_far, index)[:, 0])
+            columns[placebo_column(far_context)] = losses
+        return columns
+
+    def _losses_by_length(
+        self, sampled: pd.DataFrame, contexts: Contexts, index: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The losses given contexts of other lengths, (m,) nats, by column (docs/method.md, 2.1b).
+
+        Of a length beyond the long context there is L_short at the ids of that length, too.
+        """
+        columns = {}
+        for length in measured_lengths(self.lengths, faithfulness=self.faithfulness is not None):
+            if length <= self.lengths.n_context:
+                # in a block target b is given n + b tokens, as its short context has M + b
+                last = replace(contexts, n_short=length)
+                columns[f"loss_of_{length}_nats"] = rounded(self.scorer.losses(last, NO_FAR, index)[:, 0])
+            else:
+                longer, _ = self._contexts(sampled, n_long=length)
+                long, short = map(rounded, long_and_short_losses(self.scorer, longer, index))
+                columns |= {f"loss_of_{length}_nats": long, f"loss_short_at_{length}_nats": short}
+        return columns
+
+    def _has_far_context(self, targets: pd.DataFrame, far_context: str) -> np.ndarray:
+        """Whether each target has a far context that is read in another place, (m,) bool; any other it has."""
+        if far_context not in ELSEWHERE:
+            return np.ones(len(targets), dtype=bool)
+        return targets[f"{ELSEWHERE[far_context]}_start"].to_numpy() >= 0
 
     def _other_near(self, targets: pd.DataFrame, contexts: Contexts) -> Contexts | None:
         """The contexts that selectors of ``other_near`` read, with the end of the placebo; None: none is measured."""
         if not any(name.other_near for name in self.selectors.values()):
             return None
-        placebo, _ = self._far_context(targets, PLACEBOS[0])
+        placebo, _ = self._contexts(targets, PLACEBOS[0])
         return contexts.with_other_near(placebo.tokens[:, : contexts.n_far])
 
     def _select(
@@ -358,8 +402,13 @@ class Engine:
             return np.zeros_like(far)
         return np.stack([word_numbers(self.decoder.pieces(tokens.tolist())) for tokens in far])
 
-    def _contexts(self, targets: pd.DataFrame) -> tuple[Contexts, np.ndarray]:
-        """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
+    def _contexts(
+        self, targets: pd.DataFrame, far_context: str = "true", *, n_long: int | None = None
+    ) -> tuple[Contexts, np.ndarray]:
+        """The blocks that hold some targets, and where each target stands in them, (m, 2).
+
+        ``n_long``: N, where it is another one than that of the settings.
+        """
         target_id = targets["target_id"].to_numpy()
         offset = target_id % self.size
         first_id, first, block = np.unique(target_id - offset, return_index=True, return_inverse=True)
@@ -368,10 +417,21 @@ class Engine:
             targets["text"].to_numpy()[first],
             targets["position"].to_numpy()[first] - offset[first],
             first_id,
-            n_long=self.lengths.n_long,
+            n_long=n_long or self.lengths.n_long,
             n_short=self.lengths.n_short,
             targets_per_block=self.size,
         )
+        blocks = targets.iloc[first]
+        if far_context in ELSEWHERE:
+            text, start = _places(blocks, ELSEWHERE[far_context])
+            contexts = placebo_contexts(self.texts, contexts, text, start)
+        elif far_context == SHUFFLED:
+            contexts = shuffled_contexts(contexts, self.lengths.seed)
+        if self.lengths.before:
+            text, start = _places(blocks, "before")
+            contexts = contexts.behind(stretches(self.texts, text, start, self.lengths.before))
+        if self.lengths.gap:
+            contexts = contexts.with_gap(self.lengths.gap)
         return contexts, np.stack([block, offset], axis=1)
 
     def _pieces(self, text: int, start: int, end: int) -> list[str]:
@@ -406,6 +466,11 @@ class Engine:
                 )
             rows.append(row)
         return pd.DataFrame(rows) if rows else empty_frame(TEXT_COLUMNS)
+
+
+def _places(blocks: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Text and start of what is read from another place for some blocks, (n,) both, by the name of its columns."""
+    return blocks[f"{name}_text"].to_numpy(), blocks[f"{name}_start"].to_numpy()
 
 
 def _rows(keys: dict[str, Any], columns: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -458,6 +523,8 @@ def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
 
 def drops_tokens(choices: ChoiceSettings) -> bool:
     """Whether the model reads subsequences: to rank tokens, to keep them, or to judge the choice."""
+    if not choices.selectors:
+        return False
     return (
         choices.faithfulness
         or any(name.reads_subsequences for name in parse_names(choices.selectors).values())
@@ -467,8 +534,8 @@ def drops_tokens(choices: ChoiceSettings) -> bool:
 
 def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
     """Whether far keys and values are left out of the cache, to rank tokens or to keep them."""
-    if choices.effects:
-        return True
+    if choices.effects or not choices.selectors:
+        return choices.effects
     levels = [KeptAs.parse(text).level for text in choices.keep_as]
     return "cache" in levels or any(name.ranks_in_cache for name in parse_names(choices.selectors).values())
 
@@ -481,6 +548,14 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
             "or leave it out"
         )
     selectors = parse_names(choices.selectors)
+    if contexts.before and (selectors or choices.effects):
+        what = "selectors (--selectors none, selectors=())" if selectors else "effects"
+        raise UserError(
+            f"before = {contexts.before:,}: no tokens are chosen or left out behind other text; leave out {what}, or "
+            "before"
+        )
+    if not selectors:
+        return
     half = contexts.n_short // 2
     for text, name in selectors.items():
         if name.other_near and not 1 <= half <= contexts.n_far:

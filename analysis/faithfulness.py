@@ -16,6 +16,7 @@ import scipy
 
 from analysis.contexts import NO_FAR, Contexts
 from analysis.selectors import Selection
+from analysis.settings import ContextSettings
 from olmo_sparsity.util.rng import Stream
 
 if TYPE_CHECKING:  # its correlations are read without torch
@@ -26,7 +27,7 @@ SUBSETS = 32
 SUBSET_KEEP_RATE = 0.5
 """Share of the far tokens that a random subset keeps, rounded to a whole number of them."""
 CONTEXT_LENGTHS = (32, 96, 256)
-"""M': lengths of context below N whose loss is measured, to see whether they are enough. [ours]"""
+"""Lengths of context that are always among those measured, where they are below N [ours]."""
 EXACT = "leave-one-out"
 """The selector that others are compared with: the exact influence of every single token."""
 
@@ -44,14 +45,8 @@ class Faithfulness:
     def of_targets(self, contexts: Contexts, targets: np.ndarray) -> dict[str, np.ndarray]:
         """Further columns of the targets, (m,) nats each; ``targets``: (m, 2) as in `Scorer.losses`."""
         # the short context as a text of its own, with position ids from 0 instead of from F
-        alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
-        columns = {"loss_short_from_0_nats": self.scorer.losses(alone, NO_FAR, targets)[:, 0]}
-        for length in CONTEXT_LENGTHS:
-            if length < contexts.n_long:
-                # in a block target b is given M' + b tokens, as its short context has M + b
-                last = replace(contexts, n_short=length)
-                columns[f"loss_of_{length}_nats"] = self.scorer.losses(last, NO_FAR, targets)[:, 0]
-        return columns
+        alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :], ids=None)
+        return {"loss_short_from_0_nats": self.scorer.losses(alone, NO_FAR, targets)[:, 0]}
 
     def of_choices(
         self, contexts: Contexts, targets: np.ndarray, chosen: Mapping[str, Selection]
@@ -109,6 +104,12 @@ class Faithfulness:
             rows = np.flatnonzero(targets[:, 0] == block)
             losses[rows] = self.scorer.losses(contexts, subsets[rows[0]], targets[rows])
         return losses
+
+
+def measured_lengths(contexts: ContextSettings, *, faithfulness: bool) -> tuple[int, ...]:
+    """The lengths of further contexts that are measured, ascending: those that are set, and `CONTEXT_LENGTHS`."""
+    always = [length for length in CONTEXT_LENGTHS if faithfulness and length < contexts.n_long]
+    return tuple(sorted({*contexts.lengths, *always}))
 
 
 def far_subsets(n_far: int, count: int, *, seed: int, block: int) -> np.ndarray:

@@ -16,6 +16,7 @@ Shapes: n sampled targets, m of them over tau, K values of k, k_max the largest,
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import PLACEBO, placebo_column
 from analysis.older_records import renamed_choices
 from analysis.parquet import read_frame
 from analysis.saved import read_head, write_saved
@@ -51,8 +53,11 @@ class Measurement:
 
         targets   target_id (block · B + place in the block), text (its number), [group], position, token,
                   loss_long_nats, loss_short_nats, [selecting_gain_nats: of the selecting model], over_tau, kind,
-                  placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
-                  [run], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
+                  [text_tokens: of the whole text], placebo_text, placebo_start, [placebo_group], [same_group_text,
+                  same_group_start], [before_text, before_start], [near_copy], [run]; losses in other contexts:
+                  [loss_placebo_nats, loss_same_group_nats, loss_shuffled_nats: given the long context with that
+                  placebo in it], [loss_of_n_nats: given the last n tokens, such as loss_of_32_nats],
+                  [loss_short_at_n_nats: L_short at the ids of n tokens, n above N], [loss_short_from_0_nats]
         choices   target_id, [run], selector, far_context, level, unit and sinks (see `analysis.kept`),
                   selected (k_max: position ids in 0 … F-1, most influential first), loss_nats (K),
                   [loss_base_nats: given the sinks alone, k = 0], [tokens_read (K), tokens_kept (K): how many far tokens
@@ -118,6 +123,19 @@ class Measurement:
     def gain_nats(self) -> np.ndarray:
         """L_short - L_long of the model that evaluates, (n,): positive where the long context helps."""
         return (self.targets["loss_short_nats"] - self.targets["loss_long_nats"]).to_numpy(dtype=np.float64)
+
+    @cached_property
+    def net_gain_nats(self) -> np.ndarray:
+        """The loss given the long context with the placebo in it, less L_long, (n,): what this text alone gives.
+
+        Raises `UserError` where the placebo's losses were not measured.
+        """
+        name = placebo_column(PLACEBO)
+        if name not in self.targets:
+            raise UserError(
+                "the result has no losses in the placebo; measure again, with placebo among the placebos"
+            )
+        return (self.targets[name] - self.targets["loss_long_nats"]).to_numpy(dtype=np.float64)
 
     @cached_property
     def over(self) -> np.ndarray:
@@ -297,6 +315,23 @@ def save_study(folder: str | Path, study: Mapping[str, Measurement]) -> None:
         for cell, one in study.items()
     }
     write_saved(folder / RESULT_NAME, {"kind": KIND, "version": VERSION, "cells": cells}, frames)
+
+
+def losses_in_other_contexts(targets: pd.DataFrame) -> list[str]:
+    """The columns of targets that are losses, but for L_long and L_short."""
+    return [
+        name
+        for name in targets
+        if name.startswith("loss_")
+        and name.endswith("_nats")
+        and name not in ("loss_long_nats", "loss_short_nats")
+    ]
+
+
+def context_lengths(targets: pd.DataFrame) -> list[int]:
+    """The lengths of context n of which targets have the loss ``loss_of_n_nats``, ascending."""
+    matches = [re.fullmatch(r"loss_of_(\d+)_nats", name) for name in targets]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def rounded(losses: np.ndarray) -> np.ndarray:

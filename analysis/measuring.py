@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,9 @@ def measure(
     n_short: int = 16,
     targets: int = 1000,
     targets_per_block: int = 16,
+    lengths: Sequence[int] = (),
+    before: int = 0,
+    gap: int = 0,
     tau_nats: float = 1.0,
     ks: Sequence[int] = (1, 2, 4, 8),
     selectors: Sequence[str] = DEFAULT_SELECTORS,
@@ -85,11 +87,17 @@ def measure(
         targets: how many to sample, in whole blocks; a small text offers fewer, and a conversation has fewer left.
         targets_per_block: B, targets that follow one another and share a far context: the short context of the last one
             has M + B - 1 tokens.
+        lengths: numbers of tokens n, also above N: the loss of every target given its last n tokens, in a block n + b,
+            is measured, too (docs/method.md, 2.1b; numbers: `Result.contexts`).
+        before: so many tokens of another text stand before the long context: distractors alone. No tokens are chosen
+            then.
+        gap: so many position ids between far and short context have no token: distance alone.
         tau_nats: tau.
         ks: numbers of tokens, ascending.
         selectors: names of `analysis.selectors`, with where they rank, such as ``leave-one-out-kl/cache:4``, or
             screened, such as ``leave-one-out@gradient:32``; with ``/other-near`` behind it, it chooses with half of
-            the short context replaced (docs/method.md, 2.3).
+            the short context replaced (docs/method.md, 2.3). None, ``()``: only losses are measured, and nothing is
+            searched; ``ks`` and ``keep_as`` count nothing then.
         placebos: far contexts beside the true one, of `PLACEBOS`.
         keep_as: how chosen tokens are kept: text; or cache, where the whole context is read and only their keys
             and values are left; maybe with sinks, as words or with windows, such as cache:4, text/word, text:4/before:2
@@ -122,7 +130,13 @@ def measure(
     measurement.
     """
     contexts = arguments.context_settings(
-        n_long=n_long, n_short=n_short, targets_per_block=targets_per_block, seed=seed
+        n_long=n_long,
+        n_short=n_short,
+        targets_per_block=targets_per_block,
+        seed=seed,
+        lengths=lengths,
+        before=before,
+        gap=gap,
     )
     choices = ChoiceSettings(
         tau_nats=arguments.finite_number("tau_nats", tau_nats),
@@ -153,7 +167,7 @@ def measure(
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
         sampled = sample_targets(
-            source, targets, same_group=SAME_GROUP in choices.far_contexts, **asdict(contexts)
+            source, targets, same_group=SAME_GROUP in choices.far_contexts, **contexts.drawn_by
         )
         scorer = _scorer(loaded, contexts, choices, tokens_per_batch)
         scorers: dict[str, Scorer] = {}
@@ -191,11 +205,12 @@ def measure(
 def _scorer(
     loaded: LoadedModel, contexts: ContextSettings, choices: ChoiceSettings, tokens_per_batch: int | None
 ) -> Scorer:
-    """Of a model that reads the long context. Raises `UserError` where it cannot."""
+    """Of a model that reads the longest context. Raises `UserError` where it cannot."""
     selectors = parse_names(choices.selectors).values()
     loaded.check_context(  # a trial, which takes time
-        contexts.n_long,
+        max((contexts.n_context, *contexts.lengths)),
         contexts.targets_per_block,
+        gap=contexts.gap,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),
         by_head=any(name.chooses_by_head for name in selectors),

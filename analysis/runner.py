@@ -1,7 +1,7 @@
 """The run of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
 
 A folder that is written holds `parts/` until a run without a shard makes them its result. Batches are the same whoever
-measures them, so that the whole is that of one uninterrupted run. A whole result with no target over tau lends its
+measures them, so that the whole is that of one uninterrupted run. A whole result in which nothing was chosen lends its
 losses to a run with another tau, and stays until that is whole.
 
 What is measured together, from large to small: a shard is every n-th batch; a batch is 64 targets in whole blocks,
@@ -210,8 +210,8 @@ class Runner:
         return self.sampled[self._batch_numbers().isin(batches)]
 
     def _result_there(self) -> Measurement | None:
-        """The whole result in ``out``, None where there is none: of this measurement, or of one with another tau over
-        which there is no target, so that its losses are those of this one, too.
+        """The whole result in ``out``, None where there is none: of this measurement, or of one with another tau in
+        which nothing was chosen, so that its losses are those of this one, too.
 
         Raises `UserError` for any other.
         """
@@ -220,7 +220,7 @@ class Runner:
         there = Measurement.load(self.out)
         differing = there.settings.differences(self.settings, when="resumed")
         but_for_tau = there.settings.differences(self.settings, when="resumed", but_for=("tau_nats",))
-        lends_losses = there.settings.complete and not len(there.over) and not but_for_tau
+        lends_losses = there.settings.complete and there.choices.empty and not but_for_tau
         if differing and not lends_losses:
             raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
         return there
@@ -230,7 +230,7 @@ class Runner:
         of_place = ["target_id", "text", "position"]
         if not np.array_equal(there.targets[of_place], self.sampled[of_place]):
             raise UserError(f"{self.out} has other targets than are sampled now; give another folder")
-        log.info("no target is over tau in %s: its losses are used again", self.out)
+        log.info("nothing was chosen in %s: its losses are used again", self.out)
         return there.targets
 
     def _joined(self, parts: Sequence[Measurement]) -> Measurement:

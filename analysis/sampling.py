@@ -29,8 +29,13 @@ def sample_targets(
     targets_per_block: int = 1,
     same_group: bool = False,
     placebo: bool = True,
+    n_text: int | None = None,
+    before: int = 0,
 ) -> pd.DataFrame:
     """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
+
+    ``n_text``: how many tokens of its text stand before a block, where that is more than N. ``before``: how many tokens
+    of another text are drawn to stand before the long context.
 
     Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
     not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
@@ -42,34 +47,41 @@ def sample_targets(
     in `Measurement.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of it;
     ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
     of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
-    there is none). Without ``placebo`` the columns of placebos are left out. Raises `UserError` where N or B must be
-    smaller, and where there is no placebo or no target left.
+    there is none); ``before_text`` and ``before_start``, where tokens are to stand before. Without ``placebo`` the
+    columns of placebos are left out. Raises `UserError` where N, a length or B must be smaller, and where there is no
+    placebo, no text to stand before or no target left.
     """
     size = targets_per_block
     n_far = n_long - n_short
     groups = texts.groups
-    offered = np.maximum(texts.lengths - n_long, 0)
+    n_text = n_long if n_text is None else n_text
+    offered = np.maximum(texts.lengths - n_text, 0)
     if not (offered >= size).any():
+        length, lower = (f"N = {n_long}", "N") if n_text == n_long else (f"{n_text:,}", "lengths")
         raise UserError(
-            f"no text offers B = {size} targets in a row with N = {n_long} tokens before: the longest has "
-            f"{texts.lengths.max()} tokens; lower N or B, or give longer texts"
+            f"no text offers B = {size} targets in a row with {length} tokens before: the longest has "
+            f"{texts.lengths.max()} tokens; lower {lower} or B, or give longer texts"
         )
     text, block_in_text = _stratified(offered // size, -(-count // size), seed)
     # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
     generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
     offsets = generator.integers(0, offered % size, endpoint=True)
-    first = n_long + size * block_in_text + offsets[text]
-    columns = {"text": text, "position": first}
+    first = n_text + size * block_in_text + offsets[text]
+    columns = {"text": text, "position": first, "text_tokens": texts.lengths[text]}
+    placebo_text = np.full(len(text), -1)
     if placebo:
-        placebo_text, placebo_start = _placebos(texts, text, first, n_long, n_far, size, seed)
+        placebo_text, placebo_start = _placebos(texts, text, first, n_text, n_long, n_far, size, seed)
         columns |= {"placebo_text": placebo_text, "placebo_start": placebo_start}
+    if before:
+        drawn = texts_before(texts, text, placebo_text, before, seed)
+        columns |= {"before_text": drawn[:, 0], "before_start": drawn[:, 1]}
     if groups is not None:
         columns["group"] = groups[text]
         if placebo:
             columns["placebo_group"] = groups[placebo_text]
     if same_group:
         drawn = same_group_elsewhere(
-            texts, text, first, n_long=n_long, n_far=n_far, targets_per_block=size, seed=seed
+            texts, text, first, n_long=n_text, n_far=n_far, targets_per_block=size, seed=seed
         )
         columns |= {"same_group_text": drawn[:, 0], "same_group_start": drawn[:, 1]}
     sampled = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
@@ -86,6 +98,7 @@ def _placebos(
     texts: Texts,
     text: np.ndarray,
     first: np.ndarray,
+    n_text: int,
     n_long: int,
     n_far: int,
     targets_per_block: int,
@@ -94,12 +107,53 @@ def _placebos(
     """Text and start of every block's placebo, (n,) each; ``text`` and ``first``: where the block's first target is."""
     if np.count_nonzero(texts.lengths >= n_far) <= 1:
         longest = int(texts.lengths.max())
-        return text, _placebos_of_itself(first, longest, n_long, n_far, targets_per_block, seed)
-    groups = texts.groups
-    if texts.divided and groups is not None and len(set(groups)) == 1:
+        return text, _placebos_of_itself(first, longest, n_text, n_long, n_far, targets_per_block, seed)
+    if _is_one_divided_text(texts):
         log.warning("all documents are of one text: placebos are of other documents in it")
-        groups = None
-    return _placebos_of_others(text, texts.lengths, n_far, seed, groups)
+    return _placebos_of_others(text, texts.lengths, n_far, seed, _groups_of_others(texts))
+
+
+def _is_one_divided_text(texts: Texts) -> bool:
+    """Whether all texts are documents of one text, which is their group."""
+    return bool(texts.divided) and texts.groups is not None and len(set(texts.groups)) == 1
+
+
+def _groups_of_others(texts: Texts) -> np.ndarray | None:
+    """The groups that other texts are to be of, (D,); None: none, any other text will do."""
+    return None if _is_one_divided_text(texts) else texts.groups
+
+
+def texts_before(
+    texts: Texts, text: np.ndarray, placebo_text: np.ndarray, before: int, seed: int
+) -> np.ndarray:
+    """Text and start of the D = ``before`` tokens before the long context of each block, (n, 2) (docs/method.md, 2.1b).
+
+    A uniform place of another uniformly drawn text, of another group where there are groups, and not the text that the
+    placebo is from. A pure function of the seed and the block. Raises `UserError` where a block has no such text.
+
+    Args:
+        texts: that are drawn from.
+        text: of each block, (n,).
+        placebo_text: of each block, (n,); -1: it has no placebo.
+        before: D.
+        seed: of the draws.
+    """
+    groups = _groups_of_others(texts)
+    group = np.arange(len(texts.lengths)) if groups is None else groups
+    long_enough = np.flatnonzero(texts.lengths >= before)
+    drawn = []
+    for block, (text_index, placebo_index) in enumerate(zip(text, placebo_text, strict=True)):
+        others = long_enough[(group[long_enough] != group[text_index]) & (long_enough != placebo_index)]
+        if not len(others):
+            of = "" if groups is None else f" of another group than {groups[text_index]}"
+            raise UserError(
+                f"before = {before:,} needs a text of so many tokens{of} that is not the placebo's; give more or "
+                "longer texts, or lower before"
+            )
+        generator = np.random.default_rng([Stream.BEFORE, seed, block])
+        other = generator.choice(others)
+        drawn.append((other, generator.integers(texts.lengths[other] - before + 1)))
+    return np.array(drawn)
 
 
 def _without_no_targets(texts: Texts, drawn_targets: pd.DataFrame, targets_per_block: int) -> pd.DataFrame:
@@ -176,9 +230,15 @@ def _placebos_of_others(
 
 
 def _placebos_of_itself(
-    first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
+    first: np.ndarray,
+    length: int,
+    n_text: int,
+    n_long: int,
+    n_far: int,
+    targets_per_block: int,
+    seed: int,
 ) -> np.ndarray:
-    """Start of each placebo in the only text of F tokens or more, (n,): at least N tokens before the long context of
+    """Start of each placebo in the only text of F tokens or more, (n,): at least N tokens before what is read before
     its block, or behind the block [ours].
 
     It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
@@ -192,13 +252,13 @@ def _placebos_of_itself(
     starts = []
     for position in first.tolist():
         generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
-        near_first = position - 2 * n_long
+        near_first = position - n_text - n_long
         near_end = position + targets_per_block + n_long
         starts.append(_start_outside(near_first, near_end, length, n_far, generator))
     if min(starts) < 0:
         raise UserError(
             f"the text has {length:,} tokens, too few for placebos from it; give a second text of {n_far:,}, or one "
-            f"of at least {3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+            f"of at least {n_text + 2 * n_long + 2 * n_far + targets_per_block:,} tokens"
         )
     return np.array(starts)
 
@@ -227,7 +287,7 @@ def same_group_elsewhere(
 ) -> np.ndarray:
     """Text and start of F tokens from elsewhere in the group of each block, (n, 2) (docs/method.md, 2.3 [ours]).
 
-    The first targets of the blocks stand at ``first`` of ``text``, both (n,).
+    The first targets of the blocks stand at ``first`` of ``text``, both (n,); ``n_long`` tokens before them are read.
 
     They stand at a uniform place of another uniformly drawn text of the group; where there is none of F tokens, of the
     block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed

@@ -90,17 +90,55 @@ class ContextSettings:
     """Of everything that is drawn."""
     targets_per_block: int = 1
     """B, consecutive targets that share a far context."""
+    lengths: tuple[int, ...] = ()
+    """Numbers of tokens of further contexts, ascending (docs/method.md, 2.1b)."""
+    before: int = 0
+    """D, tokens of another text before the long context."""
+    gap: int = 0
+    """Position ids between far and short context that no token has."""
 
     def __post_init__(self) -> None:
         if not 0 < self.n_short < self.n_long:
             raise UserError(
                 f"N = {self.n_long} must be larger than M = {self.n_short}, and M at least 1; change one of them"
             )
+        if self.before and self.longer_lengths:
+            raise UserError(
+                f"lengths has {self.lengths[-1]:,}, and N with what stands before it is {self.n_context:,} tokens: "
+                "raise before, or lower the length"
+            )
 
     @property
     def n_far(self) -> int:
         """F = N - M, tokens that only the long context has."""
         return self.n_long - self.n_short
+
+    @property
+    def n_context(self) -> int:
+        """D + N, tokens that are read where a target is given its long context."""
+        return self.before + self.n_long
+
+    @property
+    def longer_lengths(self) -> tuple[int, ...]:
+        """Those of the further contexts that are longer than the long one."""
+        return tuple(length for length in self.lengths if length > self.n_context)
+
+    @property
+    def n_text(self) -> int:
+        """How many tokens of its own text must stand before the first target of a block."""
+        return max((self.n_long, *self.longer_lengths))
+
+    @property
+    def drawn_by(self) -> dict[str, Any]:
+        """The arguments of `analysis.sampling.sample_targets` that they are."""
+        names = ("n_long", "n_short", "seed", "targets_per_block", "n_text", "before")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def unusual(self) -> dict[str, int]:
+        """What captions say of the long context beside its length, by name: `before` and `gap`, where not 0."""
+        values = {"before": self.before, "gap": self.gap}
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)

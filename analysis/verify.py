@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from analysis.engine import targets_per_batch
-from analysis.measurement import SELECTION, Measurement
+from analysis.measurement import SELECTION, Measurement, losses_in_other_contexts
 from analysis.measuring import measure
 from analysis.open_texts import files_named
 from olmo_sparsity.util.errors import UserError
@@ -31,7 +31,7 @@ class Comparison:
 
     targets: int
     largest_difference_nats: dict[str, float]
-    """Of loss_long, loss_short and, over the choices of the same tokens, loss_k."""
+    """Of loss_long, loss_short, in other contexts together, and, over the choices of the same tokens, loss_k."""
     choices: int
     """Of a target, selector, far context and k."""
     same: float
@@ -122,6 +122,12 @@ def compare(result: Measurement, again: Measurement) -> Comparison:
     for name in ("loss_long", "loss_short"):
         difference = recorded[f"{name}_nats"] - measured[f"{name}_nats"]
         largest[name] = float(difference.abs().max())
+    others = [name for name in losses_in_other_contexts(recorded) if name in measured]
+    if others:
+        differences = (recorded[others] - measured[others]).abs().to_numpy()
+        largest["other_contexts"] = float(
+            np.nanmax(differences, initial=0.0)
+        )  # NaN: there is no such placebo
     # a choice of a target that was not over tau before is none of these pairs, and so counts as another
     pairs = again.choices.merge(result.choices, on=["target_id", *SELECTION], suffixes=("", "_before"))
     differences_nats = [0.0]

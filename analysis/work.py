@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis.contexts import OTHER_TARGET
-from analysis.faithfulness import CONTEXT_LENGTHS, SUBSET_KEEP_RATE, SUBSETS
+from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS, measured_lengths
 from analysis.selectors.names import parse_names
 from analysis.settings import Settings
 from olmo_sparsity.util.progress import duration
@@ -122,15 +122,20 @@ class Work:
 
 
 def tokens_of_losses(settings: Settings, blocks: int) -> float:
-    """About how many tokens L_long and L_short of all targets of some blocks read."""
+    """About how many tokens the losses of all targets of some blocks read, those that need no selector."""
     lengths = settings.contexts
+    faithfulness = settings.choices.faithfulness
+    read = [lengths.n_context, lengths.n_short]
+    if settings.selected_by is not None:
+        read *= 2
+    placebos = [name for name in settings.choices.far_contexts if name not in ("true", OTHER_TARGET)]
+    read += [lengths.n_context] * len(placebos)
+    if faithfulness:
+        read.append(lengths.n_short)
+    read += measured_lengths(lengths, faithfulness=faithfulness)
+    read += [lengths.n_short] * len(lengths.longer_lengths)
     behind = lengths.targets_per_block - 1
-    read = lengths.n_long + lengths.n_short + 2 * behind
-    read *= 1 if settings.selected_by is None else 2
-    if settings.choices.faithfulness:
-        shorter = [length for length in CONTEXT_LENGTHS if length < lengths.n_long]
-        read += sum(length + behind for length in (lengths.n_short, *shorter))
-    return blocks * read
+    return blocks * sum(length + behind for length in read)
 
 
 def likely_tokens_to_choose(settings: Settings, targets: int, blocks: int) -> float:
@@ -154,6 +159,8 @@ def tokens_to_choose(settings: Settings, targets: float, blocks: float) -> float
     Of selectors that are not named here nothing is expected: the first step says what they take.
     """
     choice_settings = settings.choices
+    if not choice_settings.selectors:
+        return 0.0
     lengths = settings.contexts
     n_far = lengths.n_far
     long = lengths.n_long + lengths.targets_per_block - 1

@@ -56,7 +56,7 @@ def test_a_name_with_hyphens_stays_in_one_line(call_main, capsys, monkeypatch: p
     with pytest.raises(SystemExit, match="0"):
         call_main("measure", "--help")
     assert re.search(
-        "default: leave-one-out,\\s+leave-one-out-kl, leave-one-in, random,", capsys.readouterr().out
+        "default: leave-one-out,\\s+leave-one-out-kl,\\s+leave-one-in,\\s+random,", capsys.readouterr().out
     )
 
 

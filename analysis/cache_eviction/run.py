@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def eviction(
         source = open_texts(texts, loaded.reader, split=split)
         loaded.check_texts(source)
         count = blocks * contexts.targets_per_block
-        sampled = sample_targets(source, count, **asdict(contexts), placebo=placebo)
+        sampled = sample_targets(source, count, **contexts.drawn_by, placebo=placebo)
         loaded.check_context(
             contexts.n_long, contexts.targets_per_block, drops_tokens=False, in_cache=True, by_head=True
         )

@@ -389,6 +389,8 @@ def _describe(result: Measurement) -> str:
     said = f"N = {lengths.n_long}, M = {lengths.n_short}"
     if block > 1:
         said += f", B = {block}"
+    for name, value in lengths.unusual.items():
+        said += f", {name} = {value:,}"
     if prefix:
         said += f", prefix {' '.join(map(str, prefix))}"
     said += "; "

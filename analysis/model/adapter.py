@@ -194,7 +194,12 @@ class Adapter(nn.Module, ABC):
         return self.rotated(far) if self.shares_far_keys else far
 
     def near_logits(
-        self, far: KeyValues, visible: Tensor | list[Tensor], input_ids: Tensor, logits_to_keep: int
+        self,
+        far: KeyValues,
+        visible: Tensor | list[Tensor],
+        input_ids: Tensor,
+        logits_to_keep: int,
+        first_id: int | None = None,
     ) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), of near tokens (R, L) that follow a far context.
 
@@ -205,25 +210,27 @@ class Adapter(nn.Module, ABC):
             far: `far_key_values`.
             visible: (R, F) bool, the same in all layers and heads; or for each layer (R, G, F), G heads of keys, where
                 the adapter shares far keys: bool, or float, a presence to which gradients flow back (`FarKeys`).
-            input_ids: at ids F … F + L - 1.
+            input_ids: at ids that follow one another.
             logits_to_keep: Q; at least 1.
+            first_id: of the first near token; None: F.
         """
         p = len(self.prefix)
         length = input_ids.shape[1]
         num_far = far[0][0].shape[2]
+        first = num_far if first_id is None else p + first_id
+        near_ids = first + torch.arange(length, device=input_ids.device)
         if self.shares_far_keys:
             seen: Tensor | list[Tensor]
             if isinstance(visible, Tensor):
                 seen = F.pad(visible, (p, 0), value=True)
             else:
                 seen = [F.pad(of_layer, (p, 0), value=True) for of_layer in visible]
-            near_ids = num_far + torch.arange(length, device=input_ids.device)
             return self.raw_near_logits(FarKeys.of(far, seen, near_ids), input_ids, logits_to_keep)
         assert isinstance(visible, Tensor), "masks by head need shared far keys"
         rows = len(input_ids)
         past = [(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)) for keys, values in far]
         mask = F.pad(F.pad(visible.long(), (p, 0), value=1), (0, length), value=1)
-        ids = torch.arange(num_far + length, device=input_ids.device).expand(rows, -1)
+        ids = torch.cat([torch.arange(num_far, device=input_ids.device), near_ids]).expand(rows, -1)
         options = PassOptions(attention_mask=mask, past=past)
         return self.raw_forward(input_ids, ids, logits_to_keep, options).logits
 

@@ -31,6 +31,7 @@ def check_long_context(
     *,
     name: str,
     reach_factor: float = 1.0,
+    gap: int = 0,
     drops_tokens: bool = True,
     in_cache: bool = False,
     by_head: bool = False,
@@ -52,6 +53,8 @@ def check_long_context(
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         reach_factor: how many times as far its RoPE is scaled to reach.
+        gap: position ids between tokens that none has. A window of transformers counts tokens, not ids, so that it must
+            reach beyond both.
         drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
             another one; where nothing is dropped it may end within the context.
         in_cache: whether far keys and values are left out.
@@ -60,10 +63,11 @@ def check_long_context(
     """
     more = targets_per_block - 1 + len(model.prefix)
     tried = with_prefix(model, ())
-    _check_limits(tried, n_long, more, name, drops_tokens)
+    drops_tokens = drops_tokens or gap > 0
+    _check_limits(tried, n_long, more, gap, name, drops_tokens)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
-    length = n_long + more
+    length = n_long + more + gap
     _warn_of_length(tried, length, name, reach_factor)
     with _trial(tried, name):
         _try_positions(tried, length, name, drops_tokens)
@@ -75,17 +79,19 @@ def check_long_context(
             _try_heads(tried, length, name, gathers=in_cache and not model.shares_far_keys)
 
 
-def _check_limits(model: Adapter, n_long: int, more: int, name: str, drops_tokens: bool) -> None:
-    """Raise `UserError` where N tokens, and those of block and prefix, are beyond the first of `limits`."""
+def _check_limits(model: Adapter, n_long: int, more: int, gap: int, name: str, drops_tokens: bool) -> None:
+    """Raise `UserError` where N tokens, those of block and prefix, and a gap are beyond the first of `limits`."""
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
-    if limit is not None and n_long + more > limit:
-        remedy = "lower N or B"
-        if what.endswith("sliding window"):
-            remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
-        raise UserError(
-            f"N = {n_long:,} with {more:,} more tokens of block and prefix is beyond the {limit:,} {what} of {name}; "
-            f"{remedy}"
-        )
+    if limit is None or n_long + more + gap <= limit:
+        return
+    further = f"{more:,} more tokens of block and prefix"
+    remedy = "lower N or B"
+    if gap:
+        further += f" and a gap of {gap:,}"
+        remedy = "lower N, B or the gap"
+    elif what.endswith("sliding window"):
+        remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
+    raise UserError(f"N = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}")
 
 
 def _warn_of_length(model: TransformersAdapter, length: int, name: str, reach_factor: float) -> None:

@@ -119,7 +119,7 @@ def presence_gradient(scorer: Scorer, contexts: Contexts, places: np.ndarray) ->
     for some in chunks(places, scorer.tokens_per_batch // BACKWARD_TOKENS - contexts.n_short):
         near = contexts.tokens[:, contexts.n_far : contexts.n_long + some[-1]]
         queries = int(some[-1] - some[0]) + 1
-        logits = model.near_logits(far, presence, scorer.tensor(near), queries)
+        logits = model.near_logits(far, presence, scorer.tensor(near), queries, _first_near_id(contexts))
         scorer.on_read(near.size)
         of_targets = logits[0, scorer.tensor(some - some[0])].float()
         loss = F.cross_entropy(of_targets, scorer.tensor(contexts.targets[0, some]), reduction="sum")
@@ -248,7 +248,8 @@ def _losses_behind(
 ) -> np.ndarray:
     """-log p of targets behind cached tokens (R, j) of these ids and their short contexts, (R,) nats."""
     behind = contexts.n_far + np.arange(contexts.n_short + place.max())
-    all_ids = np.concatenate([ids, np.broadcast_to(behind, (len(block), len(behind)))], axis=1)
+    near_ids = contexts.position_ids[behind]
+    all_ids = np.concatenate([ids, np.broadcast_to(near_ids, (len(block), len(behind)))], axis=1)
     tokens = scorer.tensor(contexts.tokens[block[:, None], behind])
     queries = int(np.ptp(place)) + 1
     logits = scorer.model.logits_after(past, tokens, scorer.tensor(all_ids), queries)
@@ -295,7 +296,8 @@ class _BlockReader:
             near = self.contexts.tokens[:, self.contexts.n_far : end]
             tokens = self.scorer.tensor(near).expand(len(some), -1)
             masks = _masks(rows.visible[some], self.far, self.scorer)
-            logits = self.scorer.model.near_logits(self.far, masks, tokens, queries)
+            first_id = _first_near_id(self.contexts)
+            logits = self.scorer.model.near_logits(self.far, masks, tokens, queries, first_id)
             self.scorer.on_read(tokens.numel())
             return logits
 
@@ -342,6 +344,11 @@ def _masks(visible: np.ndarray, far: KeyValues, scorer: Scorer) -> Tensor | list
     if masks.ndim == 2:
         return masks
     return list(masks.split([keys.shape[1] for keys, _ in far], dim=1))
+
+
+def _first_near_id(contexts: Contexts) -> int:
+    """The position id of the first token of the short context."""
+    return int(contexts.position_ids[contexts.n_far])
 
 
 def _array(values: Tensor) -> np.ndarray:

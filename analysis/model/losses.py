@@ -105,7 +105,7 @@ class _Passes(Asked):
         return self.far.shape[1] + self.contexts.n_short + int(self.last[rows].max())
 
     def columns(self, rows: np.ndarray) -> np.ndarray:
-        """(R, L) columns of the context, which are the position ids too."""
+        """(R, L) columns of the context."""
         behind = self.contexts.n_far + np.arange(self.length(rows) - self.far.shape[1])
         behind = np.broadcast_to(behind, (len(rows), len(behind)))
         return np.concatenate([self.far[rows], behind], axis=1)
@@ -344,7 +344,7 @@ class Scorer(OnDevice):
         common = int(passes.shared[rows].min())
         read = passes.contexts.tokens[block[:, None], columns[:, common:]]
         tokens = self.tensor(read)
-        ids = self.tensor(columns)
+        ids = self.tensor(passes.contexts.position_ids[columns])
         if not common:
             return self.model(tokens, position_ids=ids, logits_to_keep=queries).logits
         at = self.tensor(block)
@@ -357,7 +357,7 @@ class Scorer(OnDevice):
         """Keys and values of the first ``length`` tokens of every block's long context."""
         parts = []
         for tokens in chunks(contexts.tokens[:, :length], self.tokens_per_batch // length):
-            ids = self.first_ids(len(tokens), length)
+            ids = self.ids_of(contexts, len(tokens), length)
             parts.append(self.model.key_values(self.tensor(tokens), ids))
         layers = []
         for layer in zip(*parts, strict=True):
@@ -440,17 +440,20 @@ class Scorer(OnDevice):
             block, offset = targets[rows].T
             tokens = self.tensor(contexts.tokens[block, : contexts.n_long + offset.max()])
             target_tokens = self.tensor(contexts.targets[block, offset])
-            of_tokens = attribution(tokens, partial(self._differentiate, offset, target_tokens))
+            ids = self.ids_of(contexts, *tokens.shape)
+            of_tokens = attribution(tokens, partial(self._differentiate, offset, target_tokens, ids))
             of_far = of_tokens[:, : contexts.n_far]
             values[rows] = of_far.detach().double().cpu().numpy()
         return values
 
     def _differentiate(
-        self, offset: np.ndarray, target_tokens: Tensor, inputs: Tensor, logits_of: LogitsOf
+        self, offset: np.ndarray, target_tokens: Tensor, ids: Tensor, inputs: Tensor, logits_of: LogitsOf
     ) -> tuple[Tensor, Tensor]:
-        """See `Differentiate`; the targets ``target_tokens``, (R,), are at these offsets in their blocks, (R,)."""
+        """See `Differentiate`; the targets ``target_tokens``, (R,), are at these offsets in their blocks, (R,).
+
+        ``ids``: position ids of the inputs, (R, L).
+        """
         inputs = inputs.detach().requires_grad_()
-        ids = self.first_ids(*inputs.shape[:2])
         queries = int(np.ptp(offset)) + 1
         logits = logits_of(inputs, ids, queries)
         of_target = logits[torch.arange(len(offset)), self.tensor(offset - offset.min())]
@@ -469,7 +472,7 @@ class Scorer(OnDevice):
         size = contexts.targets_per_block
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
-            ids = self.first_ids(len(tokens), length)
+            ids = self.ids_of(contexts, len(tokens), length)
             attention = self.model.last_attention(self.tensor(tokens), ids, size)
             attention = attention[:, :, -length:]  # without a prefix of the model's
             to_far = attention[:, :, : contexts.n_far]
@@ -526,7 +529,7 @@ class Scorer(OnDevice):
 
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
-            ids = self.first_ids(len(tokens), length)
+            ids = self.ids_of(contexts, len(tokens), length)
             layers = self.model.attention(self.tensor(tokens), ids, length, of_layer)
             of_keys = []
             for layer, count in zip(layers, key_heads, strict=True):
@@ -550,6 +553,10 @@ class Scorer(OnDevice):
     def first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
         return torch.arange(length, device=self.device).expand(rows, -1)
+
+    def ids_of(self, contexts: Contexts, rows: int, length: int) -> Tensor:
+        """Position ids of the first ``length`` columns of contexts, the same for every row, (rows, length)."""
+        return self.tensor(contexts.position_ids[:length]).expand(rows, -1)
 
 
 def log_probabilities(logits: Tensor, *_: Any) -> Tensor:

@@ -143,7 +143,10 @@ class Rotations:
         is_rotated = _rotated_layers(seen.scorer, seen.contexts.tokens)
         first = int(seen.lengths.min())
         last = int(seen.lengths.max()) + count
-        ids = torch.arange(first, last, device=seen.scorer.device)[None]
+        # behind a gap in position ids there are more ids than tokens
+        last_id = int(seen.contexts.position_ids[-1])
+        further_ids = last_id + 1 - seen.contexts.tokens.shape[1]
+        ids = further_ids + torch.arange(first, last, device=seen.scorer.device)[None]
         tokens = torch.full_like(ids, int(seen.contexts.tokens[0, 0]))
         p = seen.prefix_length
 
@@ -229,7 +232,7 @@ def _of_layers(scorer: Scorer, seen: Seen, score: ScoreLayer, with_prefix: bool)
 
     parts = []
     for tokens in scorer.long_parts(contexts, contexts.tokens):
-        ids = scorer.first_ids(*tokens.shape)
+        ids = scorer.ids_of(contexts, *tokens.shape)
         layers = scorer.model.layers(scorer.tensor(tokens), ids, scores_of)
         if [layer.shape[1] for layer in layers] != seen.key_heads:
             raise UserError(

@@ -282,6 +282,8 @@ def refuse_without_gain(result: Measurement) -> None:
 
 def why_no_recovery(result: Measurement) -> str:
     """Why no recovery is defined, and the remedy, in one line; empty where it is defined."""
+    if not result.selectors:
+        return "no tokens were chosen, as the result was measured without selectors; measure again with some"
     over = result.over
     if len(over) == 0:
         return f"no target is over tau: {none_over_tau(result)}; measure with a lower tau, or more targets"

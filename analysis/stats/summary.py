@@ -29,6 +29,8 @@ from analysis.stats.recovery import (
 )
 from analysis.stats.tables import INTERVAL, interval_text, show
 
+RANKED = 20
+"""So many texts are printed of a ranking."""
 IN_RECOVERY = {numbers.OWN, PLACEBO, numbers.RANDOM}
 """Rungs of the ladder of specificity that the table of recoveries has as well."""
 
@@ -41,13 +43,16 @@ def findings(result: Measurement) -> str:
     runs = size["runs"]
     lines = [
         f"{settings.model.name} on {settings.texts.name}: "
-        f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}; "
+        f"N {lengths.n_long}, M {lengths.n_short}, B {lengths.targets_per_block}"
+        f"{''.join(f', {name} {value:,}' for name, value in lengths.unusual.items())}; "
         f"{size['targets']:,} targets of {counted(size['documents'], 'document')}"
         f"{f', {runs} runs together' if runs > 1 else ''}"
     ]
     if len(result.targets):
         by = interval_caption("[95 % interval]", size)
         of_kind = _of_gains if len(result.over) else _of_losses
+        if not result.selectors:
+            of_kind = _of_losses_alone
         lines += of_kind(result, size, by)
     return "\n".join(lines)
 
@@ -67,6 +72,36 @@ def _of_losses(result: Measurement, size: Mapping[str, int], by: str) -> list[st
         'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
         "(out) again",
     ]
+
+
+def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+    """What is said where nothing was chosen: losses, gains, and the texts whose far context is worth most."""
+    rows = numbers.shares(result).to_dict("records")
+    share = {row["name"]: interval_text(row, percent=True) for row in rows}
+    loss = {row["name"]: interval_text(row) for row in rows}
+    lines = [
+        f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
+        "short one",
+        f"mean gain in nats: {loss['gain_nats']}",
+    ]
+    if "net_gain_nats" in loss:
+        lines[-1] += f", beyond that of another text {loss['net_gain_nats']}"
+    tau = nats(result.settings.choices.tau_nats)
+    lines.append(
+        f"{share['share_over_tau']} % gain more than {tau}, {share['share_below_minus_tau']} % lose more"
+    )
+    lines += [*_of_documents(result), *_measured_in(result), by, _ranking(numbers.documents(result))]
+    return [*lines, "next: .shares(), .documents() and .contexts(); selectors, to choose tokens"]
+
+
+def _ranking(documents: pd.DataFrame) -> str:
+    """The texts of largest net gain as a table, `RANKED` at most."""
+    shown = documents.head(RANKED).dropna(axis="columns", how="all")
+    title = "texts by what their far context is worth:"
+    if len(documents) > RANKED:
+        title = f"the first {RANKED} of {len(documents):,} texts by what their far context is worth:"
+    table = shown.to_string(index=False, float_format=lambda value: f"{value:.3f}")
+    return f"{title}\n{table}"
 
 
 def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def main(what: str, model: str, texts: str, run: str, out: str) -> None:
     parts = sorted(path.parent for path in Path(run).glob(f"parts/*/{RESULT_NAME}"))
     before = load(parts[0]).settings
     assert (before.texts.sha256, before.model.sha256) == (source.sha256, loaded.sha256), "another run"
-    drawing = asdict(before.contexts)
+    drawing = before.contexts.drawn_by
     places = sample_targets(source, before.targets_requested, same_group=True, **drawing)
     changes: dict[str, dict[str, Any]] = {
         "units": {"selectors": list(SELECTORS), "keep_as": UNITS["units"], "ks": KS},

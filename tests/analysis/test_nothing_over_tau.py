@@ -79,7 +79,7 @@ def test_it_says_what_was_measured_and_nothing_that_would_fail(folder):
     assert result.counts()["targets_over_tau"] == 0 and len(result.persistence()) == 0
     gain = result.shares().set_index("name")["value"]["gain_nats"]
     assert gain == pytest.approx(result.gain_nats.mean())
-    assert set(result.contexts()["name"]) == {"gap_cost_nats", "gap_cost_over_tau_nats", "share_enough"}
+    assert {"gap_cost_nats", "gap_cost_over_tau_nats", "share_enough"} < set(result.contexts()["name"])
     for name in WITH_CHOICES:
         with refused(f"no target is over tau: none of 60 .* 90 nats .* {largest}; measure with a lower tau"):
             getattr(result, name)()

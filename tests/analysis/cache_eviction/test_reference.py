@@ -337,10 +337,10 @@ def test_a_gradient_that_does_not_fit_goes_on_with_fewer_targets(monkeypatch):
     )
     near_logits = adapter.near_logits
 
-    def small_near_logits(far, visible, tokens, queries):
+    def small_near_logits(far, visible, tokens, queries, first_id):
         if queries > 2:
             raise torch.OutOfMemoryError("no")
-        return near_logits(far, visible, tokens, queries)
+        return near_logits(far, visible, tokens, queries, first_id)
 
     adapter.near_logits = small_near_logits
     reading = BlockReading.of(Scorer(adapter, tokens_per_batch=4 * (M + B)), contexts, NEAR_REREAD)

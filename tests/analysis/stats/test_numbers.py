@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import pearsonr, sem, spearmanr
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
@@ -21,6 +21,7 @@ from analysis.stats.recovery import Measured, choose_k, default_selector
 from analysis.stats.summary import findings, summary
 from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
+from tests.support.refusals import refused
 from tests.support.results import CURVES, made_result
 
 KS = (1, 2, 4, 8)
@@ -815,9 +816,105 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
     assert value(frame, name="gap_cost_nats") == pytest.approx(cost.mean())
     assert value(frame, name="gap_cost_over_tau_nats") == pytest.approx(cost[with_further.over].mean())
-    assert frame["length"].dropna().tolist() == [32, 96]
-    enough = [row.loss_of_96_nats - row.loss_long_nats <= 0.1 for row in targets.itertuples()]
-    assert value(frame, length=96) == pytest.approx(np.mean(enough))
+    assert frame["length"].dropna().unique().tolist() == [16, 32, 96, 128]
+    assert set(frame[frame["length"] == 128]["name"]) == {"loss_nats", "gain_nats"}
+    rows = list(targets.itertuples())
+    for length, reference, tau in ((16, 128, 1.0), (32, 128, 1.0), (96, 128, 0.05), (32, 96, 0.2)):
+        shown = numbers.contexts(with_further, reference=reference, tau_nats=tau, resamples=50)
+        column = {16: "loss_short_nats", 128: "loss_long_nats"}
+        loss = [getattr(row, column.get(length, f"loss_of_{length}_nats")) for row in rows]
+        other = [getattr(row, column.get(reference, f"loss_of_{reference}_nats")) for row in rows]
+        short = [row.loss_short_nats for row in rows]
+        rise = [a - b for a, b in zip(loss, other, strict=True)]
+        expected = {
+            "loss_nats": np.mean(loss),
+            "gain_nats": np.mean(short) - np.mean(loss),
+            "share_of_gain": (sum(short) - sum(loss)) / (sum(short) - sum(other)),
+            "rise_nats": np.mean(rise),
+            "share_enough": np.mean([a <= b + 0.1 for a, b in zip(loss, other, strict=True)]),
+            "share_within_tau": np.mean([abs(change) <= tau for change in rise]),
+            "share_over_tau": np.mean([change > tau for change in rise]),
+            "share_below_minus_tau": np.mean([change < -tau for change in rise]),
+        }
+        of_length = shown[shown["length"] == length].set_index("name")["value"]
+        if length == 16:  # M, which gains nothing over L_short
+            del expected["gain_nats"], expected["share_of_gain"]
+        assert of_length.to_dict() == pytest.approx(expected)
+        shares = ["share_within_tau", "share_over_tau", "share_below_minus_tau"]
+        assert of_length[shares].sum() == pytest.approx(1)
+    with refused("length 64 was not measured; choose from 16, 32, 96, 128"):
+        numbers.contexts(with_further, reference=64)
+
+
+def test_a_control_stands_beside_its_result(with_further: Result) -> None:
+    targets = with_further.targets
+    noise = np.random.default_rng(2).normal(0, 0.05, len(targets))
+    flat = targets.assign(loss_of_32_nats=targets["loss_long_nats"] + noise)
+    control = replace(with_further, targets=flat, settings=with_further.settings.but(model_sha256="f" * 64))
+    frame = numbers.contexts(with_further, control=control, resamples=50)
+    for name, one in (("model", with_further), ("control", control)):
+        alone = frame[frame["of"] == name].drop(columns="of").reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone, numbers.contexts(one, resamples=50))
+    moved = replace(control, targets=flat.assign(position=flat["position"] + 1))
+    others = replace(control, settings=control.settings.but(n_short=15))
+    for other in (moved, others):
+        with refused(
+            "the control was measured on other targets or in other contexts; measure it with the texts"
+        ):
+            numbers.contexts(with_further, control=other)
+    joined = Result.join([with_further, made_run(with_further)])
+    assert set(numbers.contexts(joined, control=control, resamples=50)["of"]) == {"model", "control"}
+
+
+def made_run(result: Result) -> Result:
+    """Another run of the same targets."""
+    targets = result.targets.assign(loss_long_nats=result.targets["loss_long_nats"] + 0.1)
+    return replace(result, targets=targets, settings=result.settings.but(model_sha256="d" * 64))
+
+
+@pytest.mark.parametrize("groups", [None, 7])
+def test_documents_equal_a_plain_loop(groups: int | None) -> None:
+    result = made_result(groups=groups)
+    rng = np.random.default_rng(3)
+    targets = result.targets.assign(text_tokens=500 + result.targets["text"])
+    targets["loss_placebo_nats"] = targets["loss_long_nats"] + rng.normal(0.3, 1.0, len(targets))
+    result = replace(result, targets=targets)
+    frame = result.documents()
+    assert frame["net_gain_nats"].is_monotonic_decreasing
+    assert sorted(frame["text"]) == sorted(set(targets["text"]))
+    for row in frame.itertuples():
+        of_text = [target for target in targets.itertuples() if target.text == row.text]
+        gains = [target.loss_short_nats - target.loss_long_nats for target in of_text]
+        net = [target.loss_placebo_nats - target.loss_long_nats for target in of_text]
+        assert (row.tokens, row.n_targets) == (500 + row.text, len(of_text))
+        if groups is not None:
+            assert row.group == of_text[0].group
+        for name, values in (("gain", gains), ("net_gain", net)):
+            assert getattr(row, f"{name}_nats") == pytest.approx(np.mean(values))
+            error = sem(values) if len(values) > 1 else np.nan
+            assert getattr(row, f"{name}_error_nats") == pytest.approx(error, nan_ok=True)
+        assert row.share_over_tau == pytest.approx(np.mean([gain > 1.0 for gain in gains]))
+        assert row.share_below_minus_tau == pytest.approx(np.mean([gain < -1.0 for gain in gains]))
+        positive = sorted((gain for gain in gains if gain > 0), reverse=True)
+        largest = max(1, round(len(gains) / 10))
+        held = sum(positive[:largest]) / sum(positive) if positive else np.nan
+        assert row.share_of_largest == pytest.approx(held, nan_ok=True)
+    bare = replace(result, targets=targets.drop(columns=["loss_placebo_nats", "text_tokens"])).documents()
+    assert bare["gain_nats"].is_monotonic_decreasing and bare["net_gain_nats"].isna().all()
+    assert bare["tokens"].isna().all() and list(bare) == list(frame)
+
+
+def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target() -> None:
+    first = made_result()
+    second = made_run(first)
+    frame = Result.join([first, second]).documents().set_index("text").sort_index()
+    alone = [one.documents().set_index("text").sort_index() for one in (first, second)]
+    assert frame["n_targets"].tolist() == alone[0]["n_targets"].tolist()
+    means = (alone[0]["gain_nats"] + alone[1]["gain_nats"]) / 2
+    np.testing.assert_allclose(frame["gain_nats"], means)
+    np.testing.assert_allclose(
+        frame["gain_error_nats"], alone[0]["gain_error_nats"]
+    )  # they differ by a constant
 
 
 # --- bins of the targets ---
