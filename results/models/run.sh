@@ -10,8 +10,10 @@ python results/models/texts.py sdists results/models/sdists.txt "$SDISTS"
 python results/models/texts.py releases "$SDISTS" all.jsonl && python results/models/texts.py one-each releases.jsonl all.jsonl
 python results/models/texts.py one-each books.jsonl BOOKS.json.gz && python results/models/texts.py one-each code.jsonl CODE.json.gz
 for text in books code releases; do
-  python results/models/recent.py measure $SMOLLM2 $text.jsonl 1024 800 results/models/recent-smollm2-$text-n1024.parquet
-  python results/models/recent.py measure $GEMMA $text.jsonl 512 800 results/models/recent-gemma-$text-n512.parquet
+  olmo-sparsity measure $SMOLLM2 --text $text.jsonl --selectors none --n-long 1024 --n-short 16 --targets 800 \
+    --lengths 32,64,128,256,512 --out runs/recent/smollm2-$text-n1024
+  olmo-sparsity measure $GEMMA --text $text.jsonl --selectors none --n-long 512 --n-short 16 --targets 800 \
+    --lengths 32,64,128,256 --out runs/recent/gemma-$text-n512
 done
 for text in books code; do
   olmo-sparsity measure $SMOLLM2 --text $text.jsonl --n-long 256 --n-short 32 --targets 1600 \
@@ -68,14 +70,14 @@ for text in books code releases; do
   python results/models/halves.py measure $SMOLLM2 $text.jsonl 256 32 800 results/models/halves-$text.parquet
 done
 for prefix in bos none; do
-  python results/models/recent.py measure $SMOLLM2 books.jsonl 256 800 \
-    results/models/recent-$prefix-books-n256.parquet $prefix
+  olmo-sparsity measure $SMOLLM2 --text books.jsonl --selectors none --n-long 256 --n-short 16 --targets 800 \
+    --lengths 32,64,128 --prefix $prefix --out runs/recent/smollm2-$prefix-books-n256
 done
 pip install longppl && python results/models/key_tokens.py SmolLM2-135M-Instruct books.jsonl results/models/key-tokens-books.json
 olmo-sparsity needle $SMOLLM2 --text releases.jsonl --lengths 256,1024,4096 --ks 1,2,4 --depths 0,0.5 \
   --samples 13 --out results/models/needle
-python results/models/recent.py measure $SMOLLM2@untrained books.jsonl 256 160 \
-  results/models/recent-untrained-books-n256.parquet
+olmo-sparsity measure $SMOLLM2@untrained --text books.jsonl --selectors none --n-long 256 --n-short 16 --targets 160 \
+  --lengths 32,64,128 --out runs/recent/smollm2-untrained-books-n256
 python results/models/four_bits.py round results/checkpoint runs/models/four-bits
 olmo-sparsity measure runs/models/four-bits --corpus runs/verify/data --n-long 128 --n-short 16 --targets 1600 --k 1,4 \
   --selectors leave-one-out-kl,random --keep-as text,cache --shard 1/1 --out runs/models/checkpoint-q4-n128
@@ -87,7 +89,7 @@ python results/models/planted.py measure $SMOLLM2 books.jsonl runs/models/plante
 python results/models/planted.py collect runs/models/planted && python results/models/planted.py --figures results/models
 python results/models/study.py brackets $SMOLLM2
 python results/models/study.py collect runs/models && python results/models/study.py --figures results/models
-python results/models/recent.py --figures results/models
+python results/models/context_lengths.py --figures results/models
 olmo-sparsity xray $SMOLLM2 --text results/models/story/story.txt --n-long 320 --n-short 16 --out results/models/story
 olmo-sparsity measure results/checkpoint --corpus runs/verify/data --targets 1600 --selectors leave-one-out-kl,attention,random \
   --keep-as text,cache,cache:4,text/word --out runs/kept-as

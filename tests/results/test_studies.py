@@ -61,10 +61,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_study(folder / name, cut(study))
     study = load_study(RESULTS / "models")
     save_study(folder / "models", {cell: study[cell] for cell in CELLS})
-    for name in ("length", "planted", "policies", "story", "checkpoint"):
+    for name in ("length", "planted", "policies", "recent", "story", "checkpoint"):
         shutil.copytree(RESULTS / "models" / name, folder / "models" / name)
     for path in (RESULTS / "models").glob("*.parquet"):
-        if path.name.startswith(("recent-", "halves-")):
+        if path.name.startswith("halves-"):
             shutil.copy(path, folder / "models")
     return folder
 
@@ -251,7 +251,7 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "script, records_of, shown, drawn",
     [
-        ("recent", "models", "smollm2, books, N 1024: from 33 to 128 tokens back", "recent.png"),
+        ("context_lengths", "models", "smollm2-books-n1024: from 33 to 128 tokens back", "recent.png"),
         ("halves", "models", "even_over_tau_too", ""),
         ("planted", "models/planted", "recall of nothing but the sentence", "planted.png"),
         ("policies", "models/policies", "loss less that of attention", "policies.png"),
