@@ -254,18 +254,13 @@ _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
 """How often a reference reads the near tokens for each far key, for the time left; others once."""
 
 
-_UNSEEN = -1
-"""In the place of the next target's token."""
-
-
 class _Seen:
     """What policies see of a block before its first target, read off the model once for all of them."""
 
     def __init__(self, judge: BlockJudge, contexts: Contexts):
-        # without the targets, so that no policy can read them
         before = Contexts(
             contexts.tokens[:, : contexts.n_long],
-            np.full_like(contexts.targets[:, :1], _UNSEEN),
+            contexts.targets[:, :1],
             contexts.target_id[:, :1],
             contexts.n_short,
         )
