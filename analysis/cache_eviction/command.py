@@ -71,6 +71,13 @@ def eviction_parser() -> Parser:
     add("--references", type=names_or_none, default=("leave-one-out-kl",), metavar="NAMES", help=references)
     placebo = "judge in a far context of another text, too: what shrinking any context costs"
     add("--placebo", action="store_true", help=placebo)
+    kept_sets = "also save what share of layers and heads keep each far key"
+    add("--kept-sets", action="store_true", help=kept_sets)
+    effects = (
+        "folder of `olmo-sparsity measure --effects` on the same blocks: leave-one-out-kl is read from it where near "
+        "tokens are read again (default: all is measured)"
+    )
+    add("--effects", metavar="DIR", help=effects)
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_model_options(parser)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cache_eviction.record import FULL, NONE, SINKS
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, NOTHING, SINKS, TARGETS
 from analysis.cache_eviction.reference import REFERENCES, Reference, find_reference
 from analysis.cache_eviction.settings import check_contexts, keys_of
 from analysis.parameters import defaults
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Stands for every policy, aware and blind, and the controls."""
-AWARE, BLIND, NOTHING, TARGETS = "far and near", "far", "nothing", "targets"
-"""What a contender has seen when it chooses."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.cache_eviction.numbers import LOSS
-from analysis.cache_eviction.record import TRUE
+from analysis.cache_eviction.record import AWARE, TRUE
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
 
@@ -67,7 +67,7 @@ def eviction_figure(
         of_panel = rows[rows["near"] == near]
         if len(nears) > 1 and near == NEAR_REREAD:
             # what aware policies lose by reading the near tokens again is in the numbers
-            of_panel = of_panel[of_panel["sees"] != "far and near"]
+            of_panel = of_panel[of_panel["sees"] != AWARE]
         style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
         style.log_axis(axes, [100 * budget for budget in budgets])
         axes.axhline(0, **style.REFERENCE)

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
-from analysis.cache_eviction.contenders import AWARE, BLIND, Contender, Contest
+from analysis.cache_eviction.contenders import Contender, Contest
 from analysis.cache_eviction.reading import BlockReading
-from analysis.cache_eviction.record import FULL, NONE, SINKS, as_float32
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, as_float32
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.contexts import Contexts
 from analysis.model.far_cache import subset_masks
@@ -72,6 +72,8 @@ class BlockJudge:
     contest: Contest
     encode: Callable[[str], np.ndarray] | None = None
     """Token ids of a text, for policies that read a prompt."""
+    kept_sets: bool = False
+    """Whether choices say which far keys are kept."""
 
     def __post_init__(self) -> None:
         if not self.scorer.model.shares_far_keys:
@@ -101,8 +103,16 @@ class BlockJudge:
             read += rows * length
         return read
 
-    def judge(self, contexts: Contexts, places: np.ndarray | None = None) -> Judged:
-        """``contexts``: of one block; ``places`` in it of the targets that references rank by, (m,), by default all."""
+    def judge(
+        self,
+        contexts: Contexts,
+        places: np.ndarray | None = None,
+        effects_nats: np.ndarray | None = None,
+    ) -> Judged:
+        """``contexts``: of one block; ``places`` in it of the targets that references rank by, (m,), by default all.
+
+        ``effects_nats``: see `BlockReading`, where they are known.
+        """
         seen = _Seen(self, contexts)
         of_policies = []
         for policy in self.contest.policies:
@@ -111,7 +121,7 @@ class BlockJudge:
         losses = []
         choices = []
         for near in self.nears:
-            reading = BlockReading.of(self.scorer, contexts, near)
+            reading = BlockReading.of(self.scorer, contexts, near, effects_nats)
             with self.scorer.keeping_far():
                 of_references = [
                     self._rank(reference, reading, places) for reference in self.contest.references
@@ -120,7 +130,10 @@ class BlockJudge:
                 judged += of_references
                 losses.append(self._losses(reading, judged).assign(near=near))
             choices.append(self._agreement(judged, of_references).assign(near=near))
-        return Judged(pd.concat(losses)[list(LOSS_COLUMNS)], pd.concat(choices)[list(CHOICE_COLUMNS)])
+        columns = list(CHOICE_COLUMNS)
+        if self.kept_sets:
+            columns.append("kept_share")
+        return Judged(pd.concat(losses)[list(LOSS_COLUMNS)], pd.concat(choices)[columns])
 
     def of_those_that_can(self, contexts: Contexts, *, leave_out: bool) -> BlockJudge:
         """The judge of those policies that the model has what they look at for, as a trial on one block shows.
@@ -246,6 +259,8 @@ class BlockJudge:
                     row["spearman"] = rank_correlation(choice.scores[place], exact[0], self.contest.sinks)
                 if place < len(sets_of_first):
                     row["overlap"] = kept_overlap(kept, sets_of_first[place], self.contest.sinks)
+                if self.kept_sets:
+                    row["kept_share"] = np.atleast_2d(kept).mean(axis=0).astype(np.float32)
                 rows.append(row)
         return as_float32(pd.DataFrame(rows), ["spearman", "overlap"])
 

@@ -33,6 +33,8 @@ class EvictionSettings(Recorded):
     """Names of what ranks by exact effects; the first is the one whose sets others are compared with."""
     placebo: bool
     """Whether all is measured in the placebo far context, too."""
+    kept_sets: bool = False
+    """Whether the share of heads that keep each far key is saved."""
 
     @property
     def keys(self) -> tuple[int, ...]:

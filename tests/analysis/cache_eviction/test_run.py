@@ -15,6 +15,7 @@ from analysis import saved
 from analysis.cache_eviction import run
 from analysis.cache_eviction.judge import BlockJudge
 from analysis.cache_eviction.record import FRAMES
+from analysis.cache_eviction.reference import RankedBlock
 from analysis.cache_eviction.result import EvictionResult
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES
@@ -94,11 +95,11 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     original = BlockJudge.judge
     judged = []
 
-    def judge(self, contexts, places):
+    def judge(self, contexts, places, effects_nats):
         if len(judged) == 3:
             raise KeyboardInterrupt
         judged.append(contexts.target_id[0, 0] // B)
-        return original(self, contexts, places)
+        return original(self, contexts, places, effects_nats)
 
     monkeypatch.setattr(BlockJudge, "judge", judge)
     with pytest.raises(KeyboardInterrupt):
@@ -127,10 +128,10 @@ def test_a_damaged_part_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
     original = BlockJudge.judge
 
-    def judge(self, contexts, places):
+    def judge(self, contexts, places, effects_nats):
         if contexts.target_id[0, 0] == 2 * B:
             raise KeyboardInterrupt
-        return original(self, contexts, places)
+        return original(self, contexts, places, effects_nats)
 
     monkeypatch.setattr(BlockJudge, "judge", judge)
     with pytest.raises(KeyboardInterrupt):
@@ -161,6 +162,84 @@ def test_the_placebo_is_the_same_in_a_far_context_of_another_text(whole):
         assert rows[target.target_id] == pytest.approx(expected, abs=1e-4)
 
 
+EFFECTS = {
+    "n_long": N,
+    "n_short": M,
+    "targets_per_block": B,
+    "targets": 5 * B,
+    "selectors": ("leave-one-out-kl/cache:2",),
+    "keep_as": ("cache:2",),
+    "ks": (1,),
+    "tau_nats": 1.0,
+    "device": "cpu",
+    "progress": False,
+    "effects": True,
+}
+
+
+def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are_read_again(
+    tmp_path, monkeypatch
+):
+    names = ("leave-one-out-kl", "leave-one-out-kl:first=2", "greedy-kl:keys=5")
+    expected = small(references=names)
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS, out=tmp_path)
+    rows = []
+    original = RankedBlock.divergences
+
+    def divergences(self, subsets):
+        rows.append((self.reading.contexts.n_short, subsets.shape))
+        return original(self, subsets)
+
+    monkeypatch.setattr(RankedBlock, "divergences", divergences)
+    for effects in (measured, tmp_path):
+        rows.clear()
+        read = small(references=names, effects=effects)
+        leaving_one = [near for near, shape in rows if shape == (F - 2, F - 3)]
+        assert leaving_one == [1] * 3 * 5  # near tokens that are kept; none of those that are read again
+        assert read.settings == expected.settings
+        pd.testing.assert_frame_equal(read.losses, expected.losses, atol=2e-6)
+        pd.testing.assert_frame_equal(read.choices, expected.choices, atol=2e-6)
+
+
+def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(monkeypatch):
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+    is_first = measured.effects["target_id"] < 2 * B
+    some = replace(measured, effects=measured.effects[is_first].reset_index(drop=True))
+    whole_again = small(references=("leave-one-out-kl",), effects=some)
+    pd.testing.assert_frame_equal(
+        whole_again.losses, small(references=("leave-one-out-kl",)).losses, atol=2e-6
+    )
+    with refused("the effects are those of another measurement: n_long 26 -> 24.*; leave them out"):
+        small(effects=analysis.measure(small_measurement.model(), TEXTS, **{**EFFECTS, "n_long": 26}))
+    with refused("the effects are those of another measurement: model_sha256 .*; leave them out"):
+        small(small_measurement.model(seed=1), effects=measured)
+    none = replace(measured, effects=measured.effects.iloc[:0])
+    with refused(
+        "the effects have none of the blocks that are judged; draw as many targets of the same seed"
+    ):
+        small(effects=none)
+    with refused("the result has no effects; measure with effects=True, or leave it out"):
+        small(effects=replace(measured, effects=None))
+    with refused("effects takes a result of analysis.measure, or its folder, not a int"):
+        small(effects=3)
+
+
+def test_kept_sets_are_shares_of_all_heads(tmp_path):
+    result = small(kept_sets=True, blocks=2, out=tmp_path)
+    shares = np.stack(result.choices["kept_share"])
+    assert shares.shape == (len(result.choices), F)
+    np.testing.assert_allclose(shares.sum(axis=1), result.choices["keys"], rtol=1e-6)
+    assert (shares[:, :2] == 1).all()
+    again = EvictionResult.load(tmp_path)
+    np.testing.assert_array_equal(np.stack(again.choices["kept_share"]), shares)
+    assert "kept_share" not in small(blocks=2).choices
+
+
+def test_kinds_are_those_that_measure_gives(whole):
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+    assert whole.targets["kind"].tolist() == measured.targets["kind"].tolist()
+
+
 def test_all_leaves_out_what_the_model_does_not_have(tmp_path, caplog):
     model = tiny.model(rope=False, nope=True), small_measurement.model()[1]
     result = small(model, blocks=1, policies="all", references=())
@@ -179,7 +258,9 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
     places = []
     original = BlockJudge.judge
     monkeypatch.setattr(
-        BlockJudge, "judge", lambda self, contexts, of: places.append(len(of)) or original(self, contexts, of)
+        BlockJudge,
+        "judge",
+        lambda self, contexts, of, known: places.append(len(of)) or original(self, contexts, of, known),
     )
     result = small((inner, tokenizer), texts, blocks=8)
     assert 0 not in result.targets["token"].tolist()
