@@ -20,7 +20,7 @@ from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.contenders import Contender, Contest
 from analysis.cache_eviction.reading import BlockReading
 from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, as_float32
-from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD, NEARS
 from analysis.contexts import Contexts
 from analysis.model.far_cache import subset_masks
 from analysis.model.losses import Scorer
@@ -84,11 +84,12 @@ class BlockJudge:
 
     @cached_property
     def nears(self) -> list[str]:
-        """The ways of the near tokens: they are kept where a policy has seen them, or only references choose."""
+        """The ways of the near tokens, of those that are asked for: they are kept where a policy has seen them, or only
+        references choose."""
         sees = [contender.sees for contender in self.contest.policies]
         if AWARE not in sees and BLIND in sees:
             return [NEAR_REREAD]
-        return [NEAR_KEPT, NEAR_REREAD]
+        return [near for near in NEARS if near in self.contest.near]
 
     def tokens(self, contexts: Contexts) -> int:
         """About how many tokens are read for one block."""
@@ -120,6 +121,9 @@ class BlockJudge:
             self.scorer.on_read(contexts.n_long)
         losses = []
         choices = []
+        if NEAR_REREAD not in self.nears:  # a gain is over the near tokens alone, which are read again
+            again = BlockReading.of(self.scorer, contexts, NEAR_REREAD)
+            losses.append(self._losses(again, []).assign(near=NEAR_REREAD))
         for near in self.nears:
             reading = BlockReading.of(self.scorer, contexts, near, effects_nats)
             with self.scorer.keeping_far():

@@ -70,8 +70,8 @@ class EvictionRecord:
 
     @property
     def nears(self) -> list[str]:
-        """The ways of the near tokens that were measured."""
-        return list(self.losses["near"].unique())
+        """The ways of the near tokens in which policies were judged."""
+        return list(self.choices["near"].unique())
 
     @property
     def far_contexts(self) -> list[str]:

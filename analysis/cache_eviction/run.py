@@ -19,7 +19,7 @@ from analysis.cache_eviction.judge import BlockJudge, Judged
 from analysis.cache_eviction.known_effects import KnownEffects, measured_effects
 from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS, PLACEBO, TRUE
 from analysis.cache_eviction.result import EvictionResult
-from analysis.cache_eviction.settings import BUDGETS, EvictionSettings
+from analysis.cache_eviction.settings import BUDGETS, NEARS, EvictionSettings
 from analysis.contexts import Contexts, long_contexts, placebo_contexts
 from analysis.measuring import identity_of
 from analysis.model.losses import Scorer
@@ -53,6 +53,7 @@ def eviction(
     policies: str | Sequence[str] = ALL,
     sinks: int = 4,
     references: Sequence[str] = REFERENCES,
+    near: str | Sequence[str] = NEARS,
     placebo: bool = False,
     kept_sets: bool = False,
     effects: Any = None,
@@ -85,6 +86,7 @@ def eviction(
         sinks: first far tokens that all of them keep.
         references: names of `analysis.cache_eviction.reference`, such as ``leave-one-out-kl:first=16``; overlap is with
             the first of them.
+        near: the ways of the near tokens in which policies are judged, ``kept`` and ``reread``.
         placebo: judge all in the placebo far context, too: what shrinking any context costs.
         kept_sets: also save what share of layers and heads keep each far key, for `EvictionResult.keeps`.
         effects: a result of `analysis.measure` with ``effects=True``, or its folder, of the same model, texts and
@@ -102,7 +104,7 @@ def eviction(
         n_long=n_long, n_short=n_short, targets_per_block=targets_per_block, seed=seed
     )
     blocks = arguments.whole_number("blocks", blocks)
-    contest = checked_contest(contexts, budgets, policies, sinks, references)
+    contest = checked_contest(contexts, budgets, policies, sinks, references, near)
     placebo = arguments.true_or_false("placebo", placebo)
     kept_sets = arguments.true_or_false("kept_sets", kept_sets)
     measured = None if effects is None else measured_effects(effects)
@@ -140,6 +142,7 @@ def eviction(
             policies=tuple(policy.name for policy in judge.contest.policies),
             references=tuple(reference.name for reference in contest.references),
             placebo=placebo,
+            near=contest.near,
             kept_sets=kept_sets,
         )
         known = None
@@ -156,7 +159,7 @@ def eviction(
 
 
 def checked_contest(
-    contexts: ContextSettings, budgets: Any, policies: Any, sinks: Any, references: Any
+    contexts: ContextSettings, budgets: Any, policies: Any, sinks: Any, references: Any, near: Any
 ) -> Contest:
     """What the arguments of `eviction` ask for. Raises `UserError` where they make no sense."""
     is_list = isinstance(budgets, Iterable) and not isinstance(budgets, str)
@@ -167,6 +170,7 @@ def checked_contest(
         sinks=arguments.whole_number("sinks", sinks, least=0),
         policies=arguments.names("policies", policies),
         references=arguments.names("references", references),
+        near=arguments.names("near", near),
     )
 
 

@@ -224,6 +224,21 @@ def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(monk
         small(effects=3)
 
 
+def test_one_way_of_the_near_tokens_is_measured_as_beside_the_other(whole, tmp_path):
+    kept = small(near="kept", policies=("snapkv", "random"), out=tmp_path)
+    assert kept.nears == ["kept"]
+    columns = ["policy", "near", "budget"]
+    of_whole = whole.losses[
+        (whole.losses["near"] == "kept") | (whole.losses["policy"].isin(["full", "none", "sinks"]))
+    ]
+    both = kept.losses.merge(of_whole, on=["target_id", *columns], suffixes=("", "_whole"))
+    assert len(both) == len(kept.losses) == len(of_whole)
+    pd.testing.assert_series_equal(both["loss_nats"], both["loss_nats_whole"], check_names=False, atol=2e-6)
+    assert set(kept.summary()["near"]) == set(kept.best_found()["near"]) == {"kept"}
+    assert {"gain", "summary", "by_gain"} <= set(kept.every_number()["frame"])
+    kept.write(tmp_path)
+
+
 def test_kept_sets_are_shares_of_all_heads(tmp_path):
     result = small(kept_sets=True, blocks=2, out=tmp_path)
     shares = np.stack(result.choices["kept_share"])
@@ -293,6 +308,13 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
         ({"references": ("leave-one-out-kl:first=5",)}, "more than the 4 targets of a block"),
         ({"references": ("leave-one-out-kl:first=0",)}, "'first=0' is no parameter of leave-one-out-kl"),
         ({"references": ("greedy-kl:keys=3",)}, "ranks for budgets of at most 3 keys, and the smallest is 4"),
+        ({"near": "keep"}, "unknown way of the near tokens 'keep'; choose from kept, reread"),
+        ({"near": ()}, "there is no way of the near tokens; choose from kept, reread"),
+        ({"near": ("kept", "kept")}, "the way of the near tokens kept is given twice"),
+        (
+            {"near": "kept"},
+            "knorm has not seen the near tokens, which are read again behind it; add reread to near",
+        ),
         ({"targets_per_block": 1}, "a choice is judged by the targets that follow it; give 2 or more"),
         ({"blocks": 0}, "blocks takes whole numbers from 1"),
         ({"n_short": 24}, "N = 24 must be larger than M = 24"),
