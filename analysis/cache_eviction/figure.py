@@ -58,7 +58,7 @@ def eviction_figure(
     policy = rows["policy"].str.replace(_BLIND, "", regex=False)
     rows = rows.assign(label=policy, percent=100 * rows["budget"])
     nears = [near for near in _TITLES if near in set(rows["near"])]
-    looks = _looks(list(rows["label"].unique()))
+    looks = policy_looks(list(rows["label"].unique()))
 
     width = style.PAGE if len(nears) > 1 else 4.6
     figure = style.new_figure(width, 4.2)
@@ -79,7 +79,7 @@ def eviction_figure(
     return figure
 
 
-def _looks(labels: Sequence[str]) -> dict[str, style.Look]:
+def policy_looks(labels: Sequence[str]) -> dict[str, style.Look]:
     """The look of every label; those that are not named here get what is left, in their order."""
     others = style.selector_styles([label for label in labels if label not in _LOOKS])
     return {label: _LOOKS.get(label) or others[label] for label in labels}

@@ -116,9 +116,13 @@ class EvictionRecord:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Parts of one measurement, in the order of their blocks."""
-        parts = sorted(parts, key=lambda part: part.targets["block"].min())
-        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        """Parts of one measurement, whose rows are put into the order of their blocks."""
+        size = parts[0].settings.contexts.targets_per_block
+        frames = {}
+        for name in FRAMES:
+            frame = stacked([getattr(part, name) for part in parts])
+            block = frame["block"] if "block" in frame else frame["target_id"] // size
+            frames[name] = frame.iloc[np.argsort(block, kind="stable")].reset_index(drop=True)
         seconds = sum(part.provenance["seconds"] for part in parts)
         return cls(parts[0].settings, provenance={**parts[0].provenance, "seconds": seconds}, **frames)
 

@@ -57,6 +57,7 @@ def eviction(
     placebo: bool = False,
     kept_sets: bool = False,
     effects: Any = None,
+    only_blocks: Sequence[int] | None = None,
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -92,6 +93,7 @@ def eviction(
         effects: a result of `analysis.measure` with ``effects=True``, or its folder, of the same model, texts and
             contexts: where the near tokens are read again, ``leave-one-out-kl`` is read from it for the blocks that it
             has, to float32, in place of F passes a block.
+        only_blocks: numbers from 0 of the drawn blocks to judge, without ``out``: parts for `EvictionResult.join`.
         prefix: what stands before every context, see `analysis.measure`; so for all that is not named here.
         seed: of everything that is drawn.
         out: folder to write to as blocks are finished: the same call goes on after an interruption.
@@ -111,6 +113,8 @@ def eviction(
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
+    if only_blocks is not None and folder is not None:
+        raise UserError("only_blocks judges a part, and out takes a whole comparison; leave one of them out")
     opening: dict[str, Any] = {
         "tokenizer": tokenizer,
         "prefix": prefix,
@@ -130,7 +134,9 @@ def eviction(
         scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
         judge = BlockJudge(scorer, contest, loaded.encode, kept_sets)
         sampled["block"] = sampled["target_id"] // contexts.targets_per_block
-        first = _contexts(source, sampled[sampled["block"] == 0], contexts)
+        if only_blocks is not None:
+            sampled = _of_blocks(sampled, only_blocks)
+        first = _contexts(source, sampled[sampled["block"] == sampled["block"].min()], contexts)
         judge = judge.of_those_that_can(first, leave_out=ALL in arguments.names("policies", policies))
         settings = EvictionSettings(
             model=loaded.identity,
@@ -172,6 +178,17 @@ def checked_contest(
         references=arguments.names("references", references),
         near=arguments.names("near", near),
     )
+
+
+def _of_blocks(sampled: pd.DataFrame, only_blocks: Sequence[int]) -> pd.DataFrame:
+    """The targets of some blocks. Raises `UserError` where one was not drawn."""
+    drawn = sampled["block"].unique()
+    wanted = np.unique(np.asarray(only_blocks))
+    if not len(wanted) or not np.isin(wanted, drawn).all():
+        raise UserError(
+            f"only_blocks takes numbers from 0 to {drawn.max()}, as blocks are drawn, not {only_blocks}"
+        )
+    return sampled[sampled["block"].isin(wanted)].reset_index(drop=True)
 
 
 def _contexts(source: Texts, targets: pd.DataFrame, contexts: ContextSettings) -> Contexts:
@@ -300,7 +317,7 @@ class _Comparison:
     ) -> pd.DataFrame:
         """The frame `targets` of one block."""
         full = judged.loss_nats(FULL)[place]
-        if targets["block"].iloc[0] == 0:
+        if targets["block"].iloc[0] == self.sampled["block"].min():
             self.check_losses(full)
         columns = ["text", "position"]
         if "group" in targets:

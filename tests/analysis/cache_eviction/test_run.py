@@ -239,6 +239,17 @@ def test_one_way_of_the_near_tokens_is_measured_as_beside_the_other(whole, tmp_p
     kept.write(tmp_path)
 
 
+def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
+    parts = [small(only_blocks=blocks) for blocks in ([3, 1], [0], [4, 2])]
+    assert parts[0].targets["block"].unique().tolist() == [1, 3]
+    assert_same(EvictionResult.join(parts), whole)
+    for wrong in ([5], [], [-1], [0, 9]):
+        with refused("only_blocks takes numbers from 0 to 4, as blocks are drawn"):
+            small(only_blocks=wrong)
+    with refused("only_blocks judges a part, and out takes a whole comparison"):
+        small(only_blocks=[0], out=tmp_path)
+
+
 def test_kept_sets_are_shares_of_all_heads(tmp_path):
     result = small(kept_sets=True, blocks=2, out=tmp_path)
     shares = np.stack(result.choices["kept_share"])
