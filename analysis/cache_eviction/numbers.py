@@ -25,6 +25,7 @@ import pandas as pd
 
 from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, TRUE, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.faithfulness import row_spearman
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, interval_frame
 from analysis.token_kinds import KINDS
@@ -40,6 +41,8 @@ _TOP = 10
 """One of so many targets is among those that gain most."""
 GAIN_EDGES_NATS = (-math.inf, 0.0, 1.0, 2.0, 4.0, math.inf)
 """Between the bins of `by_gain`: a target stands in the one whose lower edge it is above."""
+_LEAST_POLICIES = 4
+"""Of fewer policies a rank correlation says nothing."""
 _FIRST_BIN = 4
 """Targets in the first bin of `by_distance`; later bins are as long as all before them."""
 Column = tuple[str, str, float]
@@ -131,13 +134,17 @@ class Measured:
         is_there[rows] = 1.0
         return asdict(self._by_block.interval(self._by_block.ratio(of_each, is_there)))
 
-    def agreement(self, column: Column, name: str) -> dict[str, Any] | None:
-        """Mean over blocks of `SPEARMAN` or `OVERLAP` of a column; None where no block has it."""
+    def agreement_draws(self, column: Column, name: str) -> np.ndarray:
+        """Draws of the mean over blocks of `SPEARMAN` or `OVERLAP` of a column, (1 + R,); NaN where no block has it."""
         values = self._agreement[(name, *column)].to_numpy()
         there = np.isfinite(values)
-        if not there.any():
+        return self._by_block.ratio(np.where(there, values, 0.0), there.astype(float))
+
+    def agreement(self, column: Column, name: str) -> dict[str, Any] | None:
+        """Mean over blocks of `SPEARMAN` or `OVERLAP` of a column; None where no block has it."""
+        draws = self.agreement_draws(column, name)
+        if np.isnan(draws[0]):
             return None
-        draws = self._by_block.ratio(np.where(there, values, 0.0), there.astype(float))
         return asdict(self._by_block.interval(draws))
 
 
@@ -449,6 +456,45 @@ def keeps(
     return interval_frame(rows, [*KEYS, "name"])
 
 
+def agreement_tells(
+    record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """Does agreement with the exact effects tell which policy costs least? Spearman's correlation over policies.
+
+    Of the mean overlap, or rank correlation with the exact effects, with the mean loss over full: -1 says that the
+    policies that agree more lose less. Controls count, references do not. Columns: far_context, near, budget, keys,
+    n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high.
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for near in record.nears:
+            for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
+                columns = [
+                    column
+                    for column in measured.columns(near)
+                    if column[2] == budget and column[0] not in record.settings.references
+                ]
+                if len(columns) < _LEAST_POLICIES:
+                    continue
+                losses = [measured.draws(measured.over_full(column)) for column in columns]
+                for name in (SPEARMAN, OVERLAP):
+                    agreements = [measured.agreement_draws(column, name) for column in columns]
+                    draws = row_spearman(np.stack(agreements, axis=1), np.stack(losses, axis=1))
+                    if np.isnan(draws[0]):
+                        continue
+                    keys = {
+                        "far_context": far_context,
+                        "near": near,
+                        "budget": budget,
+                        "keys": count,
+                        "n_policies": len(columns),
+                        "name": name,
+                    }
+                    rows.append({**keys, **measured.interval(draws)})
+    return interval_frame(rows, ["far_context", "near", "budget", "keys", "n_policies", "name"])
+
+
 def distance_edges(targets_per_block: int) -> list[int]:
     """Edges of the bins of `by_distance`, ascending, from 1 to B + 1."""
     edges = [1]
@@ -475,6 +521,7 @@ def every_number(
     if record.counts["blocks"] > 1:
         frames["best_found"] = best_found(record, **bootstrap)
     frames["by_distance"] = by_distance(record, **bootstrap)
+    frames["agreement_tells"] = agreement_tells(record, **bootstrap)
     frames["by_gain"] = by_gain(record, **bootstrap)
     frames["by_kind"] = by_kind(record, **bootstrap)
     named = [frame.assign(frame=name) for name, frame in frames.items() if len(frame)]

@@ -67,6 +67,10 @@ class EvictionResult(EvictionRecord):
         """See `analysis.cache_eviction.numbers.by_distance`: losses by how far targets stand behind the choice."""
         return numbers.by_distance(self, resamples=resamples, seed=seed)
 
+    def agreement_tells(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.agreement_tells`: whether it tells which policy costs least."""
+        return numbers.agreement_tells(self, resamples=resamples, seed=seed)
+
     def by_gain(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.by_gain`: losses by what targets gain from the far context."""
         return numbers.by_gain(self, resamples=resamples, seed=seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import spearmanr, ttest_1samp
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, eviction_figure
@@ -230,6 +230,28 @@ def test_losses_by_gain_and_by_kind():
         inside = (record.targets["kind"] == row.kind).to_numpy()
         over = over_full(record, row.policy, row.near, row.budget)
         assert (row.n_targets, row.value) == (inside.sum(), pytest.approx(over[inside].mean()))
+
+
+def test_agreement_that_orders_policies_as_their_losses_do_correlates_by_minus_one():
+    names = [("a", "far and near"), ("b", "far and near"), ("c", "nothing"), ("d", "far")]
+    ways = [(name, sees, "reread") for name, sees in names]
+    record = made_up(ways=[*ways, ("leave-one-out-kl", "targets", "reread")])
+    assert set(made_up().agreement_tells()["near"]) == set()  # three policies at most
+    frame = record.agreement_tells().set_index(["budget", "name"])
+    for budget in BUDGETS:
+        losses = [over_full(record, name, "reread", budget).mean() for name, _ in names]
+        for agreement in ("overlap", "spearman"):
+            rows = record.choices[record.choices["budget"] == budget].groupby("policy")[agreement]
+            means = [rows.get_group(name).astype(float).mean() for name, _ in names]
+            assert frame.loc[(budget, agreement), "value"] == pytest.approx(
+                spearmanr(means, losses).statistic
+            )
+            assert frame.loc[(budget, agreement), "n_policies"] == 4
+    order = {name: -over_full(record, name, "reread", 0.5).mean() for name, _ in names}
+    overlap = record.choices["policy"].map(order).fillna(0.0).astype(np.float32)
+    tells = replace(record, choices=record.choices.assign(overlap=overlap)).agreement_tells()
+    row = tells[(tells["budget"] == 0.5) & (tells["name"] == "overlap")]
+    assert row["value"].item() == pytest.approx(-1)
 
 
 def test_how_many_heads_keep_given_tokens():

@@ -416,18 +416,40 @@ def test_the_command_refuses_shares_that_are_none(call_main, capsys, budgets, me
     assert message in capsys.readouterr().err
 
 
-def test_the_policy_on_the_page_is_judged_by_its_name(monkeypatch):
-    before = set(POLICIES)
+def code_on_the_page():
+    """The policy that docs/eviction.md defines, and the comparison of it, as they stand there."""
     page = (ROOT / "docs" / "eviction.md").read_text(encoding="utf8")
-    code = page[page.index("    from dataclasses import dataclass") :].partition("\n    result =")[0]
-    try:
-        exec(textwrap.dedent(code), {"__name__": "page"})
-        [added] = set(POLICIES) - before
-        result = small(policies=(added, f"{added}:power=1:blind=1"), blocks=1)
-        assert result.settings.policies == (added, f"{added}:power=1:blind=1")
-    finally:
-        for name in set(POLICIES) - before:
-            del POLICIES[name]
+    _, begin, rest = page.partition("    from dataclasses import dataclass")
+    lines = (begin + rest).splitlines()
+    end = next(number for number, line in enumerate(lines) if line and not line.startswith("    "))
+    return textwrap.dedent("\n".join(lines[:end]))
+
+
+@pytest.fixture
+def other_policies():
+    """Policies that a test registers are gone after it."""
+    before = set(POLICIES)
+    yield before
+    for name in set(POLICIES) - before:
+        del POLICIES[name]
+
+
+def test_the_policy_on_the_page_is_judged_by_its_name(other_policies):
+    definition, _, _ = code_on_the_page().partition("\nresult =")
+    exec(definition, {"__name__": "page"})
+    [added] = set(POLICIES) - other_policies
+    result = small(policies=(added, f"{added}:power=1:blind=1"), blocks=1)
+    assert result.settings.policies == (added, f"{added}:power=1:blind=1")
+
+
+@pytest.mark.slow
+def test_the_page_alone_is_enough_for_a_policy_of_ones_own(other_policies, monkeypatch, capsys):
+    """Every line as it stands, with the weights of this repository."""
+    monkeypatch.chdir(ROOT)
+    exec(code_on_the_page(), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    for name in ("value-norm", "value-norm:power=1:blind=1", "snapkv"):
+        assert f"\n{name} " in printed
 
 
 def test_settings_say_how_they_differ():
