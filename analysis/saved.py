@@ -62,9 +62,11 @@ def without_folders(record: RecordT) -> RecordT:
     So a record that is shown does not name the folders of the machine on which it was measured.
     """
     flat = record.settings.to_json()
-    names = {}
-    for setting in ("model", "texts"):
-        names[flat[setting]] = Path(flat[setting]).name
+    names = {name: last_part(name) for name in (flat["model"], flat["texts"])}
+    changes: dict[str, Any] = {"model": names[flat["model"]], "texts": names[flat["texts"]]}
+    for role in ("selected_by", "proposed_by"):
+        if flat.get(role):
+            changes[role] = flat[role] | {"model": last_part(flat[role]["model"])}
     provenance = dict(record.provenance)
     if "command" in provenance:
         command = str(provenance["command"])
@@ -72,8 +74,12 @@ def without_folders(record: RecordT) -> RecordT:
             command = command.replace(path, name)
         command = re.sub(r"(?<!\S)[/~]\S*/(?=[^\s/])", "", command)
         provenance["command"] = re.sub(r"(--out|--effects) \S*/(?=[^\s/])", r"\1 ", command)
-    settings = record.settings.but(model=names[flat["model"]], texts=names[flat["texts"]])
-    return replace(record, settings=settings, provenance=provenance)
+    return replace(record, settings=record.settings.but(**changes), provenance=provenance)
+
+
+def last_part(path: str) -> str:
+    """The name of a file, folder or model on the hub, without the folders before it."""
+    return Path(path).name or path
 
 
 def read_head(head: Path, kind: str, version: int, remedy: str) -> dict[str, Any]:

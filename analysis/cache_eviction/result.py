@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.record import TRUE, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.saved import last_part
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, by_clusters, counted, enough_for_intervals
 from analysis.stats.tables import INTERVAL, interval_text, show
 from olmo_sparsity.util.errors import UserError
@@ -117,8 +118,8 @@ class EvictionResult(EvictionRecord):
         model = self.settings.model.name
         texts = self.settings.texts.name
         if not with_folders:
-            model = Path(model).name
-            texts = Path(texts).name
+            model = last_part(model)
+            texts = last_part(texts)
         return (
             f"{model} on {texts}: N {lengths.n_long:,}, M {lengths.n_short}, "
             f"{counted(size['targets'], 'target')} in {counted(size['blocks'], 'block')} of "

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from analysis.saved import without_folders
+from analysis.settings import OtherModel
 from tests.analysis.cache_eviction.made_up import made_up
+from tests.support.results import made_result
 
 MODEL = "/home/me/models/model-Q4_1.gguf"
 
@@ -42,3 +44,13 @@ def test_a_record_without_folders_names_none(texts: str, command: str, expected:
     assert shown.settings.model.name == "model-Q4_1.gguf"
     assert "/" not in shown.settings.texts.name
     assert shown.provenance == {"command": expected, "seconds": 1.0}
+
+
+def test_a_model_that_took_part_is_named_without_its_folders() -> None:
+    result = made_result(n=40)
+    other = OtherModel("/home/me/runs/other", "2" * 64, training_seed=1)
+    shown = without_folders(replace(result, settings=replace(result.settings, selected_by=other)))
+    assert shown.settings.selected_by == other and shown.settings.selected_by.name == "other"
+    assert (
+        without_folders(replace(result, settings=result.settings.but(model="."))).settings.model.name == "."
+    )
