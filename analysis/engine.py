@@ -41,7 +41,7 @@ from analysis.selectors import Selection, SelectorInput, SelectorName, selector_
 from analysis.selectors.names import parse_names
 from analysis.settings import ChoiceSettings, ContextSettings, Settings
 from analysis.texts import Texts
-from analysis.token_kinds import classify
+from analysis.token_kinds import TOKENS_AFTER, kinds_of
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,6 @@ CHOICE_COLUMNS = (
 SCORE_COLUMNS = ("target_id", "selector", "far_context", "influence")
 TEXT_COLUMNS = ("block", "text", "first_position", "pieces")
 """Columns of the frames of a `Result` where no target is over tau."""
-TOKENS_AFTER = 12
-"""Tokens behind a target that are read to complete its word, and shown."""
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -241,7 +239,8 @@ class Engine:
             long, short = map(rounded, long_and_short_losses(self.selecting, contexts, index))
             gain = rounded(short - long)
             columns["selecting_gain_nats"] = gain
-        columns |= {"over_tau": gain > self.choice_settings.tau_nats, "kind": self._kinds(sampled)}
+        kinds = kinds_of(sampled, self.texts, self.decoder, self.lengths)
+        columns |= {"over_tau": gain > self.choice_settings.tau_nats, "kind": kinds}
         columns |= self._placebo_losses(sampled)
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
@@ -437,18 +436,6 @@ class Engine:
     def _pieces(self, text: int, start: int, end: int) -> list[str]:
         """The text of some tokens of a text, in pieces."""
         return self.decoder.pieces(self.texts.tokens(text)[start:end].tolist())
-
-    def _kinds(self, targets: pd.DataFrame) -> list[str]:
-        """Kind of dependency of every target."""
-        kinds = []
-        n_far = self.lengths.n_far
-        for target_id, text, position in targets[["target_id", "text", "position"]].itertuples(index=False):
-            read = self.lengths.n_long + target_id % self.size
-            pieces = self._pieces(text, position - read, position + 1 + TOKENS_AFTER)
-            parts = pieces[:n_far], pieces[n_far:read], pieces[read + 1 :]
-            far, short, after = map("".join, parts)
-            kinds.append(classify(far, short, pieces[read], after))
-        return kinds
 
     def _texts(self, over: pd.DataFrame) -> pd.DataFrame:
         """The text of the blocks of some targets, for people to read."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ from olmo_sparsity.util.files import (
 from olmo_sparsity.util.provenance import provenance
 
 Read = TypeVar("Read")
+RecordT = TypeVar("RecordT", bound=Any)
+"""A dataclass with ``settings`` (`Recorded`) and ``provenance``."""
 SECONDS_BETWEEN_PARTS = 2.0
 """Rounds that take less time are kept together: a killed process loses what it did in this time, or one round."""
 
@@ -51,6 +54,32 @@ def write_saved(
         for name, frame in frames.items():
             if frame is None:
                 (head.parent / f"{name}.parquet").unlink(missing_ok=True)
+
+
+def without_folders(record: RecordT) -> RecordT:
+    """The same measurement with the names of its model, texts and folders in place of their paths.
+
+    So a record that is shown does not name the folders of the machine on which it was measured.
+    """
+    flat = record.settings.to_json()
+    names = {name: last_part(name) for name in (flat["model"], flat["texts"])}
+    changes: dict[str, Any] = {"model": names[flat["model"]], "texts": names[flat["texts"]]}
+    for role in ("selected_by", "proposed_by"):
+        if flat.get(role):
+            changes[role] = flat[role] | {"model": last_part(flat[role]["model"])}
+    provenance = dict(record.provenance)
+    if "command" in provenance:
+        command = str(provenance["command"])
+        for path, name in names.items():
+            command = command.replace(path, name)
+        command = re.sub(r"(?<!\S)[/~]\S*/(?=[^\s/])", "", command)
+        provenance["command"] = re.sub(r"(--out|--effects) \S*/(?=[^\s/])", r"\1 ", command)
+    return replace(record, settings=record.settings.but(**changes), provenance=provenance)
+
+
+def last_part(path: str) -> str:
+    """The name of a file, folder or model on the hub, without the folders before it."""
+    return Path(path).name or path
 
 
 def read_head(head: Path, kind: str, version: int, remedy: str) -> dict[str, Any]:

@@ -35,11 +35,21 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.model.tokenizer import TextDecoder
+    from analysis.settings import ContextSettings
+    from analysis.texts import Texts
 
 KINDS = ("repeat", "name", "number", "punctuation", "function word", "content word")
 """In the order in which they are tried."""
 REPEATED_UNITS = 3
 """Length of a verbatim repeat, the target's own unit included."""
+TOKENS_AFTER = 12
+"""So many tokens behind a target are read, where they are there: they complete a word that it begins."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -117,6 +127,23 @@ def classify(far: str, short: str, target_piece: str, after: str) -> str:
     if _is_mark(unit):
         return "punctuation"
     return "function word" if _is_function_word(unit) else "content word"
+
+
+def kinds_of(
+    targets: pd.DataFrame, texts: Texts, decoder: TextDecoder, lengths: ContextSettings
+) -> list[str]:
+    """The kind of every target, by its target_id, text (its number) and position in it."""
+    kinds = []
+    n_far = lengths.n_far
+    for target_id, text, position in targets[["target_id", "text", "position"]].itertuples(index=False):
+        read = lengths.n_long + target_id % lengths.targets_per_block
+        tokens = texts.tokens(text)[position - read : position + 1 + TOKENS_AFTER]
+        pieces = decoder.pieces(tokens.tolist())
+        far = "".join(pieces[:n_far])
+        short = "".join(pieces[n_far:read])
+        after = "".join(pieces[read + 1 :])
+        kinds.append(classify(far, short, pieces[read], after))
+    return kinds
 
 
 def _first_visible(piece: str, after: str) -> int | None:

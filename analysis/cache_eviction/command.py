@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.cache_eviction.contenders import every_policy
 from analysis.cache_eviction.reference import REFERENCES
-from analysis.cache_eviction.settings import BUDGETS
+from analysis.cache_eviction.settings import BUDGETS, NEARS
 from analysis.cli_options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number, whole_number_or_zero
@@ -69,8 +69,17 @@ def eviction_parser() -> Parser:
         "ranks by the next 16 targets (default: leave-one-out-kl)"
     )
     add("--references", type=names_or_none, default=("leave-one-out-kl",), metavar="NAMES", help=references)
+    near = "ways of the near tokens, comma-separated: kept, reread (default: both)"
+    add("--near", type=texts, default=NEARS, metavar="WAYS", help=near)
     placebo = "judge in a far context of another text, too: what shrinking any context costs"
     add("--placebo", action="store_true", help=placebo)
+    kept_sets = "also save what share of layers and heads keep each far key"
+    add("--kept-sets", action="store_true", help=kept_sets)
+    effects = (
+        "folder of `olmo-sparsity measure --effects` on the same blocks: leave-one-out-kl is read from it where near "
+        "tokens are read again (default: all is measured)"
+    )
+    add("--effects", metavar="DIR", help=effects)
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_model_options(parser)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cache_eviction.record import FULL, NONE, SINKS
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, NOTHING, SINKS, TARGETS
 from analysis.cache_eviction.reference import REFERENCES, Reference, find_reference
-from analysis.cache_eviction.settings import check_contexts, keys_of
+from analysis.cache_eviction.settings import NEAR_REREAD, NEARS, check_contexts, keys_of
 from analysis.parameters import defaults
 from analysis.policies import POLICIES, Policy, find_policy
 from analysis.settings import ContextSettings
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Stands for every policy, aware and blind, and the controls."""
-AWARE, BLIND, NOTHING, TARGETS = "far and near", "far", "nothing", "targets"
-"""What a contender has seen when it chooses."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,8 @@ class Contest:
     keys: tuple[int, ...]
     """K of every budget: how many far keys a head keeps in the mean, sinks included."""
     sinks: int
+    near: tuple[str, ...] = NEARS
+    """The ways of the near tokens in which they are judged."""
 
     @classmethod
     def of(
@@ -176,6 +176,7 @@ class Contest:
         sinks: int,
         policies: Sequence[str],
         references: Sequence[str],
+        near: Sequence[str] = NEARS,
     ) -> Contest:
         """By names. Raises `UserError`, before a model is opened, where there is no such name, or no such budget."""
         check_contexts(contexts)
@@ -185,10 +186,24 @@ class Contest:
         check_once("reference", references)
         if not names:
             raise UserError(f"there is no policy to judge; name some, or {ALL}")
+        check_once("way of the near tokens", near)
+        for way in near:
+            if way not in NEARS:
+                raise UserError(f"unknown way of the near tokens {way!r}; choose from {', '.join(NEARS)}")
+        if not near:
+            raise UserError(f"there is no way of the near tokens; choose from {', '.join(NEARS)}")
+        contenders = [find_contender(name, contexts.seed) for name in names]
+        for contender in contenders:
+            if contender.sees == BLIND and NEAR_REREAD not in near:
+                raise UserError(
+                    f"{contender.name} has not seen the near tokens, which are read again behind it; add {NEAR_REREAD} "
+                    "to near, or leave it out"
+                )
         return cls(
-            policies=[find_contender(name, contexts.seed) for name in names],
+            policies=contenders,
             references=[find_ranking(name, keys, contexts.targets_per_block) for name in references],
             budgets=tuple(budgets),
             keys=keys,
             sinks=sinks,
+            near=tuple(way for way in NEARS if way in near),
         )

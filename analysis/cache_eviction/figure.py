@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.cache_eviction.numbers import LOSS
-from analysis.cache_eviction.record import TRUE
+from analysis.cache_eviction.record import AWARE, TRUE
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
 
@@ -58,7 +58,7 @@ def eviction_figure(
     policy = rows["policy"].str.replace(_BLIND, "", regex=False)
     rows = rows.assign(label=policy, percent=100 * rows["budget"])
     nears = [near for near in _TITLES if near in set(rows["near"])]
-    looks = _looks(list(rows["label"].unique()))
+    looks = policy_looks(list(rows["label"].unique()))
 
     width = style.PAGE if len(nears) > 1 else 4.6
     figure = style.new_figure(width, 4.2)
@@ -67,7 +67,7 @@ def eviction_figure(
         of_panel = rows[rows["near"] == near]
         if len(nears) > 1 and near == NEAR_REREAD:
             # what aware policies lose by reading the near tokens again is in the numbers
-            of_panel = of_panel[of_panel["sees"] != "far and near"]
+            of_panel = of_panel[of_panel["sees"] != AWARE]
         style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
         style.log_axis(axes, [100 * budget for budget in budgets])
         axes.axhline(0, **style.REFERENCE)
@@ -79,7 +79,7 @@ def eviction_figure(
     return figure
 
 
-def _looks(labels: Sequence[str]) -> dict[str, style.Look]:
+def policy_looks(labels: Sequence[str]) -> dict[str, style.Look]:
     """The look of every label; those that are not named here get what is left, in their order."""
     others = style.selector_styles([label for label in labels if label not in _LOOKS])
     return {label: _LOOKS.get(label) or others[label] for label in labels}

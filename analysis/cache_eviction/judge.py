@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
-from analysis.cache_eviction.contenders import AWARE, BLIND, Contender, Contest
+from analysis.cache_eviction.contenders import Contender, Contest
 from analysis.cache_eviction.reading import BlockReading
-from analysis.cache_eviction.record import FULL, NONE, SINKS, as_float32
-from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, as_float32
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD, NEARS
 from analysis.contexts import Contexts
 from analysis.model.far_cache import subset_masks
 from analysis.model.losses import Scorer
@@ -72,6 +72,8 @@ class BlockJudge:
     contest: Contest
     encode: Callable[[str], np.ndarray] | None = None
     """Token ids of a text, for policies that read a prompt."""
+    kept_sets: bool = False
+    """Whether choices say which far keys are kept."""
 
     def __post_init__(self) -> None:
         if not self.scorer.model.shares_far_keys:
@@ -82,11 +84,12 @@ class BlockJudge:
 
     @cached_property
     def nears(self) -> list[str]:
-        """The ways of the near tokens: they are kept where a policy has seen them, or only references choose."""
+        """The ways of the near tokens, of those that are asked for: they are kept where a policy has seen them, or only
+        references choose."""
         sees = [contender.sees for contender in self.contest.policies]
         if AWARE not in sees and BLIND in sees:
             return [NEAR_REREAD]
-        return [NEAR_KEPT, NEAR_REREAD]
+        return [near for near in NEARS if near in self.contest.near]
 
     def tokens(self, contexts: Contexts) -> int:
         """About how many tokens are read for one block."""
@@ -101,8 +104,16 @@ class BlockJudge:
             read += rows * length
         return read
 
-    def judge(self, contexts: Contexts, places: np.ndarray | None = None) -> Judged:
-        """``contexts``: of one block; ``places`` in it of the targets that references rank by, (m,), by default all."""
+    def judge(
+        self,
+        contexts: Contexts,
+        places: np.ndarray | None = None,
+        effects_nats: np.ndarray | None = None,
+    ) -> Judged:
+        """``contexts``: of one block; ``places`` in it of the targets that references rank by, (m,), by default all.
+
+        ``effects_nats``: see `BlockReading`, where they are known.
+        """
         seen = _Seen(self, contexts)
         of_policies = []
         for policy in self.contest.policies:
@@ -110,8 +121,11 @@ class BlockJudge:
             self.scorer.on_read(contexts.n_long)
         losses = []
         choices = []
+        if NEAR_REREAD not in self.nears:  # a gain is over the near tokens alone, which are read again
+            again = BlockReading.of(self.scorer, contexts, NEAR_REREAD)
+            losses.append(self._losses(again, []).assign(near=NEAR_REREAD))
         for near in self.nears:
-            reading = BlockReading.of(self.scorer, contexts, near)
+            reading = BlockReading.of(self.scorer, contexts, near, effects_nats)
             with self.scorer.keeping_far():
                 of_references = [
                     self._rank(reference, reading, places) for reference in self.contest.references
@@ -120,7 +134,10 @@ class BlockJudge:
                 judged += of_references
                 losses.append(self._losses(reading, judged).assign(near=near))
             choices.append(self._agreement(judged, of_references).assign(near=near))
-        return Judged(pd.concat(losses)[list(LOSS_COLUMNS)], pd.concat(choices)[list(CHOICE_COLUMNS)])
+        columns = list(CHOICE_COLUMNS)
+        if self.kept_sets:
+            columns.append("kept_share")
+        return Judged(pd.concat(losses)[list(LOSS_COLUMNS)], pd.concat(choices)[columns])
 
     def of_those_that_can(self, contexts: Contexts, *, leave_out: bool) -> BlockJudge:
         """The judge of those policies that the model has what they look at for, as a trial on one block shows.
@@ -246,6 +263,8 @@ class BlockJudge:
                     row["spearman"] = rank_correlation(choice.scores[place], exact[0], self.contest.sinks)
                 if place < len(sets_of_first):
                     row["overlap"] = kept_overlap(kept, sets_of_first[place], self.contest.sinks)
+                if self.kept_sets:
+                    row["kept_share"] = np.atleast_2d(kept).mean(axis=0).astype(np.float32)
                 rows.append(row)
         return as_float32(pd.DataFrame(rows), ["spearman", "overlap"])
 
@@ -254,18 +273,13 @@ _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
 """How often a reference reads the near tokens for each far key, for the time left; others once."""
 
 
-_UNSEEN = -1
-"""In the place of the next target's token."""
-
-
 class _Seen:
     """What policies see of a block before its first target, read off the model once for all of them."""
 
     def __init__(self, judge: BlockJudge, contexts: Contexts):
-        # without the targets, so that no policy can read them
         before = Contexts(
             contexts.tokens[:, : contexts.n_long],
-            np.full_like(contexts.targets[:, :1], _UNSEEN),
+            contexts.targets[:, :1],
             contexts.target_id[:, :1],
             contexts.n_short,
         )

@@ -14,7 +14,8 @@ Shapes: n targets, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -22,10 +23,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cache_eviction.record import FULL, NONE, TRUE, EvictionRecord
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, TRUE, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.faithfulness import row_spearman
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, interval_frame
+from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.rng import Stream
 
@@ -36,6 +39,10 @@ SNAPKV = "snapkv"
 """The policy that others are compared with."""
 _TOP = 10
 """One of so many targets is among those that gain most."""
+GAIN_EDGES_NATS = (-math.inf, 0.0, 1.0, 2.0, 4.0, math.inf)
+"""Between the bins of `by_gain`: a target stands in the one whose lower edge it is above."""
+_LEAST_POLICIES = 4
+"""Of fewer policies a rank correlation says nothing."""
 _FIRST_BIN = 4
 """Targets in the first bin of `by_distance`; later bins are as long as all before them."""
 Column = tuple[str, str, float]
@@ -56,6 +63,7 @@ class Measured:
         self._losses = losses["loss_nats"]
         self._kl = losses["kl_nats"]
         blocks = targets.drop_duplicates("block")
+        self._blocks = pd.Index(blocks["block"])
         self._by_block = ClusterBootstrap.of(blocks, resamples=resamples, seed=seed)
         self._agreement = _wide(record.choices, far_context, "block", [SPEARMAN, OVERLAP]).loc[
             blocks["block"]
@@ -112,13 +120,31 @@ class Measured:
         """Value, low and high of draws."""
         return asdict(self.bootstrap.interval(draws))
 
-    def agreement(self, column: Column, name: str) -> dict[str, Any] | None:
-        """Mean over blocks of `SPEARMAN` or `OVERLAP` of a column; None where no block has it."""
+    def difference(self, first: Column, second: Column) -> dict[str, Any]:
+        """Loss over full of the first less that of the second, paired by target: value, low, high and p."""
+        draws = self.draws(self.over_full(first) - self.over_full(second))
+        return {**self.interval(draws), "p": self.bootstrap.p_value(draws)}
+
+    def of_blocks(self, blocks: Sequence[int], values: np.ndarray) -> dict[str, Any]:
+        """Value, low and high of the mean of some values over some of the blocks, both (b,)."""
+        of_each = np.zeros(len(self._blocks))
+        is_there = np.zeros(len(self._blocks))
+        rows = self._blocks.get_indexer(blocks)
+        of_each[rows] = values
+        is_there[rows] = 1.0
+        return asdict(self._by_block.interval(self._by_block.ratio(of_each, is_there)))
+
+    def agreement_draws(self, column: Column, name: str) -> np.ndarray:
+        """Draws of the mean over blocks of `SPEARMAN` or `OVERLAP` of a column, (1 + R,); NaN where no block has it."""
         values = self._agreement[(name, *column)].to_numpy()
         there = np.isfinite(values)
-        if not there.any():
+        return self._by_block.ratio(np.where(there, values, 0.0), there.astype(float))
+
+    def agreement(self, column: Column, name: str) -> dict[str, Any] | None:
+        """Mean over blocks of `SPEARMAN` or `OVERLAP` of a column; None where no block has it."""
+        draws = self.agreement_draws(column, name)
+        if np.isnan(draws[0]):
             return None
-        draws = self._by_block.ratio(np.where(there, values, 0.0), there.astype(float))
         return asdict(self._by_block.interval(draws))
 
 
@@ -211,8 +237,7 @@ def differences(
     outside, and have none. Both are NaN where there is no interval. Budgets at which that one was not judged are left
     out. Raises `UserError` where it was not judged with the near tokens treated so.
     """
-    if near not in record.nears:
-        raise UserError(f"near tokens were not treated as {near!r}; choose from {', '.join(record.nears)}")
+    _check_near(record, near)
     rows = []
     for far_context in record.far_contexts:
         measured = Measured(record, far_context, resamples=resamples, seed=seed)
@@ -229,13 +254,77 @@ def differences(
             of_reference = (reference, near, budget)
             if policy == reference or of_reference not in columns:
                 continue
-            draws = measured.draws(measured.over_full(column) - measured.over_full(of_reference))
-            p = measured.bootstrap.p_value(draws)
-            of_context.append({**measured.keys(column), **measured.interval(draws), "p": p})
-            tested.append(np.nan if policy in record.settings.references else p)
-        for row, p_holm in zip(of_context, holm(np.array(tested)), strict=True):
-            rows.append({**row, "p_holm": p_holm})
-    frame = interval_frame(rows, KEYS)
+            difference = measured.difference(column, of_reference)
+            of_context.append({**measured.keys(column), **difference})
+            tested.append(np.nan if policy in record.settings.references else difference["p"])
+        rows += _adjusted(of_context, tested)
+    return _with_p(rows, KEYS)
+
+
+def aware_less_blind(
+    record: EvictionRecord,
+    near: str = NEAR_REREAD,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Mean loss with every policy that has seen the near tokens less that with the same policy blind, paired by target.
+
+    Near tokens are read again behind a blind policy. ``near``: what becomes of them behind the aware one. "reread": the
+    same, so that nothing differs but what was seen at the choice. "kept", as published: the difference also has what is
+    gained as the near tokens keep keys that were read with the full cache; both losses are over the full cache of their
+    own passes, which are equal but for rounding.
+
+    Columns: `KEYS` of the aware policy, blind (the other's name), value, low, high, p, p_holm, adjusted for the number
+    of policies at all budgets. Empty where no policy was judged in both ways. Raises `UserError` for another ``near``.
+    """
+    _check_near(record, near)
+    pairs = _aware_and_blind(record)
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        columns = set(measured.columns())
+        of_context = []
+        for aware, blind in pairs:
+            for budget in record.settings.budgets:
+                first = (aware, near, budget)
+                second = (blind, NEAR_REREAD, budget)
+                if first in columns and second in columns:
+                    difference = measured.difference(first, second)
+                    of_context.append({**measured.keys(first), "blind": blind, **difference})
+        rows += _adjusted(of_context, [row["p"] for row in of_context])
+    return _with_p(rows, [*KEYS, "blind"])
+
+
+def _aware_and_blind(record: EvictionRecord) -> list[tuple[str, str]]:
+    """The names of every policy that was judged aware and blind, with the same parameters beside."""
+    blind_ones = {}
+    aware_ones = []
+    for policy, sees, _ in record.policies.itertuples(index=False):
+        name, *parts = policy.split(":")
+        others = tuple(sorted(part for part in parts if not part.startswith("blind=")))
+        if sees == BLIND:
+            blind_ones[name, others] = policy
+        elif sees == AWARE and (policy, (name, others)) not in aware_ones:
+            aware_ones.append((policy, (name, others)))
+    return [(policy, blind_ones[key]) for policy, key in aware_ones if key in blind_ones]
+
+
+def _check_near(record: EvictionRecord, near: str) -> None:
+    """Raise `UserError` for a way of the near tokens that was not measured."""
+    if near not in record.nears:
+        raise UserError(f"near tokens were not treated as {near!r}; choose from {', '.join(record.nears)}")
+
+
+def _adjusted(rows: list[dict[str, Any]], tested: Sequence[float]) -> list[dict[str, Any]]:
+    """The rows with ``p_holm`` of the tests that count, whose p is not NaN in ``tested``."""
+    adjusted = holm(np.array(tested))
+    return [{**row, "p_holm": p_holm} for row, p_holm in zip(rows, adjusted, strict=True)]
+
+
+def _with_p(rows: Sequence[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
+    """Rows with an interval and both p as a frame."""
+    frame = interval_frame(rows, keys)
     for name in ("p", "p_holm"):
         frame[name] = [row[name] for row in rows]
     return frame
@@ -300,6 +389,112 @@ def by_distance(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, s
     return interval_frame(rows, [*KEYS, "from_tokens", "to_tokens"])
 
 
+def by_gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Mean loss over that with the full cache, by what a target gains from the far context.
+
+    The gain is L_short less the loss with the full cache, so that a bin of large gains holds targets whose loss with
+    the full cache is low by luck, too: what differs between policies within a bin is free of that. Columns: `KEYS`,
+    above_nats, up_to_nats (`GAIN_EDGES_NATS`), n_targets, value, low, high.
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for column in measured.columns():
+            over = measured.over_full(column)
+            gains = measured.gains(column[1])
+            for above, up_to in pairwise(GAIN_EDGES_NATS):
+                inside = (above < gains) & (gains <= up_to)
+                if inside.any():
+                    keys = {"above_nats": above, "up_to_nats": up_to, "n_targets": int(inside.sum())}
+                    interval = measured.interval(measured.draws(over, inside))
+                    rows.append({**measured.keys(column), **keys, **interval})
+    return interval_frame(rows, [*KEYS, "above_nats", "up_to_nats", "n_targets"])
+
+
+def by_kind(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Mean loss over that with the full cache, by the kind of dependency (docs/method.md, 2.6).
+
+    Columns: `KEYS`, kind, n_targets, value, low, high.
+    """
+    rows = []
+    of_targets = record.targets["kind"].to_numpy()
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for column in measured.columns():
+            over = measured.over_full(column)
+            for kind in KINDS:
+                inside = of_targets == kind
+                if inside.any():
+                    interval = measured.interval(measured.draws(over, inside))
+                    keys = {"kind": kind, "n_targets": int(inside.sum())}
+                    rows.append({**measured.keys(column), **keys, **interval})
+    return interval_frame(rows, [*KEYS, "kind", "n_targets"])
+
+
+def keeps(
+    record: EvictionRecord, tokens: pd.DataFrame, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """The share of layers and heads that keep given far tokens: `KEYS`, name, value, low, high, means over blocks.
+
+    ``tokens``: a row a token, with block, name and column (in the far context, from 0); of those of one name in a block
+    the mean counts. Raises `UserError` where the record has no kept sets.
+    """
+    if "kept_share" not in record.choices:
+        raise UserError("no kept sets were saved; measure with kept_sets=True")
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        choices = record.choices[record.choices["far_context"] == far_context]
+        kept = choices.set_index(["policy", "near", "budget", "block"])["kept_share"].sort_index()
+        for column in measured.columns():
+            of_column = kept.loc[column]
+            for name, named in tokens.groupby("name", sort=False):
+                by_block = named.groupby("block")["column"]
+                shares = {block: of_column[block][columns].mean() for block, columns in by_block}
+                interval = measured.of_blocks(list(shares), np.array(list(shares.values()), dtype=float))
+                rows.append({**measured.keys(column), "name": name, **interval})
+    return interval_frame(rows, [*KEYS, "name"])
+
+
+def agreement_tells(
+    record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """Does agreement with the exact effects tell which policy costs least? Spearman's correlation over policies.
+
+    Of the mean overlap, or rank correlation with the exact effects, with the mean loss over full: -1 says that the
+    policies that agree more lose less. Controls count, references do not. Columns: far_context, near, budget, keys,
+    n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high.
+    """
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for near in record.nears:
+            for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
+                columns = [
+                    column
+                    for column in measured.columns(near)
+                    if column[2] == budget and column[0] not in record.settings.references
+                ]
+                if len(columns) < _LEAST_POLICIES:
+                    continue
+                losses = [measured.draws(measured.over_full(column)) for column in columns]
+                for name in (SPEARMAN, OVERLAP):
+                    agreements = [measured.agreement_draws(column, name) for column in columns]
+                    draws = row_spearman(np.stack(agreements, axis=1), np.stack(losses, axis=1))
+                    if np.isnan(draws[0]):
+                        continue
+                    keys = {
+                        "far_context": far_context,
+                        "near": near,
+                        "budget": budget,
+                        "keys": count,
+                        "n_policies": len(columns),
+                        "name": name,
+                    }
+                    rows.append({**keys, **measured.interval(draws)})
+    return interval_frame(rows, ["far_context", "near", "budget", "keys", "n_policies", "name"])
+
+
 def distance_edges(targets_per_block: int) -> list[int]:
     """Edges of the bins of `by_distance`, ascending, from 1 to B + 1."""
     edges = [1]
@@ -320,9 +515,15 @@ def every_number(
     for near in record.nears:
         if (judged["near"] == near)[judged["policy"] == SNAPKV].any():
             frames[f"differences to {SNAPKV}, near {near}"] = differences(record, SNAPKV, near, **bootstrap)
+    if _aware_and_blind(record):
+        for near in record.nears:
+            frames[f"aware, near {near}, less blind"] = aware_less_blind(record, near, **bootstrap)
     if record.counts["blocks"] > 1:
         frames["best_found"] = best_found(record, **bootstrap)
     frames["by_distance"] = by_distance(record, **bootstrap)
+    frames["agreement_tells"] = agreement_tells(record, **bootstrap)
+    frames["by_gain"] = by_gain(record, **bootstrap)
+    frames["by_kind"] = by_kind(record, **bootstrap)
     named = [frame.assign(frame=name) for name, frame in frames.items() if len(frame)]
     stacked = pd.concat(named, ignore_index=True)
     others = [name for name in stacked if name not in ("frame", *INTERVAL)]

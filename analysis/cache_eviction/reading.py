@@ -34,14 +34,23 @@ class BlockReading:
     """Of the block as it is read: where the near tokens are kept, all but the last short one are among the far ones."""
     n_far: int
     """F, the far tokens that are chosen from."""
+    effects_nats: np.ndarray | None = None
+    """KL to the full cache without each far key in all layers and heads, (B, F), NaN of targets for which it is not
+    known; None: it is not known for any."""
 
     @classmethod
-    def of(cls, scorer: Scorer, contexts: Contexts, near: str) -> BlockReading:
-        """``contexts``: of one block; ``near``: `NEAR_KEPT` or `NEAR_REREAD`."""
+    def of(
+        cls, scorer: Scorer, contexts: Contexts, near: str, effects_nats: np.ndarray | None = None
+    ) -> BlockReading:
+        """``contexts``: of one block; ``near``: `NEAR_KEPT` or `NEAR_REREAD`.
+
+        ``effects_nats``: as the attribute, with near tokens read again, which is what `analysis.measure` keeps.
+        """
         n_far = contexts.n_far
         if near == NEAR_KEPT:
             contexts = replace(contexts, n_short=1)
-        return cls(scorer, contexts, n_far)
+            effects_nats = None
+        return cls(scorer, contexts, n_far, effects_nats)
 
     def measures(self, kept: np.ndarray, names: Sequence[str]) -> np.ndarray:
         """Some of `analysis.model.losses.MEASURES` of all targets after each choice, (B, C, number of names) float64.

@@ -12,8 +12,9 @@ Losses and divergences are float32, in nats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,8 @@ import pandas as pd
 from analysis.cache_eviction.settings import EvictionSettings
 from analysis.parquet import read_parquet, stacked, write_rows
 from analysis.saved import read_head, write_saved
+from analysis.settings import TextsIdentity
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import user_path
 
 KIND, VERSION = "olmo-sparsity eviction", 1
@@ -35,6 +38,8 @@ FULL, SINKS, NONE = "full", "sinks", "none"
 without any."""
 TRUE, PLACEBO = "true", "placebo"
 """Far contexts."""
+AWARE, BLIND, NOTHING, TARGETS = "far and near", "far", "nothing", "targets"
+"""What a policy, control or reference has seen when it chooses."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +53,7 @@ class EvictionRecord:
               ("kept" or "reread"), budget (share of the far keys), keys (K), loss_nats, kl_nats (to the full cache)
     choices   block, far_context, policy, sees (what it has seen), near, budget, keys, spearman (of its scores, mean
               over heads, with the exact effects; NaN without leave-one-out-kl), overlap (with the keys that the first
-              reference keeps, without sinks)
+              reference keeps, without sinks), [kept_share (F): the share of all layers and heads that keep each key]
     """
 
     settings: EvictionSettings
@@ -65,8 +70,8 @@ class EvictionRecord:
 
     @property
     def nears(self) -> list[str]:
-        """The ways of the near tokens that were measured."""
-        return list(self.losses["near"].unique())
+        """The ways of the near tokens in which policies were judged."""
+        return list(self.choices["near"].unique())
 
     @property
     def far_contexts(self) -> list[str]:
@@ -111,11 +116,60 @@ class EvictionRecord:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Parts of one measurement, in the order of their blocks."""
-        parts = sorted(parts, key=lambda part: part.targets["block"].min())
-        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        """Parts of one measurement, whose rows are put into the order of their blocks."""
+        size = parts[0].settings.contexts.targets_per_block
+        frames = {}
+        for name in FRAMES:
+            frame = stacked([getattr(part, name) for part in parts])
+            block = frame["block"] if "block" in frame else frame["target_id"] // size
+            frames[name] = frame.iloc[np.argsort(block, kind="stable")].reset_index(drop=True)
         seconds = sum(part.provenance["seconds"] for part in parts)
         return cls(parts[0].settings, provenance={**parts[0].provenance, "seconds": seconds}, **frames)
+
+    @classmethod
+    def pool(cls, records: Mapping[str, Self]) -> Self:
+        """Comparisons on other texts as one, by a name of each; targets, blocks and texts are numbered on.
+
+        Groups of two records are never the same. Raises `UserError` where settings but texts and the number of blocks
+        differ, or some have groups and some none.
+        """
+        first, *others = records.values()
+        for other in others:
+            same_texts = replace(
+                other.settings, texts=first.settings.texts, blocks_requested=first.settings.blocks_requested
+            )
+            if differing := first.settings.differences(same_texts, when="joined"):
+                raise UserError(f"comparisons that are pooled need the same settings: {differing}")
+            if ("group" in first.targets) != ("group" in other.targets):
+                raise UserError("some of the comparisons have groups and some none; give all of them groups")
+        frames: dict[str, list[pd.DataFrame]] = {name: [] for name in FRAMES}
+        size = first.settings.contexts.targets_per_block
+        blocks = 0
+        texts = 0
+        for name, record in records.items():
+            targets = record.targets.assign(text=record.targets["text"] + texts)
+            if "group" in targets:
+                targets["group"] = [f"{name}: {group}" for group in targets["group"]]
+            losses = record.losses.copy()
+            choices = record.choices.copy()
+            for frame in (targets, losses):
+                frame["target_id"] += blocks * size
+            for frame in (targets, choices):
+                frame["block"] += blocks
+            for of_name, frame in zip(FRAMES, (targets, losses, choices), strict=True):
+                frames[of_name].append(frame)
+            blocks = int(targets["block"].max()) + 1
+            texts = int(targets["text"].max()) + 1
+        identities = [record.settings.texts for record in records.values()]
+        digest = hashlib.sha256("".join(texts.sha256 for texts in identities).encode()).hexdigest()
+        settings = replace(
+            first.settings,
+            texts=TextsIdentity(", ".join(records), digest, identities[0].split),
+            blocks_requested=sum(record.settings.blocks_requested for record in records.values()),
+        )
+        seconds = sum(record.provenance.get("seconds", 0.0) for record in records.values())
+        stacked_frames = {name: stacked(parts) for name, parts in frames.items()}
+        return cls(settings, provenance={"seconds": seconds}, **stacked_frames)
 
 
 def as_float32(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -11,7 +11,8 @@ import pandas as pd
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.record import TRUE, EvictionRecord
-from analysis.cache_eviction.settings import NEAR_KEPT
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.saved import last_part
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, by_clusters, counted, enough_for_intervals
 from analysis.stats.tables import INTERVAL, interval_text, show
 from olmo_sparsity.util.errors import UserError
@@ -53,6 +54,12 @@ class EvictionResult(EvictionRecord):
         """See `analysis.cache_eviction.numbers.differences`: losses of policies less that of one, paired, with p."""
         return numbers.differences(self, reference, near, resamples=resamples, seed=seed)
 
+    def aware_less_blind(
+        self, near: str = NEAR_REREAD, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    ) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.aware_less_blind`: what a policy gains by seeing the near tokens."""
+        return numbers.aware_less_blind(self, near, resamples=resamples, seed=seed)
+
     def best_found(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.best_found`: chosen on half of the blocks, measured on the other."""
         return numbers.best_found(self, resamples=resamples, seed=seed)
@@ -60,6 +67,24 @@ class EvictionResult(EvictionRecord):
     def by_distance(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.by_distance`: losses by how far targets stand behind the choice."""
         return numbers.by_distance(self, resamples=resamples, seed=seed)
+
+    def agreement_tells(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.agreement_tells`: whether it tells which policy costs least."""
+        return numbers.agreement_tells(self, resamples=resamples, seed=seed)
+
+    def by_gain(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.by_gain`: losses by what targets gain from the far context."""
+        return numbers.by_gain(self, resamples=resamples, seed=seed)
+
+    def by_kind(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.by_kind`: losses by the kind of dependency."""
+        return numbers.by_kind(self, resamples=resamples, seed=seed)
+
+    def keeps(
+        self, tokens: pd.DataFrame, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    ) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.keeps`: the share of heads that keep given far tokens."""
+        return numbers.keeps(self, tokens, resamples=resamples, seed=seed)
 
     def every_number(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """All frames above one another, with a column ``frame``: what `numbers.csv` has."""
@@ -74,7 +99,8 @@ class EvictionResult(EvictionRecord):
         best = None
         if self.counts["blocks"] > 1:
             best = self.best_found()
-        return eviction_figure(self.summary(), best, self.settings.budgets, heading=self.heading())
+        heading = self.heading(with_folders=False)
+        return eviction_figure(self.summary(), best, self.settings.budgets, heading=heading)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write all numbers as `numbers.csv`, and the figure; returns the paths."""
@@ -85,12 +111,17 @@ class EvictionResult(EvictionRecord):
             self.every_number().to_csv(temporary, index=False)
         return [path, *save_figure(self.figure(), folder, "eviction.png")]
 
-    def heading(self) -> str:
-        """What was measured, in one line."""
+    def heading(self, *, with_folders: bool = True) -> str:
+        """What was measured, in one line; ``with_folders``: model and texts by their paths, not by the last part."""
         lengths = self.settings.contexts
         size = self.counts
+        model = self.settings.model.name
+        texts = self.settings.texts.name
+        if not with_folders:
+            model = last_part(model)
+            texts = last_part(texts)
         return (
-            f"{self.settings.model.name} on {self.settings.texts.name}: N {lengths.n_long:,}, M {lengths.n_short}, "
+            f"{model} on {texts}: N {lengths.n_long:,}, M {lengths.n_short}, "
             f"{counted(size['targets'], 'target')} in {counted(size['blocks'], 'block')} of "
             f"{lengths.targets_per_block}, {counted(size['documents'], 'document')}"
         )

@@ -16,18 +16,21 @@ import pandas as pd
 from analysis import arguments
 from analysis.cache_eviction.contenders import ALL, Contest
 from analysis.cache_eviction.judge import BlockJudge, Judged
+from analysis.cache_eviction.known_effects import KnownEffects, measured_effects
 from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS, PLACEBO, TRUE
 from analysis.cache_eviction.result import EvictionResult
-from analysis.cache_eviction.settings import BUDGETS, EvictionSettings
+from analysis.cache_eviction.settings import BUDGETS, NEARS, EvictionSettings
 from analysis.contexts import Contexts, long_contexts, placebo_contexts
 from analysis.measuring import identity_of
 from analysis.model.losses import Scorer
+from analysis.model.tokenizer import TextDecoder
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.sampling import sample_targets
 from analysis.saved import Rounds, open_parts, remove_finished_parts
 from analysis.settings import ContextSettings
 from analysis.texts import Texts
+from analysis.token_kinds import kinds_of
 from analysis.work import Work
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove_leftovers
@@ -50,7 +53,11 @@ def eviction(
     policies: str | Sequence[str] = ALL,
     sinks: int = 4,
     references: Sequence[str] = REFERENCES,
+    near: str | Sequence[str] = NEARS,
     placebo: bool = False,
+    kept_sets: bool = False,
+    effects: Any = None,
+    only_blocks: Sequence[int] | None = None,
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -80,7 +87,13 @@ def eviction(
         sinks: first far tokens that all of them keep.
         references: names of `analysis.cache_eviction.reference`, such as ``leave-one-out-kl:first=16``; overlap is with
             the first of them.
+        near: the ways of the near tokens in which policies are judged, ``kept`` and ``reread``.
         placebo: judge all in the placebo far context, too: what shrinking any context costs.
+        kept_sets: also save what share of layers and heads keep each far key, for `EvictionResult.keeps`.
+        effects: a result of `analysis.measure` with ``effects=True``, or its folder, of the same model, texts and
+            contexts: where the near tokens are read again, ``leave-one-out-kl`` is read from it for the blocks that it
+            has, to float32, in place of F passes a block.
+        only_blocks: numbers from 0 of the drawn blocks to judge, without ``out``: parts for `EvictionResult.join`.
         prefix: what stands before every context, see `analysis.measure`; so for all that is not named here.
         seed: of everything that is drawn.
         out: folder to write to as blocks are finished: the same call goes on after an interruption.
@@ -93,11 +106,15 @@ def eviction(
         n_long=n_long, n_short=n_short, targets_per_block=targets_per_block, seed=seed
     )
     blocks = arguments.whole_number("blocks", blocks)
-    contest = checked_contest(contexts, budgets, policies, sinks, references)
+    contest = checked_contest(contexts, budgets, policies, sinks, references, near)
     placebo = arguments.true_or_false("placebo", placebo)
+    kept_sets = arguments.true_or_false("kept_sets", kept_sets)
+    measured = None if effects is None else measured_effects(effects)
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
+    if only_blocks is not None and folder is not None:
+        raise UserError("only_blocks judges a part, and out takes a whole comparison; leave one of them out")
     opening: dict[str, Any] = {
         "tokenizer": tokenizer,
         "prefix": prefix,
@@ -115,9 +132,11 @@ def eviction(
             contexts.n_long, contexts.targets_per_block, drops_tokens=False, in_cache=True, by_head=True
         )
         scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
-        judge = BlockJudge(scorer, contest, loaded.encode)
+        judge = BlockJudge(scorer, contest, loaded.encode, kept_sets)
         sampled["block"] = sampled["target_id"] // contexts.targets_per_block
-        first = _contexts(source, sampled[sampled["block"] == 0], contexts)
+        if only_blocks is not None:
+            sampled = _of_blocks(sampled, only_blocks)
+        first = _contexts(source, sampled[sampled["block"] == sampled["block"].min()], contexts)
         judge = judge.of_those_that_can(first, leave_out=ALL in arguments.names("policies", policies))
         settings = EvictionSettings(
             model=loaded.identity,
@@ -129,19 +148,24 @@ def eviction(
             policies=tuple(policy.name for policy in judge.contest.policies),
             references=tuple(reference.name for reference in contest.references),
             placebo=placebo,
+            near=contest.near,
+            kept_sets=kept_sets,
         )
+        known = None
+        if measured is not None:
+            known = KnownEffects.of(measured, settings, sampled)
         log.info(
             "%d blocks, %s targets; %s tokens a pass",
             sampled["block"].nunique(),
             f"{len(sampled):,}",
             f"{scorer.tokens_per_batch:,}",
         )
-        comparison = _Comparison(judge, source, sampled, settings, loaded.check_losses)
+        comparison = _Comparison(judge, source, sampled, settings, loaded.check_losses, loaded.decoder, known)
         return comparison.run(folder, progress)
 
 
 def checked_contest(
-    contexts: ContextSettings, budgets: Any, policies: Any, sinks: Any, references: Any
+    contexts: ContextSettings, budgets: Any, policies: Any, sinks: Any, references: Any, near: Any
 ) -> Contest:
     """What the arguments of `eviction` ask for. Raises `UserError` where they make no sense."""
     is_list = isinstance(budgets, Iterable) and not isinstance(budgets, str)
@@ -152,7 +176,19 @@ def checked_contest(
         sinks=arguments.whole_number("sinks", sinks, least=0),
         policies=arguments.names("policies", policies),
         references=arguments.names("references", references),
+        near=arguments.names("near", near),
     )
+
+
+def _of_blocks(sampled: pd.DataFrame, only_blocks: Sequence[int]) -> pd.DataFrame:
+    """The targets of some blocks. Raises `UserError` where one was not drawn."""
+    drawn = sampled["block"].unique()
+    wanted = np.unique(np.asarray(only_blocks))
+    if not len(wanted) or not np.isin(wanted, drawn).all():
+        raise UserError(
+            f"only_blocks takes numbers from 0 to {drawn.max()}, as blocks are drawn, not {only_blocks}"
+        )
+    return sampled[sampled["block"].isin(wanted)].reset_index(drop=True)
 
 
 def _contexts(source: Texts, targets: pd.DataFrame, contexts: ContextSettings) -> Contexts:
@@ -181,6 +217,8 @@ class _Comparison:
     settings: EvictionSettings
     check_losses: Callable[[np.ndarray], Any]
     """Is given the losses of the first block with the full cache."""
+    decoder: TextDecoder
+    known: KnownEffects | None
 
     def run(self, out: Path | None, progress: bool) -> EvictionResult:
         """All blocks; ``out``: the folder, None: all stays in memory."""
@@ -249,7 +287,10 @@ class _Comparison:
     def _frames(self, targets: pd.DataFrame, contexts: Contexts) -> dict[str, pd.DataFrame]:
         """`FRAMES` of one block."""
         place = (targets["target_id"] % contexts.targets_per_block).to_numpy()
-        judged = {TRUE: self.judge.judge(contexts, place)}
+        effects_nats = None
+        if self.known is not None:
+            effects_nats = self.known.of_block(targets, contexts)
+        judged = {TRUE: self.judge.judge(contexts, place, effects_nats)}
         if self.settings.placebo:
             first = targets.iloc[:1]
             elsewhere = placebo_contexts(
@@ -276,7 +317,7 @@ class _Comparison:
     ) -> pd.DataFrame:
         """The frame `targets` of one block."""
         full = judged.loss_nats(FULL)[place]
-        if targets["block"].iloc[0] == 0:
+        if targets["block"].iloc[0] == self.sampled["block"].min():
             self.check_losses(full)
         columns = ["text", "position"]
         if "group" in targets:
@@ -287,6 +328,7 @@ class _Comparison:
         frame = frame.join(targets[columns])
         return frame.assign(
             token=contexts.targets[0, place],
+            kind=kinds_of(targets, self.source, self.decoder, self.settings.contexts),
             loss_full_nats=full,
             loss_short_nats=judged.loss_nats(NONE)[place],
         )

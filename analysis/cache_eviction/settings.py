@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from analysis.settings import ContextSettings, ModelIdentity, Recorded, TextsIdentity
 from olmo_sparsity.util.errors import UserError
 
-NEAR_KEPT, NEAR_REREAD = "kept", "reread"
+NEARS = (NEAR_KEPT, NEAR_REREAD) = ("kept", "reread")
 """What becomes of the near tokens: their keys stay as they are, or they are read again with the reduced cache."""
 BUDGETS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Shares of the far keys that are kept, by default."""
@@ -33,6 +33,10 @@ class EvictionSettings(Recorded):
     """Names of what ranks by exact effects; the first is the one whose sets others are compared with."""
     placebo: bool
     """Whether all is measured in the placebo far context, too."""
+    near: tuple[str, ...] = NEARS
+    """The ways of the near tokens that were asked for, in the order of `NEARS`."""
+    kept_sets: bool = False
+    """Whether the share of heads that keep each far key is saved."""
 
     @property
     def keys(self) -> tuple[int, ...]:

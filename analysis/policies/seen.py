@@ -10,7 +10,7 @@ R rows, H heads of queries, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,8 @@ _TRIED, _SHIFT = 8, 5
 """Tokens that are read at two places to see how queries are rotated, and how far these are apart."""
 _ALIKE = 0.1
 """Relative distance of queries that are the same but for rounding; other ones are about 1 apart."""
+_UNSEEN = -1
+"""In the place of every target's token."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Seen:
 
     scorer: Scorer
     contexts: Contexts
-    """n blocks; of a blind policy without near tokens, so that the far ones are all there is."""
+    """n blocks; of a blind policy without near tokens, so that the far ones are all there is. No target is in
+    ``targets``, and behind the last choice of a block ``tokens`` has its last seen token again."""
     targets: np.ndarray
     """(m, 2) block, and place in it of the target that comes next."""
     encode: Callable[[str], np.ndarray] | None = None
@@ -62,6 +65,7 @@ class Seen:
         """
         if targets is None:
             targets = np.stack([np.arange(len(contexts)), np.zeros(len(contexts), dtype=np.int64)], axis=1)
+        contexts = _without_what_comes(contexts, targets)
         if blind:
             far = contexts.tokens[:, : contexts.n_far]
             contexts = Contexts(far, contexts.targets[:, :1], contexts.target_id[:, :1], n_short=0)
@@ -203,6 +207,19 @@ def _rotated_layers(scorer: Scorer, tokens: np.ndarray) -> list[bool]:
             "other positions; leave expected-attention out"
         )
     return rotated.tolist()
+
+
+def _without_what_comes(contexts: Contexts, targets: np.ndarray) -> Contexts:
+    """The contexts as they are known before some targets, (m, 2): no target, and nothing behind the last choice.
+
+    Shapes stay, so that a pass reads what is seen to the last bit as it did.
+    """
+    tokens = contexts.tokens.copy()
+    for block in range(len(contexts)):
+        places = targets[targets[:, 0] == block, 1]
+        seen = contexts.n_long + places.max(initial=0)
+        tokens[block, seen:] = tokens[block, seen - 1]
+    return replace(contexts, tokens=tokens, targets=np.full_like(contexts.targets, _UNSEEN))
 
 
 def _distance(queries: Tensor) -> Tensor:

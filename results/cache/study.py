@@ -23,6 +23,7 @@ from analysis import Result, load, load_study
 from analysis.figures.style import add_legend, draw, log_axis, model_styles, new_figure, save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import stacked
+from analysis.saved import without_folders
 from analysis.stats import comparisons, numbers
 from analysis.stats.recovery import with_over_tau
 from analysis.stats.tables import show
@@ -63,19 +64,6 @@ def collect(out: Path, records: Path) -> None:
             without_folders(result), targets=targets, scores=None, effects=None, texts=None
         )
     save_study(records, study)
-
-
-def without_folders(result: Result) -> Result:
-    """The same with the names of its files in place of the paths that they had where it was measured."""
-    flat = result.settings.to_json()
-    names = {path: Path(path).name for path in (flat["model"], flat["texts"])}
-    provenance = dict(result.provenance)
-    command = str(provenance.get("command", ""))
-    for path, name in names.items():
-        command = command.replace(path, name)
-    provenance["command"] = re.sub(r"--out \S*/", "--out ", command)
-    settings = result.settings.but(model=names[flat["model"]], texts=names[flat["texts"]])
-    return replace(result, settings=settings, provenance=provenance)
 
 
 def save_effects(effects: pd.DataFrame, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -9,6 +11,7 @@ from analysis.cache_eviction.record import FULL, NONE, SINKS
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import EvictionSettings
 from analysis.settings import ContextSettings, ModelIdentity, TextsIdentity
+from analysis.token_kinds import KINDS
 
 B, BLOCKS = 8, 12
 BUDGETS = (0.25, 0.5)
@@ -22,7 +25,12 @@ WAYS = [
 ]
 
 
-def made_up(seed: int = 0, gain: float = 1.0, far_contexts: tuple[str, ...] = ("true",)) -> EvictionResult:
+def made_up(
+    seed: int = 0,
+    gain: float = 1.0,
+    far_contexts: tuple[str, ...] = ("true",),
+    ways: Sequence[tuple[str, str, str]] = WAYS,
+) -> EvictionResult:
     """Losses of 12 blocks of 8 targets, in texts of six groups; ``gain``: mean of L_short less the full loss."""
     generator = np.random.default_rng(seed)
     count = B * BLOCKS
@@ -33,6 +41,7 @@ def made_up(seed: int = 0, gain: float = 1.0, far_contexts: tuple[str, ...] = ("
     targets["group"] = [f"book {block // 2}" for block in targets["block"]]
     targets["position"] = 100 + targets["target_id"]
     targets["token"] = 7
+    targets["kind"] = [KINDS[number % 3] for number in targets["target_id"]]
     full = generator.gamma(2, 1, count)
     short = full + generator.normal(gain, 1, count)
     targets["loss_full_nats"] = full.astype(np.float32)
@@ -48,7 +57,7 @@ def made_up(seed: int = 0, gain: float = 1.0, far_contexts: tuple[str, ...] = ("
                 (SINKS, 0.125, 1, short),
             ):
                 losses.append(_losses(targets, far_context, policy, near, budget, keys, values, 0 * values))
-        for policy, sees, near in WAYS:
+        for policy, sees, near in ways:
             for budget, keys in zip(BUDGETS, (2, 4), strict=True):
                 over = generator.normal(1 - budget, 0.5, count)
                 kl = generator.gamma(1, 1 - budget, count)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import spearmanr, ttest_1samp
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, eviction_figure
@@ -171,6 +171,151 @@ def test_differences_are_of_the_budgets_at_which_the_named_one_was_judged():
     assert row["value"] == pytest.approx(change.mean())
 
 
+BOTH_WAYS = [
+    *WAYS,
+    ("snapkv:blind=1", "far", "reread"),
+    ("h2o", "far and near", "reread"),
+    ("h2o:blind=1:mean=1", "far", "reread"),
+    ("tova:window=3", "far and near", "reread"),
+    ("tova:window=3:blind=1", "far", "reread"),
+]
+
+
+@pytest.mark.parametrize("near", ["reread", "kept"])
+def test_what_a_policy_gains_by_seeing_the_near_tokens_is_paired_and_adjusted_over_policies_and_budgets(near):
+    """Another parameter makes another policy: h2o has none blind beside it."""
+    record = made_up(ways=BOTH_WAYS)
+    frame = record.aware_less_blind(near)
+    pairs = {("snapkv", "snapkv:blind=1"), ("tova:window=3", "tova:window=3:blind=1")}
+    if near == "kept":
+        pairs = {("snapkv", "snapkv:blind=1")}
+    assert set(zip(frame["policy"], frame["blind"], strict=True)) == pairs
+    assert set(frame["near"]) == {near} and set(frame["sees"]) == {"far and near"}
+    bootstrap = ClusterBootstrap.of(record.targets)
+    for row in frame.itertuples():
+        change = over_full(record, row.policy, near, row.budget)
+        change -= over_full(record, row.blind, "reread", row.budget)
+        draws = bootstrap.ratio(change, np.ones(len(change)))
+        assert row.value == pytest.approx(change.mean())
+        assert (row.low, row.high) == pytest.approx(tuple(vars(bootstrap.interval(draws)).values())[1:3])
+        assert row.p == pytest.approx(bootstrap.p_value(draws))
+    ascending = sorted(frame["p"])
+    count = len(ascending)
+    adjusted = [min(1, max((count - i) * ascending[i] for i in range(n + 1))) for n in range(count)]
+    assert sorted(frame["p_holm"]) == pytest.approx(adjusted)
+    assert f"aware, near {near}, less blind" in set(record.every_number()["frame"])
+
+
+def test_without_a_policy_in_both_ways_nothing_is_compared():
+    assert made_up().aware_less_blind().empty
+    assert not [name for name in made_up().every_number()["frame"] if "less blind" in name]
+    with refused("near tokens were not treated as 'again'; choose from kept, reread"):
+        made_up().aware_less_blind("again")
+
+
+def test_losses_by_gain_and_by_kind():
+    record = made_up(gain=2.0)
+    gains = values_of(record, "none", "reread", 0.0) - values_of(record, "full", "reread", 1.0)
+    by_gain = record.by_gain()
+    assert set(by_gain["n_targets"].groupby(by_gain["above_nats"]).nunique()) == {1}
+    for row in by_gain.itertuples():
+        inside = (gains > row.above_nats) & (gains <= row.up_to_nats)
+        over = over_full(record, row.policy, row.near, row.budget)
+        assert (row.n_targets, row.value) == (inside.sum(), pytest.approx(over[inside].mean()))
+    of_one = by_gain[by_gain["policy"] == "knorm"].groupby("budget")["n_targets"].sum()
+    assert of_one.tolist() == [len(gains)] * 2
+    by_kind = record.by_kind()
+    assert list(by_kind["kind"].unique()) == ["repeat", "name", "number"]
+    for row in by_kind.itertuples():
+        inside = (record.targets["kind"] == row.kind).to_numpy()
+        over = over_full(record, row.policy, row.near, row.budget)
+        assert (row.n_targets, row.value) == (inside.sum(), pytest.approx(over[inside].mean()))
+
+
+def test_agreement_that_orders_policies_as_their_losses_do_correlates_by_minus_one():
+    names = [("a", "far and near"), ("b", "far and near"), ("c", "nothing"), ("d", "far")]
+    ways = [(name, sees, "reread") for name, sees in names]
+    record = made_up(ways=[*ways, ("leave-one-out-kl", "targets", "reread")])
+    assert set(made_up().agreement_tells()["near"]) == set()  # three policies at most
+    frame = record.agreement_tells().set_index(["budget", "name"])
+    for budget in BUDGETS:
+        losses = [over_full(record, name, "reread", budget).mean() for name, _ in names]
+        for agreement in ("overlap", "spearman"):
+            rows = record.choices[record.choices["budget"] == budget].groupby("policy")[agreement]
+            means = [rows.get_group(name).astype(float).mean() for name, _ in names]
+            assert frame.loc[(budget, agreement), "value"] == pytest.approx(
+                spearmanr(means, losses).statistic
+            )
+            assert frame.loc[(budget, agreement), "n_policies"] == 4
+    order = {name: -over_full(record, name, "reread", 0.5).mean() for name, _ in names}
+    overlap = record.choices["policy"].map(order).fillna(0.0).astype(np.float32)
+    tells = replace(record, choices=record.choices.assign(overlap=overlap)).agreement_tells()
+    row = tells[(tells["budget"] == 0.5) & (tells["name"] == "overlap")]
+    assert row["value"].item() == pytest.approx(-1)
+
+
+def test_how_many_heads_keep_given_tokens():
+    record = made_up()
+    with refused("no kept sets were saved; measure with kept_sets=True"):
+        record.keeps(pd.DataFrame({"block": [0], "name": ["key"], "column": [1]}))
+    generator = np.random.default_rng(3)
+    shares = list(generator.random((len(record.choices), 8)).astype(np.float32))
+    record = replace(record, choices=record.choices.assign(kept_share=shares))
+    tokens = pd.DataFrame(
+        [
+            (block, name, (block + shift) % 8)
+            for block in range(10)
+            for name, shift in (("key", 0), ("key", 3), ("value", 5))
+        ],
+        columns=["block", "name", "column"],
+    )
+    frame = record.keeps(tokens)
+    assert len(frame) == len(WAYS) * len(BUDGETS) * 2
+    for row in frame.itertuples():
+        choices = record.choices
+        rows = choices[
+            (choices[["policy", "near", "budget"]] == [row.policy, row.near, row.budget]).all(axis=1)
+        ]
+        by_block = dict(zip(rows["block"], rows["kept_share"], strict=True))
+        of_name = tokens[tokens["name"] == row.name]
+        means = [by_block[block][of["column"]].mean() for block, of in of_name.groupby("block")]
+        assert row.value == pytest.approx(np.mean(means))
+
+
+def test_comparisons_on_other_texts_are_pooled():
+    first, second = made_up(), made_up(seed=1)
+    pooled = EvictionResult.pool({"books": first, "code": second})
+    assert pooled.counts == {"targets": 2 * B * BLOCKS, "blocks": 2 * BLOCKS, "documents": 24, "groups": 12}
+    assert pooled.targets["target_id"].tolist() == list(range(2 * B * BLOCKS))
+    assert (pooled.targets["target_id"] // B == pooled.targets["block"]).all()
+    over = [over_full(one, "h2o", "kept", 0.5) for one in (first, second)]
+    np.testing.assert_array_equal(over_full(pooled, "h2o", "kept", 0.5), np.concatenate(over))
+    frame = pooled.summary().set_index(["policy", "near", "budget", "name"])["value"]
+    assert frame["h2o", "kept", 0.5, "loss_over_full_nats"] == pytest.approx(np.concatenate(over).mean())
+    overlaps = [
+        one.choices.loc[one.choices["policy"] == "random", "overlap"].mean() for one in (first, second)
+    ]
+    of_random = pooled.choices.loc[pooled.choices["policy"] == "random", "overlap"]
+    assert of_random.mean() == pytest.approx(np.mean(overlaps), rel=1e-6)
+    assert pooled.settings.blocks_requested == 2 * BLOCKS and pooled.settings.texts.name == "books, code"
+    other = replace(second, settings=second.settings.but(sinks=0))
+    with refused("comparisons that are pooled need the same settings: sinks 1 -> 0"):
+        EvictionResult.pool({"books": first, "code": other})
+    without = replace(second, targets=second.targets.drop(columns="group"))
+    with refused("some of the comparisons have groups and some none"):
+        EvictionResult.pool({"books": first, "code": without})
+
+
+def test_the_figure_names_model_and_texts_without_their_folders():
+    record = made_up()
+    record = replace(
+        record, settings=record.settings.but(model="/home/me/model.gguf", texts="/home/me/code.jsonl")
+    )
+    [title] = [text.get_text() for text in record.figure().texts if "N 12" in text.get_text()]
+    assert "model.gguf on code.jsonl: N 12" in title and "/" not in title
+    assert "/home/me/model.gguf" in str(record)
+
+
 def test_what_was_not_judged_is_refused():
     record = made_up()
     with refused("near tokens were not treated as 'keep'; choose from kept, reread"):
@@ -212,7 +357,7 @@ def test_what_is_printed_is_sorted_and_all_numbers_are_in_one_file(tmp_path):
     [csv, png] = record.write(tmp_path)
     frame = pd.read_csv(csv)
     assert set(frame["frame"]) == {
-        *("gain", "summary", "best_found", "by_distance"),
+        *("gain", "summary", "best_found", "by_distance", "by_gain", "by_kind"),
         *("differences to snapkv, near kept", "differences to snapkv, near reread"),
     }
     assert png.stat().st_size > 0

@@ -15,6 +15,7 @@ from analysis import saved
 from analysis.cache_eviction import run
 from analysis.cache_eviction.judge import BlockJudge
 from analysis.cache_eviction.record import FRAMES
+from analysis.cache_eviction.reference import RankedBlock
 from analysis.cache_eviction.result import EvictionResult
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES
@@ -94,11 +95,11 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     original = BlockJudge.judge
     judged = []
 
-    def judge(self, contexts, places):
+    def judge(self, contexts, places, effects_nats):
         if len(judged) == 3:
             raise KeyboardInterrupt
         judged.append(contexts.target_id[0, 0] // B)
-        return original(self, contexts, places)
+        return original(self, contexts, places, effects_nats)
 
     monkeypatch.setattr(BlockJudge, "judge", judge)
     with pytest.raises(KeyboardInterrupt):
@@ -127,10 +128,10 @@ def test_a_damaged_part_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
     original = BlockJudge.judge
 
-    def judge(self, contexts, places):
+    def judge(self, contexts, places, effects_nats):
         if contexts.target_id[0, 0] == 2 * B:
             raise KeyboardInterrupt
-        return original(self, contexts, places)
+        return original(self, contexts, places, effects_nats)
 
     monkeypatch.setattr(BlockJudge, "judge", judge)
     with pytest.raises(KeyboardInterrupt):
@@ -161,6 +162,110 @@ def test_the_placebo_is_the_same_in_a_far_context_of_another_text(whole):
         assert rows[target.target_id] == pytest.approx(expected, abs=1e-4)
 
 
+EFFECTS = {
+    "n_long": N,
+    "n_short": M,
+    "targets_per_block": B,
+    "targets": 5 * B,
+    "selectors": ("leave-one-out-kl/cache:2",),
+    "keep_as": ("cache:2",),
+    "ks": (1,),
+    "tau_nats": 1.0,
+    "device": "cpu",
+    "progress": False,
+    "effects": True,
+}
+
+
+def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are_read_again(
+    tmp_path, monkeypatch
+):
+    names = ("leave-one-out-kl", "leave-one-out-kl:first=2", "greedy-kl:keys=5")
+    expected = small(references=names)
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS, out=tmp_path)
+    rows = []
+    original = RankedBlock.divergences
+
+    def divergences(self, subsets):
+        rows.append((self.reading.contexts.n_short, subsets.shape))
+        return original(self, subsets)
+
+    monkeypatch.setattr(RankedBlock, "divergences", divergences)
+    for effects in (measured, tmp_path):
+        rows.clear()
+        read = small(references=names, effects=effects)
+        leaving_one = [near for near, shape in rows if shape == (F - 2, F - 3)]
+        assert leaving_one == [1] * 3 * 5  # near tokens that are kept; none of those that are read again
+        assert read.settings == expected.settings
+        pd.testing.assert_frame_equal(read.losses, expected.losses, atol=2e-6)
+        pd.testing.assert_frame_equal(read.choices, expected.choices, atol=2e-6)
+
+
+def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(monkeypatch):
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+    is_first = measured.effects["target_id"] < 2 * B
+    some = replace(measured, effects=measured.effects[is_first].reset_index(drop=True))
+    whole_again = small(references=("leave-one-out-kl",), effects=some)
+    pd.testing.assert_frame_equal(
+        whole_again.losses, small(references=("leave-one-out-kl",)).losses, atol=2e-6
+    )
+    with refused("the effects are those of another measurement: n_long 26 -> 24.*; leave them out"):
+        small(effects=analysis.measure(small_measurement.model(), TEXTS, **{**EFFECTS, "n_long": 26}))
+    with refused("the effects are those of another measurement: model_sha256 .*; leave them out"):
+        small(small_measurement.model(seed=1), effects=measured)
+    none = replace(measured, effects=measured.effects.iloc[:0])
+    with refused(
+        "the effects have none of the blocks that are judged; draw as many targets of the same seed"
+    ):
+        small(effects=none)
+    with refused("the result has no effects; measure with effects=True, or leave it out"):
+        small(effects=replace(measured, effects=None))
+    with refused("effects takes a result of analysis.measure, or its folder, not a int"):
+        small(effects=3)
+
+
+def test_one_way_of_the_near_tokens_is_measured_as_beside_the_other(whole, tmp_path):
+    kept = small(near="kept", policies=("snapkv", "random"), out=tmp_path)
+    assert kept.nears == ["kept"]
+    columns = ["policy", "near", "budget"]
+    of_whole = whole.losses[
+        (whole.losses["near"] == "kept") | (whole.losses["policy"].isin(["full", "none", "sinks"]))
+    ]
+    both = kept.losses.merge(of_whole, on=["target_id", *columns], suffixes=("", "_whole"))
+    assert len(both) == len(kept.losses) == len(of_whole)
+    pd.testing.assert_series_equal(both["loss_nats"], both["loss_nats_whole"], check_names=False, atol=2e-6)
+    assert set(kept.summary()["near"]) == set(kept.best_found()["near"]) == {"kept"}
+    assert {"gain", "summary", "by_gain"} <= set(kept.every_number()["frame"])
+    kept.write(tmp_path)
+
+
+def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
+    parts = [small(only_blocks=blocks) for blocks in ([3, 1], [0], [4, 2])]
+    assert parts[0].targets["block"].unique().tolist() == [1, 3]
+    assert_same(EvictionResult.join(parts), whole)
+    for wrong in ([5], [], [-1], [0, 9]):
+        with refused("only_blocks takes numbers from 0 to 4, as blocks are drawn"):
+            small(only_blocks=wrong)
+    with refused("only_blocks judges a part, and out takes a whole comparison"):
+        small(only_blocks=[0], out=tmp_path)
+
+
+def test_kept_sets_are_shares_of_all_heads(tmp_path):
+    result = small(kept_sets=True, blocks=2, out=tmp_path)
+    shares = np.stack(result.choices["kept_share"])
+    assert shares.shape == (len(result.choices), F)
+    np.testing.assert_allclose(shares.sum(axis=1), result.choices["keys"], rtol=1e-6)
+    assert (shares[:, :2] == 1).all()
+    again = EvictionResult.load(tmp_path)
+    np.testing.assert_array_equal(np.stack(again.choices["kept_share"]), shares)
+    assert "kept_share" not in small(blocks=2).choices
+
+
+def test_kinds_are_those_that_measure_gives(whole):
+    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+    assert whole.targets["kind"].tolist() == measured.targets["kind"].tolist()
+
+
 def test_all_leaves_out_what_the_model_does_not_have(tmp_path, caplog):
     model = tiny.model(rope=False, nope=True), small_measurement.model()[1]
     result = small(model, blocks=1, policies="all", references=())
@@ -179,7 +284,9 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
     places = []
     original = BlockJudge.judge
     monkeypatch.setattr(
-        BlockJudge, "judge", lambda self, contexts, of: places.append(len(of)) or original(self, contexts, of)
+        BlockJudge,
+        "judge",
+        lambda self, contexts, of, known: places.append(len(of)) or original(self, contexts, of, known),
     )
     result = small((inner, tokenizer), texts, blocks=8)
     assert 0 not in result.targets["token"].tolist()
@@ -212,6 +319,13 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
         ({"references": ("leave-one-out-kl:first=5",)}, "more than the 4 targets of a block"),
         ({"references": ("leave-one-out-kl:first=0",)}, "'first=0' is no parameter of leave-one-out-kl"),
         ({"references": ("greedy-kl:keys=3",)}, "ranks for budgets of at most 3 keys, and the smallest is 4"),
+        ({"near": "keep"}, "unknown way of the near tokens 'keep'; choose from kept, reread"),
+        ({"near": ()}, "there is no way of the near tokens; choose from kept, reread"),
+        ({"near": ("kept", "kept")}, "the way of the near tokens kept is given twice"),
+        (
+            {"near": "kept"},
+            "knorm has not seen the near tokens, which are read again behind it; add reread to near",
+        ),
         ({"targets_per_block": 1}, "a choice is judged by the targets that follow it; give 2 or more"),
         ({"blocks": 0}, "blocks takes whole numbers from 1"),
         ({"n_short": 24}, "N = 24 must be larger than M = 24"),
@@ -302,18 +416,40 @@ def test_the_command_refuses_shares_that_are_none(call_main, capsys, budgets, me
     assert message in capsys.readouterr().err
 
 
-def test_the_policy_on_the_page_is_judged_by_its_name(monkeypatch):
-    before = set(POLICIES)
+def code_on_the_page():
+    """The policy that docs/eviction.md defines, and the comparison of it, as they stand there."""
     page = (ROOT / "docs" / "eviction.md").read_text(encoding="utf8")
-    code = page[page.index("    from dataclasses import dataclass") :].partition("\n    result =")[0]
-    try:
-        exec(textwrap.dedent(code), {"__name__": "page"})
-        [added] = set(POLICIES) - before
-        result = small(policies=(added, f"{added}:power=1:blind=1"), blocks=1)
-        assert result.settings.policies == (added, f"{added}:power=1:blind=1")
-    finally:
-        for name in set(POLICIES) - before:
-            del POLICIES[name]
+    _, begin, rest = page.partition("    from dataclasses import dataclass")
+    lines = (begin + rest).splitlines()
+    end = next(number for number, line in enumerate(lines) if line and not line.startswith("    "))
+    return textwrap.dedent("\n".join(lines[:end]))
+
+
+@pytest.fixture
+def other_policies():
+    """Policies that a test registers are gone after it."""
+    before = set(POLICIES)
+    yield before
+    for name in set(POLICIES) - before:
+        del POLICIES[name]
+
+
+def test_the_policy_on_the_page_is_judged_by_its_name(other_policies):
+    definition, _, _ = code_on_the_page().partition("\nresult =")
+    exec(definition, {"__name__": "page"})
+    [added] = set(POLICIES) - other_policies
+    result = small(policies=(added, f"{added}:power=1:blind=1"), blocks=1)
+    assert result.settings.policies == (added, f"{added}:power=1:blind=1")
+
+
+@pytest.mark.slow
+def test_the_page_alone_is_enough_for_a_policy_of_ones_own(other_policies, monkeypatch, capsys):
+    """Every line as it stands, with the weights of this repository."""
+    monkeypatch.chdir(ROOT)
+    exec(code_on_the_page(), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    for name in ("value-norm", "value-norm:power=1:blind=1", "snapkv"):
+        assert f"\n{name} " in printed
 
 
 def test_settings_say_how_they_differ():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis import eviction, measure
 from analysis.kept import KeptAs
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
@@ -14,6 +15,8 @@ from analysis.policies import POLICIES, Policy, find_policy
 from analysis.policies.attention import AdaSnapKV
 from analysis.policies.seen import Seen
 from analysis.selectors import BLIND, SELECTORS, SelectorInput, find_selector
+from analysis.selectors.registry import Registered
+from tests.support import small_measurement
 from tests.support.families import FAMILIES, WINDOWED, random_model, tiny_adapter
 from tests.support.plain import encode, random_blocks, single_target
 from tests.support.refusals import refused
@@ -96,6 +99,48 @@ def test_no_policy_sees_the_target_or_what_is_behind_it(name):
     policy = find_policy(name)
     first, second = (policy.scores(seen_by(policy, adapter, one)) for one in (contexts, others))
     np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_both_commands_give_a_policy_no_target_and_nothing_behind_its_last_choice(monkeypatch, blind):
+    given = []
+
+    class Recorder(type(find_policy("knorm"))):
+        def scores(self, seen: Seen):
+            given.append((seen.contexts, seen.targets))
+            return np.zeros((len(seen.targets), sum(seen.key_heads), seen.n_far))
+
+    Recorder.blind = blind
+    monkeypatch.setitem(POLICIES, "recorder", Recorder())
+    monkeypatch.setitem(SELECTORS, "recorder", Registered(Recorder(), BLIND, "recorder"))
+    shape = {"n_long": N, "n_short": M, "targets_per_block": 8, "device": "cpu", "progress": False}
+    measured = measure(
+        small_measurement.model(), small_measurement.TEXTS, **shape, targets=24, tau_nats=2.0, ks=(1,),
+        selectors=("recorder",), keep_as=("cache",),
+    )  # fmt: skip
+    of_measure = given.copy()
+    given.clear()
+    eviction(
+        small_measurement.model(), small_measurement.TEXTS, **shape, blocks=3, budgets=(0.5,),
+        policies=("recorder",), references=(),
+    )  # fmt: skip
+    assert of_measure and given
+    texts = small_measurement.small_tokens()
+    targets = measured.targets.set_index("target_id")
+    is_cut = False
+    for contexts, choices in of_measure + given:
+        assert (contexts.targets == -1).all()
+        if blind:
+            assert contexts.tokens.shape[1] == FAR
+            continue
+        for block, first in enumerate(contexts.target_id[:, 0]):
+            text, position = targets.loc[first, ["text", "position"]]
+            seen = M + choices[choices[:, 0] == block, 1].max()
+            near = contexts.tokens[block, FAR:]  # the far ones may be those of the placebo
+            assert near[:seen].tolist() == texts[text][position - M :][:seen].tolist()
+            assert (near[seen:] == near[seen - 1]).all()
+            is_cut |= len(near) > seen
+    assert is_cut != blind
 
 
 def test_blind_observers_are_kept_first_and_the_last_of_them_before_the_others():

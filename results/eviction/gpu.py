@@ -1,0 +1,97 @@
+"""The study's question at N 8,192, within some minutes of one GPU: all policies, aware and blind, and the reference.
+
+    python results/eviction/gpu.py MODEL OUT books-long.jsonl code.jsonl releases-long.jsonl --minutes 8
+    python results/eviction/gpu.py results/checkpoint OUT TEXT.jsonl --tiny          on a CPU, to try it
+
+The texts are judged in turn, a block of 16 targets each time, as many as the minutes allow; blocks are drawn before, by
+seed 0. OUT has after each block what was judged so far: one comparison of all texts (eviction.json and three Parquet
+files), with the name of the text before that of a group, and speed.json, whose rows say seconds and gigabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from analysis import eviction
+from analysis.cache_eviction.result import EvictionResult
+from analysis.open_model import open_model
+from analysis.open_texts import open_texts
+from analysis.sampling import sample_targets
+
+MARGIN = 1.3
+"""The next block may take longer than the longest one so far."""
+
+
+def settings_of(tiny: bool) -> dict[str, Any]:
+    """What `analysis.eviction` is told."""
+    shape: dict[str, Any] = {"n_long": 8192, "n_short": 32, "targets_per_block": 16, "blocks": 20}
+    if tiny:
+        shape = {
+            "n_long": 64,
+            "n_short": 8,
+            "targets_per_block": 8,
+            "blocks": 4,
+            "budgets": (0.12, 0.25, 0.5),
+        }
+    return {**shape, "policies": "all", "progress": False}
+
+
+def order_of(model: Any, text: Path, settings: dict[str, Any]) -> list[int]:
+    """The numbers of the blocks that a text offers, in random order."""
+    shape = {name: settings[name] for name in ("n_long", "n_short", "targets_per_block")}
+    source = open_texts([text], model.reader)
+    count = settings["blocks"] * settings["targets_per_block"]
+    targets = sample_targets(source, count, **shape, seed=0, placebo=False)
+    blocks = (targets["target_id"] // settings["targets_per_block"]).nunique()
+    order: list[int] = np.random.default_rng(0).permutation(blocks).tolist()
+    return order
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Judge until the minutes are gone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args(arguments)
+    settings = settings_of(options.tiny)
+    start = time.monotonic()
+    model = open_model(options.model)
+    orders = {text: iter(order_of(model, text, settings)) for text in options.texts}
+    judged: dict[Path, list[EvictionResult]] = {}
+    speed: list[dict[str, Any]] = []
+    for text in cycle(options.texts):
+        number = next(orders[text], None)
+        if number is None:
+            break
+        longest = max((row["seconds"] for row in speed), default=0.0)
+        before = time.monotonic()
+        if before - start + MARGIN * longest > 60 * options.minutes:
+            break
+        result = eviction(model, [text], only_blocks=[number], **settings)
+        judged.setdefault(text, []).append(result)
+        row: dict[str, Any] = {"text": text.stem, "seconds": time.monotonic() - before}
+        if torch.cuda.is_available():
+            row |= {"device": torch.cuda.get_device_name(), "gb": torch.cuda.max_memory_allocated() / 1e9}
+        speed.append(row | {"torch": torch.__version__})
+        joined = {of.stem: EvictionResult.join(parts) for of, parts in judged.items()}
+        EvictionResult.pool(joined).save(options.out)
+        (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
+        print(f"{text.stem}: block {number} in {row['seconds']:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Measures the cells of the study: run.sh TEXTS SMOLLM2 GEMMA OUT [CELL ...]; without cells all, in order.
+# TEXTS has books.jsonl, code.jsonl, releases.jsonl, and books-long.jsonl for N of 1,024 and more.
+# A cell that was interrupted goes on; one that is complete is left as it is.
+# CACHE: the OUT of results/cache/run.sh. Where it has the complete cell of the same name, the reference is read from its
+# effects, as far as the definitions agree: where near tokens are read again.
+set -euo pipefail
+here=$(dirname "$0")
+texts=$1 smollm2=$2 gemma=$3 out=$4
+shift 4
+judge=${EVICTION:-olmo-sparsity eviction}
+needles=${NEEDLES:-python $here/needles.py}
+aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
+some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
+
+cell() {
+  local model text kind long
+  IFS=- read -r model text kind <<< "$1"
+  long=$text
+  [[ $text == books ]] && long=books-long
+  local path=$smollm2
+  [[ $model == gemma ]] && path=$gemma
+  # as in results/cache/run.sh, so that the blocks are the same ones; of code at N 1,024 only half as many are drawn
+  declare -A n256=([books]=26 [code]=16 [releases]=14) n1024=([books]=8 [code]=8 [releases]=7)
+  declare -A n4096=([books]=1 [code]=1 [releases]=1)
+  declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
+  [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
+  local known=()
+  [[ -f ${CACHE:-}/$1/result.json ]] && known=(--effects "$CACHE/$1")
+  local common=(--n-short 32 --out "$out/$1" "${known[@]}")
+  case $kind in
+    n256)
+      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" "${common[@]}"
+      ;;
+    n1024)
+      $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \
+        "${common[@]}"
+      ;;
+    n4096)
+      $judge "$path" --text "$texts/$long.jsonl" --n-long 4096 --targets-per-block 16 --blocks "${n4096[$text]}" \
+        --policies "$some" --near reread "${common[@]}"
+      ;;
+    horizon)
+      $judge "$path" --text "$texts/$long.jsonl" --n-long 256 --targets-per-block 512 --blocks "${horizon[$text]}" \
+        --policies "$aware" --budgets 6%,12%,25% --near kept \
+        --references leave-one-out-kl,leave-one-out-kl:first=16 "${common[@]}"
+      ;;
+    needles) $needles "$path" "$texts/books.jsonl" "$out/$1" ;;
+    *) echo "no cell $1" >&2; return 1 ;;
+  esac
+}
+
+cells=("$@")
+if [[ $# -eq 0 ]]; then
+  for kind in n256 n1024; do
+    for text in code releases books; do cells+=("smollm2-$text-$kind"); done
+  done
+  cells+=(smollm2-books-needles)
+  for kind in horizon n4096; do
+    for text in code releases books; do cells+=("smollm2-$text-$kind"); done
+  done
+  for text in code releases books; do cells+=("gemma-$text-n256"); done
+fi
+for name in "${cells[@]}"; do cell "$name"; done

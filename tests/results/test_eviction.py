@@ -1,0 +1,333 @@
+"""The study on eviction: its tables from tiny cells, the needles, the dataset and its card, the script for a GPU."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from analysis import eviction, measure
+from analysis.cache_eviction import numbers
+from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
+from analysis.cache_eviction.result import EvictionResult
+from analysis.policies.policy import highest
+from analysis.stats.tables import interval_text
+from tests.support import small_measurement
+from tests.support.families import directory
+from tests.support.refusals import refused
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "results" / "eviction"
+study = import_module("results.eviction.study")
+needles = import_module("results.eviction.needles")
+dataset = import_module("results.eviction.dataset")
+gpu = import_module("results.eviction.gpu")
+SMALL = {
+    "n_long": 40,
+    "n_short": 6,
+    "targets_per_block": 8,
+    "blocks": 8,
+    "budgets": (0.12, 0.25),
+    "policies": ("snapkv", "snapkv:blind=1", "h2o", "random"),
+    "sinks": 2,
+    "device": "cpu",
+    "progress": False,
+}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def small(**changes):
+    return eviction(small_measurement.model(), small_measurement.TEXTS, **{**SMALL, **changes})
+
+
+@pytest.mark.slow
+def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(study, "SEEN_BY_FIRST", 4)
+    both = {"references": ("leave-one-out-kl", "leave-one-out-kl:first=4")}
+    cells = {
+        "smollm2-code-n256": small(),
+        "smollm2-books-horizon": small(**both),
+        "smollm2-code-horizon": small(**both, blocks=6),
+    }
+    for cell, result in cells.items():
+        settings = result.settings.but(model="/models/model.gguf", texts="/texts/code.jsonl")
+        replace(result, settings=settings).save(tmp_path / "out" / cell)
+    part = small(only_blocks=[2, 5], budgets=(0.12, 0.5))
+    part.save(tmp_path / "out" / "smollm2-code-n1024" / "eviction-parts" / "block-00000002")
+    asked = small(kept_sets=True)
+    asked.save(tmp_path / "out" / "smollm2-books-needles")
+    texts = asked.targets["text"].max() + 1
+    places = [{"asked for": 5, "not asked for yet": 9}] * texts
+    (tmp_path / "out" / "smollm2-books-needles" / "places.json").write_text(json.dumps(places))
+
+    records = tmp_path / "records"
+    study.main(["collect", str(tmp_path / "out"), "--records", str(records)])
+    assert "/models" not in (records / "smollm2-code-n256" / "eviction.json").read_text()
+    study.main(["--records", str(records), "--figures", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "policies.png").is_file()
+
+    whole = cells["smollm2-code-n256"]
+    of_cell = printed.split("smollm2-code-n256, near kept: loss over full, nats")[1].split("\n\n")[0]
+    frame = whole.summary().set_index(["policy", "near", "budget", "name"]).sort_index()
+    row = frame.loc[("h2o", "kept", 0.25, numbers.LOSS)].to_dict()
+    assert interval_text(row, digits=2) in of_cell
+    assert "best found" in of_cell
+    paired = whole.aware_less_blind().iloc[0]
+    of_pair = printed.split("smollm2-code-n256, near reread: aware less blind")[1].split("\n\n")[0]
+    assert interval_text(paired.to_dict(), digits=2) in of_pair and f"{paired['p_holm']:.2g}" in of_pair
+    assert "smollm2-code-n1024: 16 targets, 2 of 8 blocks" in printed
+    assert "smollm2-code-n256, as used, by kind" in printed
+    pooled = EvictionResult.pool({name: cells[f"smollm2-{name}-horizon"] for name in ("books", "code")})
+    later = pooled.targets[pooled.targets["place"] >= 4].reset_index(drop=True)
+    less = replace(pooled, targets=later).differences("leave-one-out-kl").set_index(["policy", "budget"])
+    row = less.loc[("leave-one-out-kl:first=4", 0.12)].to_dict()
+    of_pooled = printed.split("smollm2-all-horizon, later targets: less leave-one-out-kl\n")[1].split("\n\n")[
+        0
+    ]
+    assert interval_text(row, digits=2) in of_pooled
+    shares = np.stack(
+        asked.choices.query("policy == 'h2o' and near == 'kept' and budget == 0.25")["kept_share"]
+    )
+    kept = printed.split("smollm2-books-needles, near kept: per cent of heads that keep the word asked for")[
+        1
+    ]
+    line = next(line for line in kept.splitlines() if line.startswith("h2o"))
+    assert f" {100 * shares[:, 5].mean():.0f} " in f"{line} "
+
+
+def words_reader():
+    """A tokenizer of characters, the words of the needles and the space before them one token."""
+    pieces = re.compile("|".join([*(f" {word}" for word in needles.WORDS), "(?s:.)"]))
+    numbers_of = {}
+    texts = []
+
+    def encode(text):
+        ids = []
+        for piece in pieces.findall(text):
+            if piece not in numbers_of:
+                numbers_of[piece] = len(texts)
+                texts.append(piece)
+            ids.append(numbers_of[piece])
+        return ids
+
+    return needles.Reader(encode, lambda ids: "".join(texts[number] for number in ids))
+
+
+def test_needles_are_whole_blocks_whose_words_stand_where_they_are_said_to(tmp_path):
+    reader = words_reader()
+    book = {"text": " ".join(f"Line {number} of a book." for number in range(600)), "group": "a"}
+    made = needles.needles_of(reader, [book, {**book, "group": "b"}], 3, n_long=400)
+    size = needles.targets_per_block(reader)
+    assert list(made) == ["a", "b"]
+    orders = set()
+    for of_book in made.values():
+        for one in of_book:
+            ids = reader.encode(one.text)
+            assert len(ids) == 400 + size
+            first, second = one.columns[needles.FIRST], one.columns[needles.SECOND]
+            orders.add(first < second)
+            words = [reader.decode([ids[column]]) for column in (first, second)]
+            assert max(first, second) < 400 - needles.N_SHORT
+            for ordinal, word in zip(("first", "second"), words, strict=True):
+                assert one.text.count(f"\nThe {ordinal} secret word is{word}.\n") >= 1
+            answer = reader.decode(ids[400:])
+            assert answer == f"{words[0]}.\nThe second secret word is{words[1]}"
+            assert reader.decode(ids[:400]).endswith("\nThe first secret word is")
+    assert orders == {True, False}
+
+
+def test_words_of_a_block_are_those_of_its_text():
+    targets = pd.DataFrame({"block": [0, 0, 1], "text": [1, 1, 0]})
+    frame = study.words_of(targets, [{"key": 3}, {"key": 7}])
+    assert frame.to_dict("records") == [
+        {"block": 0, "name": "key", "column": 7},
+        {"block": 1, "name": "key", "column": 3},
+    ]
+
+
+def test_the_script_for_a_gpu_writes_one_comparison_of_all_texts(tmp_path, monkeypatch):
+    paths = []
+    for name, groups in (("a", ("book", "letter")), ("b", ("site",))):
+        lines = [
+            {"text": text, "group": group} for group in groups for text in small_measurement.TEXTS[group]
+        ]
+        paths.append(tmp_path / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = directory(tmp_path / "model", "llama")
+    small_measurement.model()[1].save(str(model / "tokenizer.json"))
+    few = {**SMALL, "blocks": 2}
+    monkeypatch.setattr(gpu, "settings_of", lambda tiny: few)
+    gpu.main([str(model), str(tmp_path / "out"), *map(str, paths), "--tiny"])
+    result = EvictionResult.load(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("eviction-choices.parquet", "eviction-losses.parquet", "eviction-targets.parquet", "eviction.json"),
+        "speed.json",
+    ]
+    assert result.counts["blocks"] == 4 and {group[:3] for group in result.targets["group"]} == {"a: ", "b: "}
+    alone = [eviction(str(model), [path], **few) for path in paths]
+    expected = EvictionResult.pool({"a": alone[0], "b": alone[1]})
+    pd.testing.assert_frame_equal(result.losses, expected.losses, check_exact=True)
+
+
+BOOK = {"text": "", "group": "https://www.gutenberg.org/ebooks/36#The-War-of-the-Worlds", "url": "x"}
+CPYTHON = {"text": "", "group": "io.py", "url": "https://github.com/python/cpython/blob/3.11/Lib/io.py"}
+TRIO = {"text": "", "group": "https://pypi.org/project/trio", "url": "https://pypi.org/project/trio#a.py"}
+ATTRS = {"text": "", "group": "attrs", "url": "attrs-26.1.0.tar.gz/attrs-26.1.0/CHANGELOG.md"}
+LICENSES = "==== Trio (LICENSE)\n\nfree\n==== CPython 3.11 standard library (LICENSE.txt)\n\nfree\n"
+
+
+def test_tokens_are_of_texts_whose_license_is_on_file(tmp_path):
+    (tmp_path / "licenses.txt").write_text(LICENSES)
+    source_of = dataset.source_of_lines(ROOT / "results", tmp_path / "licenses.txt")
+    book = source_of["books"](BOOK)
+    assert (book.license, book.recipe) == ("public domain (USA)", "H. G. Wells: The War of the Worlds")
+    assert source_of["books"]({**BOOK, "group": "elsewhere"}).license is None
+    assert source_of["code"](CPYTHON).license == "PSF-2.0"
+    assert source_of["code"](TRIO).license == "MIT OR Apache-2.0"
+    assert source_of["code"]({**TRIO, "group": "https://pypi.org/project/sympy"}).license is None
+    notes = source_of["releases"](ATTRS)
+    assert notes.license == "MIT" and notes.recipe.startswith("attrs==26.1.0 --hash=sha256:")
+    assert source_of["releases"]({**ATTRS, "url": "attrs-25.0.tar.gz/CHANGELOG.md"}).license is None
+    without = dataset.source_of_lines(ROOT / "results", None)
+    assert without["code"](CPYTHON).license is None and without["code"](TRIO).license is None
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A dataset of a tiny model, and the result with the effects that it is made from."""
+    folder = tmp_path_factory.mktemp("dataset")
+    model = directory(folder / "model", "llama")
+    small_measurement.model()[1].save(str(model / "tokenizer.json"))
+    texts = folder / "texts"
+    texts.mkdir()
+    sources = [BOOK, CPYTHON, TRIO, {**TRIO, "group": "https://pypi.org/project/sympy"}]
+    strings = [text for of_group in small_measurement.TEXTS.values() for text in of_group]
+    lines = [{**source, "text": text} for source, text in zip(sources, strings, strict=False)]
+    (texts / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))
+    (texts / "books.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    (folder / "licenses.txt").write_text(LICENSES)
+    exact = "leave-one-out-kl/cache:2"
+    shape = {"n_long": 40, "n_short": 6, "targets_per_block": 8, "tau_nats": 1.0, "ks": (1,), "effects": True}
+    shape |= {"selectors": (exact,), "keep_as": ("cache:2",), "device": "cpu", "progress": False}
+    cells = {"code": measure(str(model), texts / "code.jsonl", targets=48, **shape)}
+    out = folder / "out"
+    cells["code"].save(out / "smollm2-code-n1024")
+    import_module("results.cache.study").main(["collect", str(out), "--records", str(folder / "records")])
+    made = SimpleNamespace(
+        folder=folder, model=model, texts=texts, result=cells["code"], out=folder / "dataset"
+    )
+    dataset.build(
+        folder / "records",
+        texts,
+        str(model),
+        made.out,
+        licenses=folder / "licenses.txt",
+        results=ROOT / "results",
+    )
+    return made
+
+
+def test_the_dataset_has_the_exact_effects_and_the_tokens_that_they_are_of(made):
+    effects = pd.read_parquet(made.out / "effects.parquet")
+    expected = made.result.effects
+    assert len(effects) == len(expected)
+    kl = np.exp(np.stack(effects["log_kl"]).astype(float))
+    np.testing.assert_allclose(kl, np.stack(expected["kl_nats"]), rtol=0.01, atol=1e-6)
+    blocks = pd.read_parquet(made.out / "blocks.parquet")
+    by_license = blocks.groupby(blocks["license"].fillna("none"))["tokens"].apply(
+        lambda rows: rows.notna().all()
+    )
+    assert by_license.to_dict() == {"MIT OR Apache-2.0": True, "PSF-2.0": True, "none": False}
+    lines = [json.loads(line) for line in (made.texts / "code.jsonl").read_text().splitlines()]
+    for row in blocks[blocks["tokens"].notna()].itertuples():
+        [text] = [line["text"] for line in lines if line["url"] == row.url and line["group"] != "sympy"][:1]
+        ids = small_measurement.model()[1].encode(text).ids
+        assert row.tokens.tolist() == ids[row.first_token : row.first_token + 48]
+
+
+def test_the_card_says_what_there_is_and_its_code_scores_a_policy(made):
+    text = (made.out / "README.md").read_text()
+    front = yaml.safe_load(text.split("---")[1])
+    for config in front["dataset_info"]:
+        frame = pd.read_parquet(made.out / f"{config['config_name']}.parquet")
+        assert [feature["name"] for feature in config["features"]] == list(frame)
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    code = code.replace("sinks, keys = 4, ", "sinks, keys = 2, ")
+    before = os.getcwd()
+    os.chdir(made.out)
+    try:
+        names = {}
+        exec(code, names)
+    finally:
+        os.chdir(before)
+    first = made.result.effects["target_id"] < 8
+    exact = np.stack(made.result.effects["kl_nats"][first]).astype(float).sum(axis=0)
+    scores = np.arange(len(exact), dtype=float)
+    assert names["spearman"] == pytest.approx(rank_correlation(scores, exact, 2), abs=1e-3)
+    kept = [np.r_[[True] * 2, highest(values[2:], names["keys"] - 2)] for values in (scores, exact)]
+    assert names["overlap"] == pytest.approx(kept_overlap(*kept, 2))
+    for line in (made.out / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((made.out / name).read_bytes()).hexdigest() == digest
+    assert str(made.folder) not in text
+
+
+def test_a_dataset_of_other_texts_or_of_none_is_refused(made, tmp_path):
+    records = made.folder / "records"
+    other = tmp_path / "texts"
+    other.mkdir()
+    (other / "code.jsonl").write_text((made.texts / "code.jsonl").read_text().replace("w7 ", "w8 "))
+    with refused("code.jsonl holds other texts than were measured"):
+        dataset.build(records, other, str(made.model), tmp_path / "out")
+    with refused("has no cell smollm2-TEXT-n256"):
+        dataset.build(records, made.texts, str(made.model), tmp_path / "out", kind="n256")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_path):
+    folder = shutil.copytree(made.out, tmp_path / "dataset")
+    command = ["bash", str(FOLDER / "upload.sh"), "me/name", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert f"would run: hf upload me/name {folder} . --repo-type dataset" in done.stdout
+    (folder / "effects.parquet").write_bytes(b"nothing")
+    assert subprocess.run(command, capture_output=True, text=True).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("cell", "with_effects", "expected"),
+    [
+        ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
+        ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
+        (
+            "smollm2-books-n4096",
+            False,
+            "s.gguf --text T/books-long.jsonl --n-long 4096 --targets-per-block 16",
+        ),
+        ("smollm2-releases-horizon", False, "--targets-per-block 512 .*--near kept"),
+        ("smollm2-books-needles", False, "s.gguf T/books.jsonl O/smollm2-books-needles"),
+    ],
+)
+def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expected):
+    cache = tmp_path / "C"
+    if with_effects:
+        (cache / cell).mkdir(parents=True)
+        (cache / cell / "result.json").write_text("{}")
+    environment = {**os.environ, "EVICTION": "echo", "NEEDLES": "echo", "CACHE": str(cache)}
+    command = ["bash", str(FOLDER / "run.sh"), "T", "s.gguf", "g.gguf", "O", cell]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert re.search(expected, done.stdout.replace(str(cache), "C")), done.stdout
+    assert done.stdout.count("--effects") == with_effects
