@@ -357,8 +357,10 @@ def losses_by_length(result: Measurement) -> dict[int, tuple[np.ndarray, np.ndar
 def _check_control(result: Measurement, control: Measurement) -> None:
     """Raise `UserError` where a control is of other contexts or targets than a result."""
     places = [one.targets[["text", "position"]].drop_duplicates() for one in (result, control)]
-    same_places = np.array_equal(*places)
-    if result.settings.contexts != control.settings.contexts or not same_places:
+    what_is_read = []
+    for settings in (result.settings, control.settings):
+        what_is_read.append((settings.contexts, settings.texts.sha256, settings.model.prefix))
+    if what_is_read[0] != what_is_read[1] or not np.array_equal(*places):
         raise UserError(
             "the control was measured on other targets or in other contexts; measure it with the texts and settings of "
             "the result"

@@ -856,8 +856,11 @@ def test_a_control_stands_beside_its_result(with_further: Result) -> None:
         alone = frame[frame["of"] == name].drop(columns="of").reset_index(drop=True)
         pd.testing.assert_frame_equal(alone, numbers.contexts(one, resamples=50))
     moved = replace(control, targets=flat.assign(position=flat["position"] + 1))
-    others = replace(control, settings=control.settings.but(n_short=15))
-    for other in (moved, others):
+    others = [moved]
+    # texts of the same lengths, and another prefix
+    for changes in ({"n_short": 15}, {"texts_sha256": "e" * 64}, {"prefix": [1]}):
+        others.append(replace(control, settings=control.settings.but(**changes)))
+    for other in others:
         with refused(
             "the control was measured on other targets or in other contexts; measure it with the texts"
         ):
