@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.arguments import finite_number
 from analysis.contexts import OTHER_TARGET, SAME_GROUP, SHUFFLED, placebo_column
 from analysis.faithfulness import EXACT, row_pearson, row_spearman
 from analysis.measurement import Measurement, context_lengths
@@ -290,7 +291,7 @@ def contexts(
     weights; the column ``of`` then says "model" or "control". Raises `UserError` for a length that was not measured,
     and for a control of other targets or contexts.
     """
-    tau_nats = result.settings.choices.tau_nats if tau_nats is None else tau_nats
+    tau_nats = result.settings.choices.tau_nats if tau_nats is None else finite_number("tau_nats", tau_nats)
     frame = _contexts(result, reference, tau_nats, resamples, seed)
     if control is None:
         return frame

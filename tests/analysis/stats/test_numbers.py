@@ -844,6 +844,9 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
         assert of_length[shares].sum() == pytest.approx(1)
     with refused("length 64 was not measured; choose from 16, 32, 96, 128"):
         numbers.contexts(with_further, reference=64)
+    for tau in ("1", np.nan):
+        with refused(f"tau_nats takes a finite number, not {tau!r}"):
+            numbers.contexts(with_further, tau_nats=tau)
 
 
 def test_a_control_stands_beside_its_result(with_further: Result) -> None:
