@@ -910,6 +910,21 @@ def test_documents_equal_a_plain_loop(groups: int | None) -> None:
     assert bare["tokens"].isna().all() and list(bare) == list(frame)
 
 
+def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further: Result) -> None:
+    """Such a result was made smaller: means of its losses are right, and of its shares those within 0.1 nats."""
+    whole = numbers.contexts(with_further, resamples=50)
+    smaller = replace(with_further, settings=with_further.settings.but(losses_not_over_tau="sums by text"))
+    for result in (smaller, Result.join([smaller, made_run(smaller)])):
+        frame = numbers.contexts(result, resamples=50)
+        by_tau = {"share_within_tau", "share_over_tau", "share_below_minus_tau"}
+        assert set(whole["name"]) - set(frame["name"]) == by_tau
+        assert "share_enough" not in set(numbers.contexts(result, reference=96, resamples=50)["name"])
+        with refused("the result keeps mean losses of targets not over tau"):
+            numbers.documents(result)
+    kept = whole[~whole["name"].isin(by_tau)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(numbers.contexts(smaller, resamples=50), kept)
+
+
 def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target() -> None:
     first = made_result()
     second = made_run(first)
