@@ -67,8 +67,8 @@ def check_long_context(
     _check_limits(tried, n_long, more, gap, name, drops_tokens)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
-    length = n_long + more + gap
-    _warn_of_length(tried, length, name, reach_factor)
+    _warn_of_length(tried, n_long + more + gap, name, reach_factor)
+    length = n_long + more  # of tokens: a wide gap takes no memory
     with _trial(tried, name):
         _try_positions(tried, length, name, drops_tokens)
         if changes_embeddings:

@@ -13,7 +13,7 @@ from analysis.cli import checked_measure
 from analysis.contexts import NO_FAR
 from analysis.engine import DEFAULT_SELECTORS
 from analysis.figures.figure2 import describe
-from analysis.model import far_cache
+from analysis.model import check, far_cache
 from analysis.model.losses import Scorer
 from analysis.open_texts import open_texts
 from analysis.policies import find_policy
@@ -279,6 +279,21 @@ def test_a_gap_is_position_ids_without_tokens(block):
         chosen = result.selected("random")[row]
         without = [loss([j for j in range(len(own)) if j not in chosen[:k]]) - everything for k in result.ks]
         np.testing.assert_allclose(drops, without, atol=2e-4)
+
+
+def test_a_model_is_tried_on_as_many_tokens_as_without_a_gap(monkeypatch):
+    """A wide gap takes no more memory than none."""
+    tried = []
+    random_tokens = check._random_tokens
+
+    def counted(model, count):
+        tried.append(count)
+        return random_tokens(model, count)
+
+    monkeypatch.setattr(check, "_random_tokens", counted)
+    for gap in (0, 1000):
+        small(**ALONE, targets_per_block=3, gap=gap, effects=True)
+    assert tried[: len(tried) // 2] == tried[len(tried) // 2 :]
 
 
 def our_model(name):
