@@ -111,7 +111,10 @@ def test_of_a_model_with_learned_positions_short_contexts_have_the_ids_of_the_lo
         expected = losses_by_pass(inner, read, ids, target.token)
         assert target.loss_of_10_nats == pytest.approx(expected, abs=1e-4)
         assert target.loss_short_at_55_nats != pytest.approx(target.loss_short_nats, abs=1e-3)
-    with refused(r"N = 64 with 1 more tokens of block and prefix is beyond the 64 positions"):
+    with refused(
+        "the longest length = 64 with 1 more tokens of block and prefix is beyond the 64 positions .*; "
+        "lower the longest length or B"
+    ):
         small((inner, model()[1]), **ALONE, targets_per_block=2, lengths=(64,))
 
 
@@ -445,7 +448,9 @@ def test_models_whose_ids_or_windows_end_are_refused_by_name():
         "N = 40 with 2 more tokens of block and prefix and a gap of 30 is beyond the 64 positions of .*lower N, B"
     ):
         small(learned, **ALONE, targets_per_block=3, gap=30)
-    with refused("N = 70 with 2 more tokens of block and prefix is beyond the 64 positions"):
+    with refused(
+        r"N \+ before = 70 with 2 more tokens of block and prefix is beyond the 64 positions .*; lower N \+ before or B"
+    ):
         small(learned, **ALONE, targets_per_block=3, before=30)
     windowed = random_model("gemma3_text", **{**WINDOWED["gemma3_text"], "sliding_window": 50}), model()[1]
     small(windowed, **ALONE, targets_per_block=3, before=5)
