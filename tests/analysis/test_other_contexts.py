@@ -565,6 +565,20 @@ def test_an_interrupted_measurement_of_losses_goes_on(tmp_path, monkeypatch):
     assert_same(small(**settings, out=tmp_path), whole)
 
 
+def test_parts_of_an_earlier_version_become_a_result_without_what_they_lack(tmp_path):
+    """Losses in the placebo are measured since; what was begun before goes on, and its numbers are of all targets."""
+    settings = {"selectors": (), "targets": 150, "targets_per_block": 3}
+    whole = small(**settings)
+    small(**settings, out=tmp_path, shard="1/2")
+    added = ["loss_placebo_nats", "text_tokens"]
+    for head in (tmp_path / "parts").rglob("result.json"):
+        part = Result.load(head.parent)
+        replace(part, targets=part.targets.drop(columns=added)).save(head.parent)
+    result = small(**settings, out=tmp_path)
+    pd.testing.assert_frame_equal(result.targets, whole.targets.drop(columns=added))
+    assert "beyond that of another text" in str(whole) and "beyond that of another text" not in str(result)
+
+
 def test_retention_is_a_ratio_of_gains(tmp_path):
     """What is left of the gain inside, in longer contexts of the text, and behind another text: a line each."""
     settings = {**ALONE, "targets_per_block": 3}
