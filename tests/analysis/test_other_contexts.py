@@ -537,6 +537,8 @@ def test_a_record_knows_its_contexts(tmp_path):
         result, targets=result.targets.assign(loss_of_3_nats=result.targets["loss_of_3_nats"] + 0.1)
     )
     assert not verify(wrong, model(), TEXTS, targets=9, **options).holds
+    missing = replace(result, targets=result.targets.assign(loss_placebo_nats=np.nan))
+    assert not verify(missing, model(), TEXTS, targets=9, **options).holds
 
     other_seed = small(model(1), **settings)
     joined = Result.join([result, other_seed])
