@@ -514,6 +514,14 @@ def test_it_says_that_nothing_was_chosen(tmp_path):
     assert again.settings == result.settings and str(again) == text
 
 
+def test_under_cross_fitting_it_says_which_gains_are_over_tau():
+    """Targets are over tau under the model that selects, while losses and gains are of the one that evaluates."""
+    result = small(**ALONE, targets_per_block=3, select_with=model(1))
+    still_over = (result.gain_nats[result.over] > SMALL["tau_nats"]).mean()
+    assert 0 < still_over < 1
+    assert f"under the model that evaluates {100 * still_over:.1f} % of them do" in str(result)
+
+
 def test_a_record_knows_its_contexts(tmp_path):
     """Another one is not gone on with, joined or verified; another tau takes the losses from the folder."""
     settings = {**ALONE, "targets_per_block": 3, "before": D, "gap": GAP, "lengths": (3, N + 5)}
