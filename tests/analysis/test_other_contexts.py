@@ -424,6 +424,10 @@ def test_policies_see_queries_at_the_ids_behind_the_gap(name):
         ({"before": -1}, "before takes whole numbers from 0 on, not -1"),
         ({"gap": 1.5}, "gap takes whole numbers from 0 on, not 1.5"),
         (
+            {"ks": ()},
+            "ks takes one number of tokens at least; without selectors it counts nothing: leave it out",
+        ),
+        (
             {"before": 20, "lengths": (61,)},
             "lengths has 61, and N with .* is 60 tokens: raise before, or lower",
         ),
