@@ -512,8 +512,11 @@ def test_it_says_that_nothing_was_chosen(tmp_path):
     for number in (result.recovery, result.kinds, result.faithfulness):
         with refused("no tokens were chosen, as the result was measured without selectors; measure again"):
             number()
-    with refused("the result holds no texts"):
-        result.chosen()
+    for of_choices in (result.chosen, result.xray):
+        with refused(
+            "no tokens were chosen, as the result was measured without selectors; measure again with"
+        ):
+            of_choices()
     again = load(tmp_path)
     assert again.settings == result.settings and str(again) == text
 
