@@ -390,7 +390,7 @@ def documents(result: Measurement) -> pd.DataFrame:
         text, [group], tokens, n_targets      its number and group; its tokens; how many of them are targets
         gain_nats, gain_error_nats            mean of L_short - L_long, and its standard error
         net_gain_nats, net_gain_error_nats    the same of L(placebo) - L_long; NaN where that was not measured
-        share_over_tau, share_below_minus_tau of its targets, by their gain
+        share_over_tau, share_below_minus_tau of its targets, by their gain under the model that selects
         share_of_largest                      of the sum of its positive gains, what the tenth of its targets with the
                                               largest holds, one at least; NaN where no target gains
 
