@@ -506,7 +506,8 @@ def test_it_says_that_nothing_was_chosen(tmp_path):
     text = str(result)
     assert f"N {N}, M {M}, B 3, before {D}, gap {GAP}; 30 targets" in text
     assert "texts by what their far context is worth:" in text and ".recovery" not in text
-    assert f"before = {D}, gap = {GAP}" in describe({"": result})
+    caption = describe({"": result})
+    assert f"before = {D}, gap = {GAP}" in caption and "measured so far" not in caption and len(result.over)
     assert "share_within_tau" in result.summary(resamples=50)
     assert len(result.figure2().axes) == 1
     for number in (result.recovery, result.kinds, result.faithfulness):
