@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.contexts import OTHER_TARGET
 from analysis.measurement import Measurement
 from analysis.pieces import readable
+from analysis.stats.recovery import why_no_recovery
 from olmo_sparsity.util.errors import UserError
 
 PIECES = {"true": "pieces", "placebo": "placebo_pieces", OTHER_TARGET: "pieces"}
@@ -35,6 +36,8 @@ def chosen_tokens(
             f"{len(result.runs)} runs are joined, and chose tokens of their own; take one of them, such as "
             "result.runs[0].chosen()"
         )
+    if not result.selectors:
+        raise UserError(why_no_recovery(result))
     if result.texts is None:
         raise UserError("the result holds no texts; measure again to have them")
     if len(result.over) == 0:

@@ -41,8 +41,10 @@ and texts are ranked by what their far context is worth (default: leave-one-out,
 nearest)"""
 LENGTHS = """also measure every target given the last n tokens of its text, for each of these n, comma-separated; n may
 be more than N (default: none)"""
-BEFORE = """tokens of another text before the long context, distractors alone; takes --selectors none (default: 0)"""
-GAP = "position ids between the far and the short context that no token has, distance alone (default: 0)"
+BEFORE = """read so many tokens of another text before the long context: what distractors alone do; takes --selectors
+none (default: 0)"""
+GAP = """leave out so many position ids between the far and the short context, so that the same tokens are farther
+apart: what distance alone does (default: 0)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order), other-target (the true one, with the tokens chosen for
 another target of its block) (default: placebo)"""

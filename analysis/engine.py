@@ -542,6 +542,10 @@ def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
             "before"
         )
     if not selectors:
+        if not choices.ks:
+            raise UserError(
+                "ks takes one number of tokens at least; without selectors it counts nothing: leave it out"
+            )
         return
     half = contexts.n_short // 2
     for text, name in selectors.items():

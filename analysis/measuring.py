@@ -207,9 +207,16 @@ def _scorer(
 ) -> Scorer:
     """Of a model that reads the longest context. Raises `UserError` where it cannot."""
     selectors = parse_names(choices.selectors).values()
+    longest = max((contexts.n_context, *contexts.lengths))
+    length_name = "N"
+    if longest > contexts.n_context:
+        length_name = "the longest length"
+    elif contexts.before:
+        length_name = "N + before"
     loaded.check_context(  # a trial, which takes time
-        max((contexts.n_context, *contexts.lengths)),
+        longest,
         contexts.targets_per_block,
+        length_name=length_name,
         gap=contexts.gap,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),

@@ -18,10 +18,13 @@ _INT64 = (
     "target_id",
     "text",
     "position",
+    "text_tokens",
     "placebo_text",
     "placebo_start",
     "same_group_text",
     "same_group_start",
+    "before_text",
+    "before_start",
     "block",
     "first_position",
 )

@@ -245,6 +245,10 @@ class Runner:
                         name, [column for column in ("target_id", *SELECTION) if column in frame]
                     )
                     frames[name] = frame.drop_duplicates(of_row, ignore_index=True)
+        lacking = [name for name in frames["targets"] if any(name not in part.targets for part in parts)]
+        if lacking:
+            log.warning("parts of an earlier version lack %s: the result does, too", ", ".join(lacking))
+            frames["targets"] = frames["targets"].drop(columns=lacking)
         complete = len(frames["targets"]) == len(self.sampled)
         provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
         return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)

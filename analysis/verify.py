@@ -124,10 +124,10 @@ def compare(result: Measurement, again: Measurement) -> Comparison:
         largest[name] = float(difference.abs().max())
     others = [name for name in losses_in_other_contexts(recorded) if name in measured]
     if others:
-        differences = (recorded[others] - measured[others]).abs().to_numpy()
-        largest["other_contexts"] = float(
-            np.nanmax(differences, initial=0.0)
-        )  # NaN: there is no such placebo
+        differences = (recorded[others] - measured[others]).abs().fillna(0.0)  # NaN: there is no such placebo
+        in_one_alone = recorded[others].isna() != measured[others].isna()
+        differences = differences.mask(in_one_alone, np.inf)
+        largest["other_contexts"] = float(differences.max(axis=None))
     # a choice of a target that was not over tau before is none of these pairs, and so counts as another
     pairs = again.choices.merge(result.choices, on=["target_id", *SELECTION], suffixes=("", "_before"))
     differences_nats = [0.0]

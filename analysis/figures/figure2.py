@@ -409,7 +409,7 @@ def _describe(result: Measurement) -> str:
         said += f"; {100 * held:.0f} % of the net gain"
         if held > 1:
             said += ", as others lose"
-    if counts["targets_measured"] < counts["targets_over_tau"]:
+    if result.selectors and counts["targets_measured"] < counts["targets_over_tau"]:
         said += f"; {counts['targets_measured']:,} measured so far"
     if settings.selected_by is not None:
         chosen = "by another model"

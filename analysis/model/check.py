@@ -31,6 +31,7 @@ def check_long_context(
     *,
     name: str,
     reach_factor: float = 1.0,
+    length_name: str = "N",
     gap: int = 0,
     drops_tokens: bool = True,
     in_cache: bool = False,
@@ -53,6 +54,7 @@ def check_long_context(
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         reach_factor: how many times as far its RoPE is scaled to reach.
+        length_name: what messages call ``n_long``, which may be of another context than the long one.
         gap: position ids between tokens that none has. A window of transformers counts tokens, not ids, so that it must
             reach beyond both.
         drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
@@ -64,11 +66,11 @@ def check_long_context(
     more = targets_per_block - 1 + len(model.prefix)
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
-    _check_limits(tried, n_long, more, gap, name, drops_tokens)
+    _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
-    length = n_long + more + gap
-    _warn_of_length(tried, length, name, reach_factor)
+    _warn_of_length(tried, n_long + more + gap, name, reach_factor)
+    length = n_long + more  # of tokens: a wide gap takes no memory
     with _trial(tried, name):
         _try_positions(tried, length, name, drops_tokens)
         if changes_embeddings:
@@ -79,19 +81,23 @@ def check_long_context(
             _try_heads(tried, length, name, gathers=in_cache and not model.shares_far_keys)
 
 
-def _check_limits(model: Adapter, n_long: int, more: int, gap: int, name: str, drops_tokens: bool) -> None:
+def _check_limits(
+    model: Adapter, n_long: int, more: int, gap: int, name: str, length_name: str, drops_tokens: bool
+) -> None:
     """Raise `UserError` where N tokens, those of block and prefix, and a gap are beyond the first of `limits`."""
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
     if limit is None or n_long + more + gap <= limit:
         return
     further = f"{more:,} more tokens of block and prefix"
-    remedy = "lower N or B"
+    remedy = f"lower {length_name} or B"
     if gap:
         further += f" and a gap of {gap:,}"
-        remedy = "lower N, B or the gap"
+        remedy = f"lower {length_name}, B or the gap"
     elif what.endswith("sliding window"):
         remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
-    raise UserError(f"N = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}")
+    raise UserError(
+        f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
+    )
 
 
 def _warn_of_length(model: TransformersAdapter, length: int, name: str, reach_factor: float) -> None:

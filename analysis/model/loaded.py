@@ -215,14 +215,23 @@ class LoadedModel:
         if getattr(texts, "vocabulary_size", 0) > self.model.vocabulary_size:
             self.check_ids([int(texts.tokens(n).max(initial=0)) for n in range(len(texts.lengths))])
 
-    def check_context(self, n_long: int, targets_per_block: int = 1, *, gap: int = 0, **uses: bool) -> None:
-        """Raise `UserError` where it cannot be measured on N tokens; ``gap``, ``uses``: as of `check_long_context`."""
+    def check_context(
+        self,
+        n_long: int,
+        targets_per_block: int = 1,
+        *,
+        length_name: str = "N",
+        gap: int = 0,
+        **uses: bool,
+    ) -> None:
+        """Raise `UserError` where it cannot be measured on N tokens; arguments as of `check_long_context`."""
         check_long_context(
             self.model,
             n_long,
             targets_per_block,
             name=f"{self.name} ({self.family})",
             reach_factor=self.reach_factor,
+            length_name=length_name,
             gap=gap,
             **uses,
         )

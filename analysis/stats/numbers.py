@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.arguments import finite_number
 from analysis.contexts import OTHER_TARGET, SAME_GROUP, SHUFFLED, placebo_column
 from analysis.faithfulness import EXACT, row_pearson, row_spearman
 from analysis.measurement import Measurement, context_lengths
@@ -287,10 +288,11 @@ def contexts(
                                                    L_n - R is within tau of 0, above tau, below -tau
 
     ``tau_nats``: by default that of the result. ``control``: a result of the same targets, such as of untrained
-    weights; the column ``of`` then says "model" or "control". Raises `UserError` for a length that was not measured,
-    and for a control of other targets or contexts.
+    weights; the column ``of`` then says "model" or "control". A result made smaller, which keeps mean losses, has no
+    shares by tau, and share_enough beside L_long only. Raises `UserError` for a length that was not measured, and for a
+    control of other targets or contexts.
     """
-    tau_nats = result.settings.choices.tau_nats if tau_nats is None else tau_nats
+    tau_nats = result.settings.choices.tau_nats if tau_nats is None else finite_number("tau_nats", tau_nats)
     frame = _contexts(result, reference, tau_nats, resamples, seed)
     if control is None:
         return frame
@@ -319,6 +321,8 @@ def _contexts(
         measured = ", ".join(map(str, losses)) or "none"
         raise UserError(f"length {compared_with} was not measured; choose from {measured}")
     of_reference, short_of_reference = losses[compared_with]
+    # of a result made smaller, on either side of `ENOUGH_NATS` above L_long
+    are_means = result.settings.losses_not_over_tau is not None
     if context_lengths(targets):
         for length, (loss, short) in losses.items():
             rise = loss - of_reference
@@ -330,7 +334,10 @@ def _contexts(
             if length != result.settings.contexts.n_short:
                 rows.append(("share_of_gain", length, short - loss, short_of_reference - of_reference))
             rows.append(("rise_nats", length, rise, one))
-            rows.append(("share_enough", length, loss <= of_reference + ENOUGH_NATS, one))
+            if not are_means or compared_with == n_context:
+                rows.append(("share_enough", length, loss <= of_reference + ENOUGH_NATS, one))
+            if are_means:
+                continue
             rows.append(("share_within_tau", length, np.abs(rise) <= tau_nats, one))
             rows.append(("share_over_tau", length, rise > tau_nats, one))
             rows.append(("share_below_minus_tau", length, rise < -tau_nats, one))
@@ -357,8 +364,10 @@ def losses_by_length(result: Measurement) -> dict[int, tuple[np.ndarray, np.ndar
 def _check_control(result: Measurement, control: Measurement) -> None:
     """Raise `UserError` where a control is of other contexts or targets than a result."""
     places = [one.targets[["text", "position"]].drop_duplicates() for one in (result, control)]
-    same_places = np.array_equal(*places)
-    if result.settings.contexts != control.settings.contexts or not same_places:
+    what_is_read = []
+    for settings in (result.settings, control.settings):
+        what_is_read.append((settings.contexts, settings.texts.sha256, settings.model.prefix))
+    if what_is_read[0] != what_is_read[1] or not np.array_equal(*places):
         raise UserError(
             "the control was measured on other targets or in other contexts; measure it with the texts and settings of "
             "the result"
@@ -381,12 +390,17 @@ def documents(result: Measurement) -> pd.DataFrame:
         text, [group], tokens, n_targets      its number and group; its tokens; how many of them are targets
         gain_nats, gain_error_nats            mean of L_short - L_long, and its standard error
         net_gain_nats, net_gain_error_nats    the same of L(placebo) - L_long; NaN where that was not measured
-        share_over_tau, share_below_minus_tau of its targets, by their gain
+        share_over_tau, share_below_minus_tau of its targets, by their gain under the model that selects
         share_of_largest                      of the sum of its positive gains, what the tenth of its targets with the
                                               largest holds, one at least; NaN where no target gains
 
-    Standard errors take targets of a text to be independent, and are NaN of one target.
+    Standard errors take targets of a text to be independent, and are NaN of one target. Raises `UserError` for a result
+    made smaller, which keeps mean losses.
     """
+    if result.settings.losses_not_over_tau is not None:
+        raise UserError(
+            "the result keeps mean losses of targets not over tau, so that texts cannot be compared; measure again"
+        )
     targets = result.targets
     values = targets[["text", "position"]].assign(
         gain=result.gain_nats,

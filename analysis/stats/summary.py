@@ -76,9 +76,10 @@ def _of_losses(result: Measurement, size: Mapping[str, int], by: str) -> list[st
 
 def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
     """What is said where nothing was chosen: losses, gains, and the texts whose far context is worth most."""
-    rows = numbers.shares(result).to_dict("records")
+    shares = numbers.shares(result)
+    loss = {row["name"]: interval_text(row) for row in shares.to_dict("records")}
+    rows = pd.concat([shares, numbers.persistence(result)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in rows}
-    loss = {row["name"]: interval_text(row) for row in rows}
     lines = [
         f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
         "short one",
@@ -90,6 +91,8 @@ def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> l
     lines.append(
         f"{share['share_over_tau']} % gain more than {tau}, {share['share_below_minus_tau']} % lose more"
     )
+    if result.crossfit and len(result.over):
+        lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     lines += [*_of_documents(result), *_measured_in(result), by, _ranking(numbers.documents(result))]
     return [*lines, "next: .shares(), .documents() and .contexts(); selectors, to choose tokens"]
 

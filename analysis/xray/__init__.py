@@ -25,7 +25,7 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     Raises `UserError` where no target is over tau, or the Result has no text of such a block.
     """
     result = (result.runs or (result,))[0]
-    if len(result.over) == 0:
+    if not result.selectors or len(result.over) == 0:
         raise UserError(why_no_recovery(result))
     if result.texts is None:
         raise UserError(

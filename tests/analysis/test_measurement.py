@@ -36,7 +36,10 @@ def test_a_saved_result_reads_back_with_losses_of_float32(tmp_path):
 
 
 def test_a_study_keeps_its_cells_apart_with_the_columns_that_each_has(tmp_path):
+    before = made_result()
+    places_in_long_texts = {"text_tokens": 2**24 + 3, "before_text": 1, "before_start": 2**24 + 1}
     cells = {
+        "before": replace(before, targets=before.targets.assign(**places_in_long_texts)),
         "a": made_result(groups=5),
         "b": made_result(50, tau_nats=0.5, ks=[1, 2]),
         "none": made_result(tau_nats=99),

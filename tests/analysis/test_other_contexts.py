@@ -13,7 +13,7 @@ from analysis.cli import checked_measure
 from analysis.contexts import NO_FAR
 from analysis.engine import DEFAULT_SELECTORS
 from analysis.figures.figure2 import describe
-from analysis.model import far_cache
+from analysis.model import check, far_cache
 from analysis.model.losses import Scorer
 from analysis.open_texts import open_texts
 from analysis.policies import find_policy
@@ -111,7 +111,10 @@ def test_of_a_model_with_learned_positions_short_contexts_have_the_ids_of_the_lo
         expected = losses_by_pass(inner, read, ids, target.token)
         assert target.loss_of_10_nats == pytest.approx(expected, abs=1e-4)
         assert target.loss_short_at_55_nats != pytest.approx(target.loss_short_nats, abs=1e-3)
-    with refused(r"N = 64 with 1 more tokens of block and prefix is beyond the 64 positions"):
+    with refused(
+        "the longest length = 64 with 1 more tokens of block and prefix is beyond the 64 positions .*; "
+        "lower the longest length or B"
+    ):
         small((inner, model()[1]), **ALONE, targets_per_block=2, lengths=(64,))
 
 
@@ -281,6 +284,21 @@ def test_a_gap_is_position_ids_without_tokens(block):
         np.testing.assert_allclose(drops, without, atol=2e-4)
 
 
+def test_a_model_is_tried_on_as_many_tokens_as_without_a_gap(monkeypatch):
+    """A wide gap takes no more memory than none."""
+    tried = []
+    random_tokens = check._random_tokens
+
+    def counted(model, count):
+        tried.append(count)
+        return random_tokens(model, count)
+
+    monkeypatch.setattr(check, "_random_tokens", counted)
+    for gap in (0, 1000):
+        small(**ALONE, targets_per_block=3, gap=gap, effects=True)
+    assert tried[: len(tried) // 2] == tried[len(tried) // 2 :]
+
+
 def our_model(name):
     """One of this project's models with a tokenizer of the same words."""
     torch.manual_seed(0)
@@ -406,6 +424,10 @@ def test_policies_see_queries_at_the_ids_behind_the_gap(name):
         ({"before": -1}, "before takes whole numbers from 0 on, not -1"),
         ({"gap": 1.5}, "gap takes whole numbers from 0 on, not 1.5"),
         (
+            {"ks": ()},
+            "ks takes one number of tokens at least; without selectors it counts nothing: leave it out",
+        ),
+        (
             {"before": 20, "lengths": (61,)},
             "lengths has 61, and N with .* is 60 tokens: raise before, or lower",
         ),
@@ -430,7 +452,9 @@ def test_models_whose_ids_or_windows_end_are_refused_by_name():
         "N = 40 with 2 more tokens of block and prefix and a gap of 30 is beyond the 64 positions of .*lower N, B"
     ):
         small(learned, **ALONE, targets_per_block=3, gap=30)
-    with refused("N = 70 with 2 more tokens of block and prefix is beyond the 64 positions"):
+    with refused(
+        r"N \+ before = 70 with 2 more tokens of block and prefix is beyond the 64 positions .*; lower N \+ before or B"
+    ):
         small(learned, **ALONE, targets_per_block=3, before=30)
     windowed = random_model("gemma3_text", **{**WINDOWED["gemma3_text"], "sliding_window": 50}), model()[1]
     small(windowed, **ALONE, targets_per_block=3, before=5)
@@ -482,16 +506,28 @@ def test_it_says_that_nothing_was_chosen(tmp_path):
     text = str(result)
     assert f"N {N}, M {M}, B 3, before {D}, gap {GAP}; 30 targets" in text
     assert "texts by what their far context is worth:" in text and ".recovery" not in text
-    assert f"before = {D}, gap = {GAP}" in describe({"": result})
+    caption = describe({"": result})
+    assert f"before = {D}, gap = {GAP}" in caption and "measured so far" not in caption and len(result.over)
     assert "share_within_tau" in result.summary(resamples=50)
     assert len(result.figure2().axes) == 1
     for number in (result.recovery, result.kinds, result.faithfulness):
         with refused("no tokens were chosen, as the result was measured without selectors; measure again"):
             number()
-    with refused("the result holds no texts"):
-        result.chosen()
+    for of_choices in (result.chosen, result.xray):
+        with refused(
+            "no tokens were chosen, as the result was measured without selectors; measure again with"
+        ):
+            of_choices()
     again = load(tmp_path)
     assert again.settings == result.settings and str(again) == text
+
+
+def test_under_cross_fitting_it_says_which_gains_are_over_tau():
+    """Targets are over tau under the model that selects, while losses and gains are of the one that evaluates."""
+    result = small(**ALONE, targets_per_block=3, select_with=model(1))
+    still_over = (result.gain_nats[result.over] > SMALL["tau_nats"]).mean()
+    assert 0 < still_over < 1
+    assert f"under the model that evaluates {100 * still_over:.1f} % of them do" in str(result)
 
 
 def test_a_record_knows_its_contexts(tmp_path):
@@ -517,6 +553,8 @@ def test_a_record_knows_its_contexts(tmp_path):
         result, targets=result.targets.assign(loss_of_3_nats=result.targets["loss_of_3_nats"] + 0.1)
     )
     assert not verify(wrong, model(), TEXTS, targets=9, **options).holds
+    missing = replace(result, targets=result.targets.assign(loss_placebo_nats=np.nan))
+    assert not verify(missing, model(), TEXTS, targets=9, **options).holds
 
     other_seed = small(model(1), **settings)
     joined = Result.join([result, other_seed])
@@ -543,6 +581,20 @@ def test_an_interrupted_measurement_of_losses_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         small(**settings, out=tmp_path)
     assert_same(small(**settings, out=tmp_path), whole)
+
+
+def test_parts_of_an_earlier_version_become_a_result_without_what_they_lack(tmp_path):
+    """Losses in the placebo are measured since; what was begun before goes on, and its numbers are of all targets."""
+    settings = {"selectors": (), "targets": 150, "targets_per_block": 3}
+    whole = small(**settings)
+    small(**settings, out=tmp_path, shard="1/2")
+    added = ["loss_placebo_nats", "text_tokens"]
+    for head in (tmp_path / "parts").rglob("result.json"):
+        part = Result.load(head.parent)
+        replace(part, targets=part.targets.drop(columns=added)).save(head.parent)
+    result = small(**settings, out=tmp_path)
+    pd.testing.assert_frame_equal(result.targets, whole.targets.drop(columns=added))
+    assert "beyond that of another text" in str(whole) and "beyond that of another text" not in str(result)
 
 
 def test_retention_is_a_ratio_of_gains(tmp_path):

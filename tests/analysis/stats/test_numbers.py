@@ -844,6 +844,9 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
         assert of_length[shares].sum() == pytest.approx(1)
     with refused("length 64 was not measured; choose from 16, 32, 96, 128"):
         numbers.contexts(with_further, reference=64)
+    for tau in ("1", np.nan):
+        with refused(f"tau_nats takes a finite number, not {tau!r}"):
+            numbers.contexts(with_further, tau_nats=tau)
 
 
 def test_a_control_stands_beside_its_result(with_further: Result) -> None:
@@ -856,8 +859,11 @@ def test_a_control_stands_beside_its_result(with_further: Result) -> None:
         alone = frame[frame["of"] == name].drop(columns="of").reset_index(drop=True)
         pd.testing.assert_frame_equal(alone, numbers.contexts(one, resamples=50))
     moved = replace(control, targets=flat.assign(position=flat["position"] + 1))
-    others = replace(control, settings=control.settings.but(n_short=15))
-    for other in (moved, others):
+    others = [moved]
+    # texts of the same lengths, and another prefix
+    for changes in ({"n_short": 15}, {"texts_sha256": "e" * 64}, {"prefix": [1]}):
+        others.append(replace(control, settings=control.settings.but(**changes)))
+    for other in others:
         with refused(
             "the control was measured on other targets or in other contexts; measure it with the texts"
         ):
@@ -902,6 +908,21 @@ def test_documents_equal_a_plain_loop(groups: int | None) -> None:
     bare = replace(result, targets=targets.drop(columns=["loss_placebo_nats", "text_tokens"])).documents()
     assert bare["gain_nats"].is_monotonic_decreasing and bare["net_gain_nats"].isna().all()
     assert bare["tokens"].isna().all() and list(bare) == list(frame)
+
+
+def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further: Result) -> None:
+    """Such a result was made smaller: means of its losses are right, and of its shares those within 0.1 nats."""
+    whole = numbers.contexts(with_further, resamples=50)
+    smaller = replace(with_further, settings=with_further.settings.but(losses_not_over_tau="sums by text"))
+    for result in (smaller, Result.join([smaller, made_run(smaller)])):
+        frame = numbers.contexts(result, resamples=50)
+        by_tau = {"share_within_tau", "share_over_tau", "share_below_minus_tau"}
+        assert set(whole["name"]) - set(frame["name"]) == by_tau
+        assert "share_enough" not in set(numbers.contexts(result, reference=96, resamples=50)["name"])
+        with refused("the result keeps mean losses of targets not over tau"):
+            numbers.documents(result)
+    kept = whole[~whole["name"].isin(by_tau)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(numbers.contexts(smaller, resamples=50), kept)
 
 
 def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target() -> None:
