@@ -20,7 +20,9 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
-def test_rows_that_lie_apart_are_multiplied_as_fast(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_lie_apart_are_multiplied_as_fast(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As queries and keys of one head do in a tensor of all heads."""
     monkeypatch.setattr(cpu, "mkl_is_slow", lambda: True)
     draw = torch.Generator().manual_seed(0)
