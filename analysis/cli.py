@@ -47,7 +47,7 @@ GAP = """leave out so many position ids between the far and the short context, s
 apart: what distance alone does (default: 0)"""
 PLACEBOS = """far contexts to compare with, comma-separated: placebo (of another text), same-group (from elsewhere in
 the target's group), shuffled (the true one in random order), other-target (the true one, with the tokens chosen for
-another target of its block) (default: placebo)"""
+another target of its block); none: none is measured (default: placebo)"""
 KEEP_AS = """how chosen tokens are kept, comma-separated: text (the model reads them alone), cache (it reads the whole
 context, and only their keys and values are kept); cache:4 also keeps the first 4 far tokens, not counted as
 chosen; text/word keeps whole words, text/neighbors tokens with theirs, text:4/before:2 also the 2 tokens before each;
@@ -101,8 +101,8 @@ def measure_parser() -> Parser:
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     ks = "numbers of far tokens that are kept, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
-    add("--selectors", type=selector_names, metavar="NAMES", help=SELECTION)
-    add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
+    add("--selectors", type=names_or_none, metavar="NAMES", help=SELECTION)
+    add("--placebos", type=names_or_none, default=("placebo",), metavar="NAMES", help=PLACEBOS)
     add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
@@ -122,8 +122,8 @@ def measure_parser() -> Parser:
     return parser
 
 
-def selector_names(text: str) -> tuple[str, ...]:
-    """The names of selectors that a list with commas has; none of ``none``."""
+def names_or_none(text: str) -> tuple[str, ...]:
+    """The names that a list with commas has; none of ``none``."""
     names = texts(text)
     return () if names == ("none",) else names
 

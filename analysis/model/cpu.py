@@ -42,7 +42,8 @@ def product(inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def _by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    # rows that do not follow one another, as keys of one head have, would take hundreds of times as long
+    return torch.ops.mkldnn._linear_pointwise(inputs.contiguous(), weight.contiguous(), bias, "none", [], "")
 
 
 @cache

@@ -31,6 +31,8 @@ CONFIDENCE = 0.95
 _ROUNDING = 1e-12
 """Values that differ by less, relative to 1 or to themselves if that is more, are the same."""
 _LEAST_P = 1e-12
+_MOST_CONDITION = 1e12
+"""Of the normal equations of a least-squares fit: beyond it predictors determine one another, but for rounding."""
 _CHUNK_ELEMENTS = 1 << 22  # of (resamples, documents) that are drawn, or multiplied, at once: 32 MiB of int64
 MOST_UNITS_OF_T = 100
 """Up to so many groups or, where there are none, documents, Student's t takes the place of percentiles [ours]."""
@@ -184,6 +186,46 @@ class ClusterBootstrap:
         draws[1 : self._ends[-1], ..., too_few] = np.nan
         return draws
 
+    def slopes(
+        self, outcome: np.ndarray, predictors: np.ndarray, members: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Draws of the coefficients of a least-squares fit with an intercept, (1 + R, P), the intercept left out.
+
+        NaN where a sample does not determine them, as where a predictor is constant. Where fewer than `LEAST_UNITS`
+        units have targets in the fit, all resamples are NaN, so that there is no interval.
+
+        Args:
+            outcome: (n,).
+            predictors: (n, P).
+            members: (n,) bool, the targets that are fitted; None: all. Values of others may be NaN.
+        """
+        if members is None:
+            members = np.ones(len(outcome), dtype=bool)
+        predictors = np.asarray(predictors, dtype=np.float64)
+        fitted = predictors[members]
+        count = fitted.shape[1]
+        if not len(fitted):
+            return np.full((len(self.sums(np.zeros(len(predictors)))), count), np.nan)
+        # centered and scaled, so that the normal equations lose no digits
+        center = fitted.mean(axis=0)
+        scale = fitted.std(axis=0)
+        scale[scale == 0] = 1.0
+        design = np.zeros((len(predictors), 1 + count))
+        design[members, 0] = 1.0
+        design[members, 1:] = (fitted - center) / scale
+        values = np.zeros(len(predictors))
+        values[members] = outcome[members]
+        products = design[:, :, None] * design[:, None, :]
+        gram = self.sums(products.reshape(len(design), -1)).reshape(-1, 1 + count, 1 + count)
+        moment = self.sums(design * values[:, None])
+        draws = np.full((len(gram), count), np.nan)
+        determined = np.linalg.cond(gram) < _MOST_CONDITION
+        solved = np.linalg.solve(gram[determined], moment[determined][:, :, None])
+        draws[determined] = solved[:, 1:, 0] / scale
+        if self._units_with(members) < LEAST_UNITS:
+            draws[1 : self._ends[-1]] = np.nan
+        return draws
+
     def _units_with(self, values: np.ndarray) -> np.ndarray:
         """How many units have a target whose value is not 0, of (n,) a scalar, of (n, C) for every column."""
         present = np.zeros((self.units, *np.shape(values)[1:]), dtype=bool)
@@ -205,18 +247,29 @@ class ClusterBootstrap:
         first_run = second_run = None
         if self._of_two_runs is not None:
             first_run, second_run = draws[-2:].tolist()
-        low, high = self._bounds(value, draws[1 : self._ends[-1]])
+        low, high = self._bounds(value, draws[1 : self._ends[-1]], self.confidence)
         return Interval(value, low, high, first_run, second_run)
 
-    def _bounds(self, value: float, resampled: np.ndarray) -> tuple[float, float]:
+    def detectable(self, draws: np.ndarray, power: float = 0.8) -> float:
+        """The smallest number, of either sign, that such samples would have told from 0 in this share of cases.
+
+        Half of the interval plus what chance takes away in 1 - ``power`` of the cases; NaN where there is no interval.
+        """
+        value = float(draws[0])
+        resampled = draws[1 : self._ends[-1]]
+        low, high = self._bounds(value, resampled, self.confidence)
+        below, above = self._bounds(value, resampled, 2 * power - 1)
+        return (high - low) / 2 + (above - below) / 2
+
+    def _bounds(self, value: float, resampled: np.ndarray, confidence: float) -> tuple[float, float]:
         """Both ends of the interval of a value, NaN where there is none; ``resampled``: (R,)."""
         if self.units < LEAST_UNITS or _is_constant(resampled):
             return math.nan, math.nan
         if not self.is_jackknife:
-            interval = percentile_interval(value, resampled, self.confidence)
+            interval = percentile_interval(value, resampled, confidence)
             return interval.low, interval.high
         changes = np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
-        half = _half_width(changes, self.confidence)
+        half = _half_width(changes, confidence)
         return value - half, value + half
 
     def p_value(self, draws: np.ndarray) -> float:

@@ -642,6 +642,21 @@ def test_the_command_ranks_texts(tmp_path, call_main):
     assert len(written) == 3 and written["tokens"].tolist() == [60, 60, 60]
     arguments = [*map(str, (folder, "--out", out, *options)), "--before", "10"]
     assert checked_measure(arguments).selectors == ()
+    assert checked_measure([*arguments, "--placebos", "none"]).placebos == ()
+    code, printed = call_main(
+        "measure",
+        folder,
+        "--corpus",
+        folder / "corpus",
+        "--out",
+        out.with_name("bare"),
+        *options,
+        "--placebos",
+        "none",
+    )
+    bare = load(out.with_name("bare"))
+    assert not code and bare.far_contexts == ["true"] and "loss_placebo_nats" not in bare.targets
+    assert printed.startswith(str(bare))
     for further in ([], ["--selectors", "none", "--effects"]):
         with refused("before = 10: no tokens are chosen"):
             checked_measure([str(folder), "--out", str(out), "--before", "10", *further])

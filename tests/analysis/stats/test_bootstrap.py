@@ -449,3 +449,112 @@ def test_holm_is_that_of_the_paper() -> None:
     assert adjusted == pytest.approx([0.09, np.nan, 0.04, 0.09, 0.6], nan_ok=True)
     assert statistics.holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
     assert statistics.holm(np.array([])).tolist() == []
+
+
+# --- least squares ---
+
+
+def planted(
+    rng: np.random.Generator, slope: float, sizes: np.ndarray, *, differ: float = 0.3
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Outcome, predictors (n, 2) and groups; the first predictor has this slope, and a different one in each group."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    predictors = rng.normal(size=(len(groups), 2))
+    predictors[:, 1] += 0.5 * predictors[:, 0] + rng.normal(size=len(sizes))[groups]
+    of_group = slope + differ * rng.normal(size=len(sizes))
+    outcome = 3 + of_group[groups] * predictors[:, 0] - 2 * predictors[:, 1]
+    return outcome + rng.normal(size=len(groups)), predictors, groups
+
+
+def slow_slopes(outcome: np.ndarray, predictors: np.ndarray) -> np.ndarray:
+    """Coefficients of a fit with an intercept."""
+    design = np.column_stack([np.ones(len(outcome)), predictors])
+    return np.linalg.lstsq(design, outcome, rcond=None)[0][1:]
+
+
+def test_slopes_equal_a_plain_loop_that_leaves_a_group_out() -> None:
+    """And so does the interval, by hand; predictors that are far from 0 and of other units lose no digits."""
+    rng = np.random.default_rng(0)
+    outcome, predictors, groups = planted(rng, 0.4, rng.integers(2, 40, 9))
+    predictors = 1e4 + predictors * [1.0, 1e-3]
+    members = rng.random(len(groups)) < 0.7
+    outcome[~members] = np.nan
+    bootstrap = ClusterBootstrap(np.arange(len(groups)), groups=groups)
+    draws = bootstrap.slopes(outcome, predictors, members)
+    without = [members & (groups != group) for group in range(9)]
+    slow = np.array([slow_slopes(outcome[rows], predictors[rows]) for rows in [members, *without]])
+    np.testing.assert_allclose(draws, slow, rtol=1e-6)
+    interval = bootstrap.interval(draws[:, 0])
+    squares = (slow[1:, 0] - slow[0, 0]) ** 2
+    freedom = max(2.0, squares.sum() ** 2 / (squares**2).sum())
+    half = t.ppf(0.975, freedom) * (8 / 9 * squares.sum()) ** 0.5
+    assert (interval.low, interval.high) == pytest.approx((slow[0, 0] - half, slow[0, 0] + half), rel=1e-5)
+
+
+def test_slopes_of_resamples_equal_fits_of_their_rows(many: None) -> None:
+    rng = np.random.default_rng(3)
+    outcome, predictors, groups = planted(rng, 0.4, rng.integers(2, 12, 12))
+    bootstrap = ClusterBootstrap(groups, resamples=50, seed=5)
+    rows = np.column_stack([outcome, predictors])
+    slow = [
+        slow_slopes(sample[:, 0], sample[:, 1:])
+        for sample in map(np.array, slow_resamples(rows, groups, 50, seed=5))
+    ]
+    np.testing.assert_allclose(bootstrap.slopes(outcome, predictors)[1:], slow, rtol=1e-9)
+
+
+def test_slopes_that_a_sample_does_not_determine_are_undefined() -> None:
+    """A predictor that is constant, or the sum of others; one that only one group varies has no interval."""
+    rng = np.random.default_rng(1)
+    outcome, predictors, groups = planted(rng, 0.4, np.full(6, 10))
+    bootstrap = ClusterBootstrap(groups)
+    for further in (np.ones(60), predictors.sum(axis=1)):
+        assert np.isnan(bootstrap.slopes(outcome, np.column_stack([predictors, further]))).all()
+    of_one = bootstrap.slopes(outcome, np.column_stack([predictors, (groups == 2) * rng.normal(size=60)]))
+    assert np.isfinite(of_one[0]).all()
+    assert np.isnan(bootstrap.interval(of_one[:, 2]).low) and np.isnan(bootstrap.p_value(of_one[:, 2]))
+    for members in (groups < 3, groups < 0):
+        assert np.isnan(bootstrap.slopes(outcome, predictors, members)[1:]).all()
+
+
+@pytest.mark.parametrize("sizes", [np.full(21, 20), np.array([200, 90, 70, *[15] * 10, *[3] * 8])])
+def test_intervals_of_slopes_cover_the_truth_and_p_is_uniform(sizes: np.ndarray) -> None:
+    """With packages of equal size and of sizes as unequal as those of the docstrings, where one dominates."""
+    rng = np.random.default_rng(7)
+    values = []
+    holds = []
+    p_values = []
+    for _ in range(300):
+        slope = 0.25
+        outcome, predictors, groups = planted(rng, slope, sizes)
+        bootstrap = ClusterBootstrap(groups)
+        interval = bootstrap.interval(bootstrap.slopes(outcome, predictors)[:, 0])
+        values.append(interval.value)
+        holds.append(interval.low <= slope <= interval.high)
+        nothing = outcome - slope * predictors[:, 0]
+        p_values.append(bootstrap.p_value(bootstrap.slopes(nothing, predictors)[:, 0]))
+    assert np.mean(values) == pytest.approx(0.25, abs=4 * sem(values))
+    assert 0.92 <= np.mean(holds) <= 0.99
+    shares = [(np.array(p_values) < level).mean() for level in (0.05, 0.2, 0.5)]
+    assert np.abs(np.array(shares) - [0.05, 0.2, 0.5]).max() < 0.09 and shares[0] <= 0.08
+
+
+def test_what_is_detectable_is_told_from_0_in_four_of_five_samples() -> None:
+    """Of a mean of 20 units: the difference that a two-sided test finds with a power of 0.8."""
+    rng = np.random.default_rng(2)
+    bootstrap = ClusterBootstrap(np.arange(20))
+    ones = np.ones(20)
+    drawn = [rng.normal(size=20) for _ in range(300)]
+    detectable = np.mean([bootstrap.detectable(bootstrap.ratio(values, ones)) for values in drawn])
+    p_values = [bootstrap.p_value(bootstrap.ratio(values + detectable, ones)) for values in drawn]
+    assert np.mean(np.array(p_values) < 0.05) == pytest.approx(0.8, abs=0.07)
+    assert np.isnan(ClusterBootstrap(np.arange(3)).detectable(np.arange(4.0)))
+
+
+def test_what_is_detectable_by_percentiles_is_that_by_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(4).normal(size=150)
+    of_percentiles = ClusterBootstrap(np.arange(150), resamples=4000)
+    by_percentiles = of_percentiles.detectable(of_percentiles.ratio(values, np.ones(150)))
+    monkeypatch.setattr(statistics, "MOST_UNITS_OF_T", 1000)
+    of_t = ClusterBootstrap(np.arange(150))
+    assert by_percentiles == pytest.approx(of_t.detectable(of_t.ratio(values, np.ones(150))), rel=0.08)

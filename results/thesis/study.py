@@ -1,0 +1,702 @@
+"""The numbers of the study of need and loss beyond the window: one prediction at a time, as the protocol has them.
+
+    python results/thesis/study.py                            prints the tables
+    python results/thesis/study.py --figures results/thesis   draws the figure, too
+    python results/thesis/study.py --numbers numbers.csv      writes all numbers, too
+    python results/thesis/study.py collect OUT                makes the records of what run.sh has measured
+
+Records: targets (what is predicted), needs (of a model and seed: gain, L_inside, tokens needed) and losses (beyond the
+window, and L_short at the same ids). Of the targets that gain more than 1 nat under no seed of a model, every fourth is
+kept: targets that need nothing are drawn from these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from analysis import Result, load
+from analysis.figures.style import add_legend, draw, model_styles, new_figure, save_figure
+from analysis.measurement import FRAMES, RESULT_NAME
+from analysis.parquet import stacked
+from analysis.saved import read_head, write_saved
+from analysis.stats.bootstrap import ClusterBootstrap, holm
+from analysis.stats.tables import INTERVAL, save_numbers, show
+from olmo_sparsity.data.tokens import TokenFiles
+
+HERE = Path(__file__).parent
+HEAD, KIND, VERSION = "records.json", "olmo-sparsity thesis records", 1
+CELL = re.compile(
+    r"(?P<kind>need|cache|losses|own|greedy)-(?P<model>[a-z0-9]+)-(?P<seed>\d+)"
+    r"(-(?P<context>inside|behind|gap)(-(?P<windows>\d+))?)?"
+)
+MODELS = {
+    "pose": "RoPE + PoSE",
+    "rope": "RoPE",
+    "yarn2": "RoPE, YaRN x 2",
+    "yarn4": "RoPE, YaRN x 4",
+    "nope": "NoPE",
+    "alibi": "ALiBi",
+    "window": "RoPE, 64 tokens",
+}
+PRIMARY = "pose"
+NEED_OF = {"yarn2": "rope", "yarn4": "rope"}
+"""Models that are not trained, and whose need is that of another one."""
+PAIRS = ((1, 2), (2, 3), (3, 1))
+"""Seed that need is measured by, and seed that everything else is."""
+AS_TEXT = {"text": ("leave-one-out-kl", 0)}
+WAYS = {
+    "need": AS_TEXT,
+    "own": AS_TEXT,
+    "cache": {"cache": ("leave-one-out-kl/cache:4", 4)},
+    "greedy": {"greedy": ("greedy-kl", 0)},
+}
+"""Of a kind of cell, the ways of needing that it measures: selector, and sinks beside the tokens."""
+SHARE = 0.9
+MANY, COUNTED_AS = 8, 16
+"""A need of more tokens counts as so many."""
+NONE_NATS = 0.1
+"""A target needs nothing that gains at most so much, and loses at most so much."""
+KEPT_ONE_IN = 4
+TAU_NATS = 1.0
+DECILES, PERMUTATIONS = 10, 1000
+BINS = {
+    "text": {"1-2": (1, 2), "3-4": (3, 4), "5-8": (5, 8), "more": (9, np.inf)},
+    "cache": {"1": (1, 1), "2-4": (2, 4), "more": (5, np.inf)},
+}
+CONTEXTS = {"behind": "behind other text", "gap": "ids apart", "own": "own text"}
+HYPOTHESES = {"H1": (2,), "H2": (3, 4)}
+"""Windows over whose rises the outcome of each is the mean."""
+COVARIATES = ("gain_of_a", "inside_of_a", "farthest", "log_frequency")
+
+
+# --- records ---
+
+
+@dataclass(frozen=True)
+class Records:
+    """What is kept of all cells. ``of``: "all" targets, "own" those with eight windows of text, or "control"."""
+
+    targets: pd.DataFrame
+    """of, target_id, text, group, kind, token, log_frequency; of the control also k and farthest (tokens)."""
+    needs: pd.DataFrame
+    """of, model, seed, target_id, short, inside (nats); where over tau need_text, need_cache (inf: more than 16),
+    farthest_text, farthest_cache (tokens), and where it was measured need_greedy."""
+    losses: pd.DataFrame
+    """of, model, seed, context, windows, target_id, short, beyond (nats), both at the ids of the longer context."""
+    about: dict[str, Any]
+    """Command, commit, machine, time and settings of every cell."""
+
+    def save(self, folder: Path) -> None:
+        """Write them into a folder."""
+        frames = {name: getattr(self, name) for name in ("targets", "needs", "losses")}
+        write_saved(folder / HEAD, {"kind": KIND, "version": VERSION, "cells": self.about}, frames)
+
+    @classmethod
+    def load(cls, folder: Path) -> Records:
+        """Those of a folder."""
+        head = read_head(folder / HEAD, KIND, VERSION, "collect the cells of run.sh first")
+        frames = {
+            name: pd.read_parquet(folder / f"{name}.parquet") for name in ("targets", "needs", "losses")
+        }
+        return cls(**frames, about=head["cells"])
+
+
+def collect(out: Path, records: Path) -> None:
+    """Make the records of all complete cells in a folder of run.sh, and of the parts of greedy ones."""
+    frequency = log_frequencies(out / "data")
+    targets: dict[str, pd.DataFrame] = {}
+    needs = []
+    losses = []
+    about = {}
+    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
+        match = CELL.fullmatch(folder.name)
+        result = read_cell(folder) if match else None
+        if match is None or result is None:
+            continue
+        keys: dict[str, Any] = {"of": targets_of(match), "model": match["model"], "seed": int(match["seed"])}
+        about[folder.name] = provenance_of(result)
+        columns = ["target_id", "text", "position", "group", "kind", "token"]
+        there = result.targets[columns].assign(of=keys["of"])
+        if match["kind"] != "greedy":
+            known = targets.setdefault(keys["of"], there)
+            check_same_targets(known, there, folder.name)
+        ways = WAYS.get(match["kind"], {})
+        if ways or match["context"] == "inside":
+            needs.append(needs_of(result, ways).assign(**keys))
+        for context, windows, short, beyond in losses_beyond(result, match):
+            frame = pd.DataFrame({"target_id": result.targets["target_id"], "short": short, "beyond": beyond})
+            losses.append(frame.assign(**keys, context=context, windows=windows))
+    if not needs or not losses:
+        raise SystemExit(f"{out} has no complete cells of need and losses: run results/thesis/run.sh first")
+    of_targets = pd.concat(targets.values(), ignore_index=True)
+    of_targets["log_frequency"] = frequency[of_targets["token"]]
+    if "control" in targets:
+        of_targets = with_planted(of_targets, out / "texts-control" / "planted.jsonl")
+    of_needs = joined_needs(pd.concat(needs, ignore_index=True))
+    of_losses = pd.concat(losses, ignore_index=True)
+    kept = kept_targets(of_needs)
+    Records(
+        of_targets[_is_in(of_targets, kept)].drop(columns="position"),
+        rounded(of_needs[_is_in(of_needs, kept)]),
+        rounded(of_losses[_is_in(of_losses, kept)]),
+        about,
+    ).save(records)
+
+
+def targets_of(match: re.Match[str]) -> str:
+    """Which targets a cell is of."""
+    if match["model"] == "control":
+        return "control"
+    return "own" if match["kind"] == "own" else "all"
+
+
+def read_cell(folder: Path) -> Result | None:
+    """The result of a cell, or its finished parts where it was measured by shards; None where there is none."""
+    paths = [folder] if (folder / RESULT_NAME).is_file() else []
+    if folder.name.startswith("greedy-"):
+        paths = sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
+    if not paths:
+        return None
+    parts = [load(path) for path in paths]
+    frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+    provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
+    return Result(parts[0].settings, provenance=provenance, **frames)
+
+
+def provenance_of(result: Result) -> dict[str, Any]:
+    """Settings and provenance of a cell, with names of files in place of the paths that they had."""
+    flat = result.settings.to_json()
+    provenance = dict(result.provenance)
+    command = str(provenance.get("command", ""))
+    for name in ("model", "texts"):
+        path = str(flat[name])
+        flat[name] = Path(path).name
+        command = command.replace(path, flat[name])
+    provenance["command"] = re.sub(r"(?:/[^\s/]+)+/", "", command)
+    return {"settings": flat, "provenance": provenance}
+
+
+def check_same_targets(known: pd.DataFrame, there: pd.DataFrame, cell: str) -> None:
+    """End where a cell is of other targets than those before it."""
+    columns = ["target_id", "text", "position", "token"]
+    if not known[columns].reset_index(drop=True).equals(there[columns].reset_index(drop=True)):
+        raise SystemExit(f"{cell} was measured on other targets than the cells before it: measure it again")
+
+
+def needs_of(result: Result, ways: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
+    """target_id, short, inside, and for each way of needing need and farthest; NaN of targets not over tau.
+
+    Need: the smallest k whose first tokens give `SHARE` of the gain, inf where none does. Farthest: how many tokens
+    before the target the farthest of these stands, of all where none is enough.
+    """
+    targets = result.targets
+    frame = targets[["target_id"]].assign(short=targets["loss_short_nats"], inside=targets["loss_long_nats"])
+    size = result.settings.contexts.targets_per_block
+    for name, (selector, sinks) in ways.items():
+        kept_as: dict[str, Any] = {"level": "cache" if name == "cache" else "text", "sinks": sinks}
+        losses = result.loss_nats(selector, **kept_as)
+        chosen = result.selected(selector, **kept_as)
+        over = targets.iloc[result.over]
+        gain = over["loss_short_nats"] - over["loss_long_nats"]
+        saved = over["loss_short_nats"].to_numpy()[:, None] - losses
+        is_enough = saved >= SHARE * gain.to_numpy()[:, None]
+        ks = np.array(result.ks)
+        measured = np.isfinite(losses).all(axis=1)
+        need = np.where(is_enough.any(axis=1), ks[is_enough.argmax(axis=1)], np.inf)
+        among = np.arange(chosen.shape[1]) < np.minimum(need, ks[-1])[:, None]
+        first = np.where(among, chosen, result.n_far).min(axis=1)
+        place = over["target_id"].to_numpy() % size
+        farthest = result.settings.contexts.n_long + place - first
+        columns = {f"need_{name}": need, f"farthest_{name}": farthest}
+        for column, values in columns.items():
+            frame.loc[over.index[measured], column] = values[measured].astype(float)
+    return frame
+
+
+def losses_beyond(result: Result, match: re.Match[str]) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+    """Context, windows, L_short and L_beyond of a cell, for each context beyond the window that it has."""
+    targets = result.targets
+    n_long = result.settings.contexts.n_long
+    if match["kind"] == "own":
+        for length in result.settings.contexts.longer_lengths:
+            short = targets[f"loss_short_at_{length}_nats"].to_numpy()
+            yield "own", length // n_long, short, targets[f"loss_of_{length}_nats"].to_numpy()
+    elif match["windows"]:
+        short = targets["loss_short_nats"].to_numpy()
+        yield match["context"], int(match["windows"]), short, targets["loss_long_nats"].to_numpy()
+
+
+def joined_needs(needs: pd.DataFrame) -> pd.DataFrame:
+    """A row for each model, seed and target, with what all cells say of it."""
+    return needs.groupby(["of", "model", "seed", "target_id"], as_index=False, sort=False).first()
+
+
+def kept_targets(needs: pd.DataFrame) -> set[tuple[str, int]]:
+    """Which targets are kept, by ``of`` and target_id."""
+    over = needs["short"] - needs["inside"] > TAU_NATS
+    is_kept = over | (needs["target_id"] % KEPT_ONE_IN == 0) | (needs["of"] == "control")
+    return set(needs.loc[is_kept, ["of", "target_id"]].itertuples(index=False, name=None))
+
+
+def _is_in(frame: pd.DataFrame, kept: set[tuple[str, int]]) -> np.ndarray:
+    keys = pd.MultiIndex.from_frame(frame[["of", "target_id"]])
+    return keys.isin(pd.MultiIndex.from_tuples(sorted(kept)))
+
+
+def rounded(frame: pd.DataFrame) -> pd.DataFrame:
+    """Losses to 1e-4 nats, which pack well."""
+    names = frame.columns.intersection(["short", "inside", "beyond"])
+    return frame.assign(**{name: frame[name].astype(float).round(4) for name in names})
+
+
+def log_frequencies(corpus: Path) -> np.ndarray:
+    """Natural logarithm of how often a token occurs in the training text, plus one, (vocabulary,)."""
+    files = TokenFiles.of_split(corpus, "train")
+    vocabulary = json.loads((corpus / "manifest.json").read_text(encoding="utf8"))["vocab_size"]
+    counts = np.zeros(vocabulary + 3)
+    for path in files.paths:
+        counts[:vocabulary] += np.bincount(np.fromfile(path, files.dtype), minlength=vocabulary)
+    return np.log1p(counts)
+
+
+def with_planted(targets: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Targets of the control with k and the distance of their farthest bit, without documents that have no bits."""
+    rows = pd.DataFrame([json.loads(line) for line in path.read_text(encoding="utf8").splitlines()])
+    is_control = targets["of"] == "control"
+    for name in ("k", "farthest"):
+        values = rows[name].reindex(targets["text"]).to_numpy(dtype=float)
+        targets[name] = np.where(is_control, values, np.nan)
+    return targets[~is_control | (targets["k"] > 0)]
+
+
+# --- pairs of seeds ---
+
+
+def pair_rows(records: Records, model: str, of: str = "all") -> pd.DataFrame:
+    """A row for each pair of seeds and target: what seed A says of its need, and losses of seed B.
+
+    Columns: pair, target_id, text, group, kind, log_frequency, [k, farthest_known]; gain_of_a, inside_of_a, need_text,
+    need_cache, farthest_text, farthest_cache; gain, inside, and for each context beyond rise_CONTEXT_WINDOWS (L_beyond
+    - L_inside) and kept_CONTEXT_WINDOWS (L_short - L_beyond). Only pairs of which both seeds are measured.
+    """
+    targets = records.targets[records.targets["of"] == of].drop(columns="of")
+    targets = targets.rename(columns={"farthest": "farthest_known"})
+    frames = []
+    for first, second in PAIRS:
+        of_a = _of_seed(records.needs, NEED_OF.get(model, model), first, of)
+        of_b = _of_seed(records.needs, model, second, of)
+        beyond = _of_seed(records.losses, model, second, of)
+        if of_a.empty or of_b.empty or beyond.empty:
+            continue
+        of_a["gain_of_a"] = of_a.pop("short") - of_a["inside"]
+        of_a = of_a.rename(columns={"inside": "inside_of_a"})
+        of_b["gain"] = of_b["short"] - of_b["inside"]
+        frame = targets.merge(of_a, on="target_id").merge(
+            of_b[["target_id", "gain", "inside"]], on="target_id"
+        )
+        for (context, windows), rows in beyond.groupby(["context", "windows"]):
+            losses = rows.set_index("target_id").loc[frame["target_id"]]
+            rise = losses["beyond"].to_numpy() - frame["inside"].to_numpy()
+            frame[f"rise_{context}_{windows}"] = rise
+            frame[f"kept_{context}_{windows}"] = (losses["short"] - losses["beyond"]).to_numpy()
+        frames.append(frame.assign(pair=f"{first}{second}"))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _of_seed(frame: pd.DataFrame, model: str, seed: int, of: str) -> pd.DataFrame:
+    is_one = (frame["of"] == of) & (frame["model"] == model) & (frame["seed"] == seed)
+    return frame[is_one].drop(columns=["of", "model", "seed"]).dropna(axis="columns", how="all")
+
+
+def log2_need(need: pd.Series | np.ndarray) -> np.ndarray:
+    """log2 of the tokens needed, of which more than `MANY` count as `COUNTED_AS`."""
+    need = np.asarray(need, dtype=float)
+    return np.log2(np.where(need > MANY, COUNTED_AS, need))
+
+
+def outcome_of(rows: pd.DataFrame, context: str, windows: Sequence[int]) -> np.ndarray | None:
+    """Mean rise over some lengths, (n,) nats; None where one is not measured."""
+    names = [f"rise_{context}_{number}" for number in windows]
+    if not set(names) <= set(rows):
+        return None
+    return rows[names].to_numpy(dtype=float).mean(axis=1)
+
+
+def over_tau(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose target gains more than 1 nat under seed A."""
+    return rows[rows["gain_of_a"] > TAU_NATS].reset_index(drop=True)
+
+
+# --- the statistic ---
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A slope on log2 of the need, in nats a doubling, with what the protocol prints beside it."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    detectable: float
+    """The smallest slope that would have been shown in four of five cases, at the first step of Holm for two tests."""
+    null_low: float
+    null_high: float
+    """95 % of the slopes where the need is permuted within `cells_of` gain and L_inside."""
+    null_p: float
+    n_targets: int
+    n_groups: int
+    effective_groups: float
+
+
+def design_of(rows: pd.DataFrame, need: str, covariates: Sequence[str]) -> np.ndarray:
+    """Predictors of the fit, (n, P): log2 of the need first, then covariates, then a column for each pair but one."""
+    columns = [log2_need(rows["k"] if need == "k" else rows[f"need_{need}"])]
+    for name in covariates:
+        column = name
+        if name == "farthest":
+            column = "farthest_known" if need == "k" else f"farthest_{'text' if need == 'lesser' else need}"
+        columns.append(rows[column].to_numpy(dtype=float))
+    for pair in sorted(set(rows["pair"]))[1:]:
+        columns.append((rows["pair"] == pair).to_numpy(dtype=float))
+    return np.stack(columns, axis=1)
+
+
+def slope_of(
+    rows: pd.DataFrame,
+    outcome: np.ndarray,
+    *,
+    need: str = "text",
+    covariates: Sequence[str] = COVARIATES,
+    permutations: int = PERMUTATIONS,
+) -> Slope:
+    """The slope of an outcome (n,) on log2 of the need, all rows being in the fit; units are packages."""
+    design = design_of(rows, need, covariates)
+    bootstrap = ClusterBootstrap.of(rows)
+    draws = bootstrap.slopes(outcome, design)[:, 0]
+    interval = bootstrap.interval(draws)
+    of_two = ClusterBootstrap.of(rows, confidence=1 - 0.05 / len(HYPOTHESES))
+    null = permuted_slopes(rows, outcome, design, permutations)
+    null_low, null_high = np.quantile(null, [0.025, 0.975])
+    beyond = np.abs(null - null.mean()) >= abs(draws[0] - null.mean())
+    return Slope(
+        interval.value,
+        interval.low,
+        interval.high,
+        bootstrap.p_value(draws),
+        of_two.detectable(draws),
+        float(null_low),
+        float(null_high),
+        float((1 + beyond.sum()) / (1 + len(null))),
+        len(rows),
+        rows["group"].nunique(),
+        effective_units(draws),
+    )
+
+
+def effective_units(draws: np.ndarray) -> float:
+    """(Σ d²)² / Σ d⁴ of what leaving each package out changes: Student's t has so many degrees of freedom."""
+    squares = (draws[1:] - draws[0]) ** 2
+    return float(squares.sum() ** 2 / (squares**2).sum())
+
+
+def permuted_slopes(
+    rows: pd.DataFrame, outcome: np.ndarray, design: np.ndarray, permutations: int, seed: int = 0
+) -> np.ndarray:
+    """Slopes on the first predictor where it is permuted among targets of one of `cells_of`, (permutations,).
+
+    By Frisch, Waugh and Lovell: the outcome and the permuted need, less what other predictors explain. In a cell of m
+    targets one in m keeps its need, so that the mean of the slopes is that part of the slope.
+    """
+    members = list(rows.groupby(cells_of(rows)).indices.values())
+    others = np.column_stack([np.ones(len(rows)), design[:, 1:]])
+    basis, _ = np.linalg.qr(others)
+    left = outcome - basis @ (basis.T @ outcome)
+    generator = np.random.default_rng(seed)
+    slopes = []
+    for _ in range(permutations):
+        need = design[:, 0].copy()
+        for places in members:
+            need[places] = generator.permutation(need[places])
+        need -= basis @ (basis.T @ need)
+        slopes.append(need @ left / (need @ need))
+    return np.array(slopes)
+
+
+def cells_of(rows: pd.DataFrame) -> np.ndarray:
+    """Of each target, its cell: a tenth, by L_inside, of a tenth, by gain, of the targets of a pair, (n,).
+
+    Deciles of both, crossed, would have cells of one target, which no permutation changes.
+    """
+    by_gain = rows.groupby("pair")["gain_of_a"].rank(method="first", pct=True)
+    tenth = np.ceil(DECILES * by_gain).astype(int)
+    by_inside = rows.groupby([rows["pair"], tenth])["inside_of_a"].rank(method="first", pct=True)
+    of_tenth = np.ceil(DECILES * by_inside).astype(int)
+    return rows.groupby([rows["pair"], tenth, of_tenth]).ngroup().to_numpy()
+
+
+def deciles(rows: pd.DataFrame, name: str, edges_of: pd.DataFrame | None = None) -> np.ndarray:
+    """The decile of a column within each pair, (n,) 0 … 9; ``edges_of``: the rows whose deciles they are, or these."""
+    edges_of = rows if edges_of is None else edges_of
+    decile = np.zeros(len(rows), dtype=int)
+    for pair, of_pair in rows.groupby("pair"):
+        values = edges_of.loc[edges_of["pair"] == pair, name]
+        edges = np.quantile(values, np.arange(1, DECILES) / DECILES)
+        decile[rows.index.get_indexer(of_pair.index)] = np.searchsorted(edges, of_pair[name], side="right")
+    return decile
+
+
+# --- frames ---
+
+
+def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFrame:
+    """All tests of the protocol, and beside them the primary ones without the distance and with the lesser need.
+
+    Columns: test (primary, secondary, beside, control), model, hypothesis, context, need, targets, value, low, high, p,
+    p_holm (over the tests of its kind), and further fields of `Slope`.
+    """
+    rows = []
+
+    def add(test: str, of_pairs: pd.DataFrame, keys: Mapping[str, str], **options: Any) -> None:
+        for hypothesis, windows in HYPOTHESES.items():
+            outcome = None if of_pairs.empty else outcome_of(of_pairs, keys["context"], windows)
+            if outcome is not None:
+                found = slope_of(of_pairs, outcome, permutations=permutations, **options)
+                rows.append({"test": test, "hypothesis": hypothesis, **keys, **vars(found)})
+
+    for model in MODELS:
+        of_pairs = pair_rows(records, model)
+        if of_pairs.empty:
+            continue
+        of_pairs = over_tau(of_pairs)
+        keys = {"model": model, "context": "behind", "need": "text", "targets": "all"}
+        if model != PRIMARY:
+            add("secondary", of_pairs, keys)
+            continue
+        add("primary", of_pairs, keys)
+        if "need_cache" in of_pairs:
+            in_cache = of_pairs[of_pairs["need_cache"].notna()].reset_index(drop=True)
+            add("secondary", in_cache, keys | {"need": "cache"}, need="cache")
+        add("secondary", of_pairs, keys | {"context": "gap"})
+        no_repeats = of_pairs[of_pairs["kind"] != "repeat"].reset_index(drop=True)
+        add("secondary", no_repeats, keys | {"targets": "no verbatim repeats"})
+        without_distance = [name for name in COVARIATES if name != "farthest"]
+        add("beside", of_pairs, keys | {"targets": "all, distance left out"}, covariates=without_distance)
+        if "need_greedy" in of_pairs:
+            known = of_pairs[of_pairs["need_greedy"].notna()].reset_index(drop=True)
+            known["need_lesser"] = np.minimum(known["need_text"], known["need_greedy"])
+            add("beside", known, keys | {"targets": "greedy known"})
+            add("beside", known, keys | {"targets": "greedy known", "need": "lesser"}, need="lesser")
+    own = pair_rows(records, PRIMARY, "own")
+    if len(own):
+        keys = {"model": PRIMARY, "context": "own", "need": "text", "targets": "own text of eight windows"}
+        add("secondary", over_tau(own), keys)
+    control = pair_rows(records, "control", "control")
+    if len(control):
+        keys = {"model": "control", "context": "behind", "need": "k", "targets": "planted"}
+        covariates = [name for name in COVARIATES if name != "log_frequency"]
+        add("control", control, keys, need="k", covariates=covariates)
+    names = ["test", "model", "hypothesis", "context", "need", "targets"]
+    frame = pd.DataFrame(rows, columns=[*names, *(field.name for field in fields(Slope))])
+    frame.insert(frame.columns.get_loc("p") + 1, "p_holm", np.nan)
+    for test in ("primary", "secondary"):
+        is_test = frame["test"] == test
+        frame.loc[is_test, "p_holm"] = holm(frame.loc[is_test, "p"].to_numpy())
+    return frame
+
+
+def retention_frame(records: Records, model: str, need: str = "text") -> pd.DataFrame:
+    """What is left of the gain by bin of need: model, context, windows, need, bin, n_targets, name, value, low, high.
+
+    Names: retention (Σ (L_short - L_beyond) / Σ (L_short - L_inside)), rise_nats (mean L_beyond - L_inside), and
+    net_rise_nats: that less the rise of targets of the same decile of L_inside that need nothing.
+    """
+    frames = []
+    for of in ("all", "own"):
+        rows = pair_rows(records, model, of)
+        if f"need_{need}" in rows:
+            frames.append(_retention(rows, need))
+    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return frame.assign(model=model, need=need)
+
+
+def _retention(rows: pd.DataFrame, need: str) -> pd.DataFrame:
+    bootstrap = ClusterBootstrap.of(rows)
+    over = (rows["gain_of_a"] > TAU_NATS).to_numpy()
+    nothing = (rows["gain_of_a"].abs() <= NONE_NATS).to_numpy()
+    decile = deciles(rows, "inside_of_a", rows[over])
+    in_decile = decile[:, None] == np.arange(DECILES)
+    needed = rows[f"need_{need}"].to_numpy(dtype=float)
+    numbers = []
+    for name in [column for column in rows if column.startswith("rise_")]:
+        _, context, windows = name.split("_")
+        rise = rows[name].to_numpy(dtype=float)
+        kept = rows[f"kept_{context}_{windows}"].to_numpy(dtype=float)
+        of_nothing = bootstrap.ratio((rise * nothing)[:, None] * in_decile, nothing[:, None] * in_decile)
+        for label, (least, most) in BINS[need].items():
+            member = over & (needed >= least) & (needed <= most)
+            keys = {"context": context, "windows": int(windows), "bin": label, "n_targets": int(member.sum())}
+            shares = bootstrap.ratio(member[:, None] * in_decile, member.astype(float))
+            usual = np.where(shares > 0, of_nothing, 0.0)
+            mean_rise = bootstrap.ratio(rise * member, member.astype(float))
+            draws = {
+                "retention": bootstrap.ratio(kept * member, rows["gain"].to_numpy(dtype=float) * member),
+                "rise_nats": mean_rise,
+                "net_rise_nats": mean_rise - (shares * usual).sum(axis=1),
+            }
+            for number, of_number in draws.items():
+                numbers.append({**keys, "name": number, **vars(bootstrap.interval(of_number))})
+    columns = ["context", "windows", "bin", "n_targets", "name", *INTERVAL]
+    return pd.DataFrame(numbers, columns=columns)
+
+
+def known_answers(records: Records) -> pd.DataFrame:
+    """What the measurement must give: model, context, windows, name, largest_nats. All are 0 but for rounding.
+
+    Names: rise (|L_beyond - L_inside|): NoPE with ids apart, and the model of 64 tokens behind other text, whose four
+    layers see 253 tokens; left (|L_short - L_beyond|): the model of 64 tokens with ids apart.
+    """
+    rows = []
+    for model, context, name in (
+        ("nope", "gap", "rise"),
+        ("window", "behind", "rise"),
+        ("window", "gap", "left"),
+    ):
+        of_pairs = pair_rows(records, model)
+        column = {"rise": f"rise_{context}_", "left": f"kept_{context}_"}[name]
+        for measured in [measured for measured in of_pairs if measured.startswith(column)]:
+            keys = {"model": model, "context": context, "windows": int(measured.split("_")[2]), "name": name}
+            rows.append(keys | {"largest_nats": float(of_pairs[measured].abs().max())})
+    return pd.DataFrame(rows, columns=["model", "context", "windows", "name", "largest_nats"])
+
+
+def need_agreement(records: Records) -> pd.DataFrame:
+    """How alike needs are: model, of ("seeds", "text and cache", "text and greedy"), n_targets, spearman.
+
+    Of targets that gain more than 1 nat under both seeds, or under the one. What this noise hides of a slope is of the
+    order of 1 less the correlation.
+    """
+    rows = []
+    needs = records.needs[(records.needs["of"] == "all")]
+    for model, of_model in needs.groupby("model"):
+        if "need_text" not in of_model or of_model["need_text"].isna().all():
+            continue
+        by_seed = {seed: of_seed.set_index("target_id") for seed, of_seed in of_model.groupby("seed")}
+        for first, second in PAIRS:
+            if first in by_seed and second in by_seed:
+                both = (
+                    by_seed[first][["need_text"]].join(by_seed[second][["need_text"]], rsuffix="_b").dropna()
+                )
+                rows.append(_rank_correlation(model, f"seeds {first} and {second}", both))
+        for other in ("cache", "greedy"):
+            if f"need_{other}" in of_model:
+                both = of_model[["need_text", f"need_{other}"]].dropna()
+                if len(both):
+                    rows.append(_rank_correlation(model, f"text and {other}", both))
+    return pd.DataFrame(rows, columns=["model", "of", "n_targets", "spearman"])
+
+
+def _rank_correlation(model: str, of: str, both: pd.DataFrame) -> dict[str, Any]:
+    correlation = spearmanr(log2_need(both.iloc[:, 0]), log2_need(both.iloc[:, 1])).statistic
+    return {"model": model, "of": of, "n_targets": len(both), "spearman": float(correlation)}
+
+
+# --- output ---
+
+
+def figure(retention: pd.DataFrame) -> Figure | None:
+    """Retention by bin of need, a panel a context; None where nothing of the primary model is measured."""
+    is_shown = (retention["name"] == "retention") & (retention["need"] == "text")
+    shown = retention[is_shown & retention["model"].isin([PRIMARY, "rope"])].copy()
+    panels = [("behind", (2,), "behind other text, 2 windows"), ("behind", (3, 4), "3 and 4 windows")]
+    panels.append(("gap", (2, 3, 4), "ids apart, 2 to 4 windows"))
+    shown = shown[shown["context"].isin(["behind", "gap"]) & (shown["windows"] <= 4)]
+    if shown.empty:
+        return None
+    shown[["value", "low", "high"]] *= 100
+    labels = {model: MODELS[model] for model in (PRIMARY, "rope")}
+    shown["curve"] = [f"{labels[row.model]}, {row.windows} windows" for row in shown.itertuples()]
+    places = {name: place for place, name in enumerate(BINS["text"])}
+    shown["place"] = shown["bin"].map(places)
+    looks = model_styles(sorted(set(shown["curve"])))
+    drawn = new_figure(6.75, 2.9)
+    for axes, (context, windows, title) in zip(drawn.subplots(1, 3, sharey=True), panels, strict=True):
+        is_panel = (shown["context"] == context) & shown["windows"].isin(windows)
+        draw(axes, shown[is_panel], looks, "curve", "place", joined=False, step=0.08)
+        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+        axes.axhline(100, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
+        axes.set_xticks(range(len(places)), list(places))
+        axes.set_xlabel("tokens needed inside the window")
+        axes.set_title(title, loc="left", fontsize=8)
+    drawn.axes[0].set_ylabel("gain that is left [%]")
+    add_legend(drawn, looks)
+    return drawn
+
+
+def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.DataFrame:
+    """Print all tables, and write them; returns what is left of gains."""
+    models = [model for model in MODELS if model in set(records.needs["model"])]
+    slopes = slope_frame(records, permutations)
+    retention = [retention_frame(records, model) for model in models]
+    if PRIMARY in models:
+        retention.append(retention_frame(records, PRIMARY, "cache"))
+    left = pd.concat(retention, ignore_index=True) if retention else pd.DataFrame()
+    answers = known_answers(records)
+    agreement = need_agreement(records)
+    for test, of_test in slopes.groupby("test", sort=False):
+        print(f"\n{test}: slope in nats a doubling of the need")
+        print(of_test.drop(columns="test").to_string(index=False, float_format="{:.3g}".format))
+    for (model, need), of_model in left.groupby(["model", "need"], sort=False):
+        print(f"\n{MODELS[model]}, need as {need}")
+        for name, of_name in of_model.groupby("name", sort=False):
+            keys = ["context", "windows", "n_targets"]
+            table = of_name[[*keys, "bin", *INTERVAL]].assign(name=name)
+            print(show(table.drop(columns="n_targets"), across="bin", digits=1))
+    for title, frame in {
+        "known answers, 0 but for rounding": answers,
+        "agreement of needs": agreement,
+    }.items():
+        print(f"\n{title}\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")
+    if numbers:
+        save_numbers(numbers, {"slopes": slopes, "left": left, "answers": answers, "agreement": agreement})
+    return left
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all tables, and draw the figure where a folder for it is given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=("collect",), metavar="collect")
+    parser.add_argument("of", nargs="?", type=Path, metavar="OUT")
+    folder = "folder of the records (default: the one of this file)"
+    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    figures = "folder to draw the figure into (default: none is drawn)"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers to (default: none)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    permutations = f"permutations of the need (default: {PERMUTATIONS:,})"
+    parser.add_argument("--permutations", type=int, default=PERMUTATIONS, metavar="COUNT", help=permutations)
+    options = parser.parse_args(arguments)
+    if options.command:
+        collect(options.of, options.records)
+        return
+    left = print_all(Records.load(options.records), options.numbers, options.permutations)
+    drawn = figure(left) if options.figures and len(left) else None
+    if drawn is not None:
+        save_figure(drawn, options.figures / "retention.png")
+
+
+if __name__ == "__main__":
+    main()

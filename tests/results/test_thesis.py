@@ -1,0 +1,438 @@
+"""The study of need and loss beyond the window (`results/thesis`): simulated seeds with a planted slope, plain loops,
+cells of a tiny model, and the texts of the positive control."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import sem
+
+from analysis import Result
+from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.texts import TextReader, Texts
+from tests.support import small_measurement, tiny
+from tests.support.small_measurement import small
+
+study = import_module("results.thesis.study")
+planted = import_module("results.thesis.planted")
+
+SIZES = np.array([140, 60, 40, *[20] * 8, *[6] * 10])
+"""Targets of every package, as unequal as those of the docstrings."""
+NEEDS = np.array([1, 2, 3, 4, 5, 6, 8, 16, np.inf])
+
+
+def simulated(
+    rng: np.random.Generator,
+    slope: float = 0.0,
+    *,
+    sizes: np.ndarray = SIZES,
+    noise: float = 0.0,
+    differ: float = 0.1,
+) -> Any:
+    """Records of three seeds of one model, in which the rise has a slope on log2 of the need that the other seed needs.
+
+    ``noise``: the share of targets whose measured need has nothing to do with the true one. ``differ``: standard
+    deviation over packages of the slope, and of the mean rise.
+    """
+    count = int(sizes.sum())
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    true_need = rng.choice(NEEDS, count)
+    targets = pd.DataFrame(
+        {
+            "of": "all",
+            "target_id": np.arange(count),
+            "text": group * 3 + rng.integers(3, size=count),
+            "group": [f"package {number}" for number in group],
+            "kind": rng.choice(["repeat", "name"], count),
+            "token": 5,
+            "log_frequency": rng.normal(size=count),
+        }
+    )
+    gain = 1 + rng.exponential(1.0, count)
+    gain[rng.random(count) < 0.3] = 0.05
+    inside = rng.exponential(1.0, count)
+    of_package = slope + differ * rng.normal(size=len(sizes))
+    usual = differ * rng.normal(size=len(sizes))
+    needs = []
+    losses = []
+    for seed in (1, 2, 3):
+        of_seed = inside + np.abs(rng.normal(0, 0.3, count))
+        need = np.where(rng.random(count) < noise, rng.choice(NEEDS, count), true_need)
+        frame = pd.DataFrame({"target_id": np.arange(count), "short": of_seed + gain, "inside": of_seed})
+        farthest = 40 + 10 * study.log2_need(need) + rng.normal(0, 20, count)
+        for name in ("text", "cache"):
+            frame[f"need_{name}"] = np.where(gain > 1, need, np.nan)
+            frame[f"farthest_{name}"] = np.where(gain > 1, farthest, np.nan)
+        needs.append(frame.assign(of="all", model="pose", seed=seed))
+        for windows in (2, 3, 4):
+            rise = usual[group] + of_package[group] * study.log2_need(true_need) + 0.2 * gain
+            rise += rng.normal(0, 0.5, count)
+            beyond = pd.DataFrame(
+                {"target_id": np.arange(count), "short": of_seed + gain, "beyond": of_seed + rise}
+            )
+            keys = {"of": "all", "model": "pose", "seed": seed, "context": "behind", "windows": windows}
+            losses.append(beyond.assign(**keys))
+    return study.Records(targets, pd.concat(needs), pd.concat(losses, ignore_index=True), {})
+
+
+def simulated_pairs(
+    rng: np.random.Generator,
+    slope: float = 0.0,
+    *,
+    sizes: np.ndarray = SIZES,
+    noise: float = 0.0,
+    differ: float = 0.1,
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Rows as those of `pair_rows`, all over tau, and their rise, as `simulated` has them."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    true_need = rng.choice(NEEDS, len(group))
+    of_package = slope + differ * rng.normal(size=len(sizes))
+    usual = differ * rng.normal(size=len(sizes))
+    frames = []
+    rises = []
+    for pair in ("12", "23", "31"):
+        is_noise = rng.random(len(group)) < noise
+        need = np.where(is_noise, rng.choice(NEEDS, len(group)), true_need)
+        gain = 1 + rng.exponential(1.0, len(group))
+        frame = pd.DataFrame(
+            {"pair": pair, "text": group, "group": group, "need_text": need, "gain_of_a": gain}
+        )
+        frame["inside_of_a"] = rng.exponential(1.0, len(group))
+        frame["farthest_text"] = 40 + 10 * study.log2_need(need) + rng.normal(0, 20, len(group))
+        frame["log_frequency"] = rng.normal(size=len(group))
+        frames.append(frame)
+        rise = usual[group] + of_package[group] * study.log2_need(true_need) + 0.2 * gain
+        rises.append(rise + rng.normal(0, 0.5, len(group)))
+    return pd.concat(frames, ignore_index=True), np.concatenate(rises)
+
+
+def rows_of(records: Any) -> pd.DataFrame:
+    """The pairs of the targets over tau."""
+    return study.over_tau(study.pair_rows(records, "pose"))
+
+
+def slow_slope(rows: pd.DataFrame, outcome: np.ndarray, covariates: list[str]) -> float:
+    """The coefficient of log2 of the need, row by row."""
+    design = []
+    for row in rows.itertuples():
+        need = 16 if row.need_text > 8 else row.need_text
+        values = [1.0, np.log2(need), *(getattr(row, name) for name in covariates)]
+        design.append([*values, row.pair == "23", row.pair == "31"])
+    return float(np.linalg.lstsq(np.array(design, dtype=float), outcome, rcond=None)[0][1])
+
+
+def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another() -> None:
+    records = simulated(np.random.default_rng(0), 0.2)
+    rows = study.pair_rows(records, "pose")
+    needs = records.needs.set_index(["seed", "target_id"])
+    losses = records.losses.set_index(["seed", "windows", "target_id"])
+    for row in rows.sample(40, random_state=0).itertuples():
+        first, second = map(int, row.pair)
+        of_a = needs.loc[(first, row.target_id)]
+        of_b = needs.loc[(second, row.target_id)]
+        beyond = losses.loc[(second, 3, row.target_id)]
+        assert row.gain_of_a == pytest.approx(of_a["short"] - of_a["inside"])
+        assert row.inside_of_a == of_a["inside"]
+        assert row.need_text == of_a["need_text"] or np.isnan(row.need_text)
+        assert row.rise_behind_3 == pytest.approx(beyond["beyond"] - of_b["inside"])
+        assert row.kept_behind_3 == pytest.approx(beyond["short"] - beyond["beyond"])
+    assert sorted(set(rows["pair"])) == ["12", "23", "31"]
+
+
+def test_the_slope_and_its_interval_equal_a_plain_loop_that_leaves_a_package_out() -> None:
+    rows = rows_of(simulated(np.random.default_rng(1), 0.1))
+    outcome = (rows["rise_behind_3"] + rows["rise_behind_4"]).to_numpy() / 2
+    slope = study.slope_of(rows, outcome, permutations=10)
+    covariates = ["gain_of_a", "inside_of_a", "farthest_text", "log_frequency"]
+    value = slow_slope(rows, outcome, covariates)
+    changes = []
+    for group in sorted(set(rows["group"])):
+        others = (rows["group"] != group).to_numpy()
+        changes.append(slow_slope(rows[others], outcome[others], covariates) - value)
+    squares = np.array(changes) ** 2
+    effective = squares.sum() ** 2 / (squares**2).sum()
+    assert slope.value == pytest.approx(value, rel=1e-6)
+    assert slope.effective_groups == pytest.approx(effective, rel=1e-4)
+    error = ((len(squares) - 1) / len(squares) * squares.sum()) ** 0.5
+    assert (slope.high - slope.low) / 2 > 1.96 * error
+    assert slope.n_groups == len(squares) and slope.n_targets == len(rows)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, np.full(21, 20), np.array([400, *[10] * 20])])
+def test_a_planted_slope_is_found_without_bias_and_its_interval_holds_it(sizes: np.ndarray) -> None:
+    """Packages of unequal size, of equal size, and one that dominates: three pairs of seeds are one unit a package."""
+    rng = np.random.default_rng(2)
+    slopes = []
+    for _ in range(60):
+        rows, rise = simulated_pairs(rng, 0.15, sizes=sizes)
+        slopes.append(study.slope_of(rows, rise, permutations=2))
+    values = np.array([slope.value for slope in slopes])
+    assert values.mean() == pytest.approx(0.15, abs=4 * sem(values))
+    assert np.mean([slope.low <= 0.15 <= slope.high for slope in slopes]) >= 0.88
+
+
+def test_without_a_slope_p_is_uniform_and_need_that_is_noise_has_none() -> None:
+    rng = np.random.default_rng(3)
+    p_values = []
+    null_values = []
+    for _ in range(80):
+        rows, rise = simulated_pairs(rng, 0.0, sizes=np.full(12, 12))
+        p_values.append(study.slope_of(rows, rise, permutations=2).p)
+        rows, rise = simulated_pairs(rng, 0.3, sizes=np.full(12, 12), noise=1.0)
+        null_values.append(study.slope_of(rows, rise, permutations=2).value)
+    for level in (0.05, 0.25, 0.5, 0.75):
+        assert np.mean(np.array(p_values) < level) == pytest.approx(level, abs=0.15)
+    assert np.mean(null_values) == pytest.approx(0, abs=4 * sem(null_values))
+
+
+def test_need_that_is_half_noise_shows_about_half_of_the_slope() -> None:
+    """So the slope on record is a lower bound of that on the true need."""
+    rng = np.random.default_rng(4)
+    values = []
+    for _ in range(20):
+        rows, rise = simulated_pairs(rng, 0.4, noise=0.5, differ=0.0)
+        values.append(study.slope_of(rows, rise, permutations=2).value)
+    assert 0.12 < np.mean(values) < 0.3
+
+
+def test_permuted_needs_have_no_slope_and_equal_fits_one_by_one() -> None:
+    rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 300))
+    cells = study.cells_of(rows)
+    assert set(np.bincount(cells)) == {30} and len(set(cells)) == 300
+    for name, spread in (("gain_of_a", 0.4), ("inside_of_a", 0.4)):  # a tenth is narrow, but for the last one
+        within = rows.groupby(cells)[name].transform("std").median()
+        assert within < spread * rows[name].std()
+    design = study.design_of(rows, "text", study.COVARIATES)
+    null = study.permuted_slopes(rows, rise, design, 60)
+    assert null.mean() == pytest.approx(0.3 / 30, abs=4 * null.std() / 60**0.5 + 0.005)
+    assert study.slope_of(rows, rise, permutations=60).null_p == pytest.approx(1 / 61)
+    generator = np.random.default_rng(0)
+    need = design[:, 0].copy()
+    for cell in range(300):
+        [places] = np.nonzero(cells == cell)
+        need[places] = generator.permutation(need[places])
+    with_intercept = np.column_stack([np.ones(len(rows)), need, design[:, 1:]])
+    assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
+
+
+def test_what_is_left_equals_sums_over_targets() -> None:
+    records = simulated(np.random.default_rng(6), 0.2)
+    frame = study.retention_frame(records, "pose")
+    rows = study.pair_rows(records, "pose")
+    over = rows["gain_of_a"] > 1
+    member = over & rows["need_text"].between(3, 4)
+    is_bin = (frame["bin"] == "3-4") & (frame["windows"] == 3)
+    of_bin = frame[is_bin].set_index("name")
+    retention = rows["kept_behind_3"][member].sum() / rows["gain"][member].sum()
+    assert of_bin.loc["retention", "value"] == pytest.approx(retention)
+    assert of_bin.loc["rise_nats", "value"] == pytest.approx(rows["rise_behind_3"][member].mean())
+    net = []
+    for pair, of_pair in rows[member].groupby("pair"):
+        edges = np.quantile(rows["inside_of_a"][over & (rows["pair"] == pair)], np.arange(1, 10) / 10)
+        for row in of_pair.itertuples():
+            net.append((np.searchsorted(edges, row.inside_of_a, side="right"), row.rise_behind_3))
+    nothing = rows[rows["gain_of_a"].abs() <= 0.1]
+    usual: dict[int, list[float]] = {decile: [] for decile in range(10)}
+    for pair, of_pair in nothing.groupby("pair"):
+        edges = np.quantile(rows["inside_of_a"][over & (rows["pair"] == pair)], np.arange(1, 10) / 10)
+        for row in of_pair.itertuples():
+            usual[int(np.searchsorted(edges, row.inside_of_a, side="right"))].append(row.rise_behind_3)
+    expected = np.mean([rise - np.mean(usual[int(decile)]) for decile, rise in net])
+    assert of_bin.loc["net_rise_nats", "value"] == pytest.approx(expected)
+    assert of_bin["low"].notna().all() and of_bin["n_targets"].iloc[0] == member.sum()
+
+
+def test_few_packages_have_values_and_no_intervals() -> None:
+    records = simulated(np.random.default_rng(7), 0.2, sizes=np.array([60, 40, 30]))
+    slopes = study.slope_frame(records, permutations=5)
+    assert slopes["value"].notna().all()
+    assert slopes[["low", "high", "p", "p_holm", "detectable"]].isna().all(axis=None)
+
+
+def test_tests_are_adjusted_by_kind_and_everything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = simulated(np.random.default_rng(8), 0.2, sizes=np.full(8, 20))
+    records.save(tmp_path)
+    options = ["--permutations", "20", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv")]
+    study.main(["--records", str(tmp_path), *options])
+    printed = capsys.readouterr().out
+    assert "primary: slope in nats a doubling of the need" in printed
+    assert (tmp_path / "retention.png").is_file()
+    slopes = study.slope_frame(study.Records.load(tmp_path), 20)
+    primary = slopes[slopes["test"] == "primary"].sort_values("p")
+    assert primary["hypothesis"].tolist() == ["H2", "H1"] or primary["hypothesis"].tolist() == ["H1", "H2"]
+    assert primary["p_holm"].iloc[0] == pytest.approx(2 * primary["p"].iloc[0])
+    assert slopes[slopes["test"] == "beside"]["p_holm"].isna().all()
+    written = pd.read_csv(tmp_path / "numbers.csv", low_memory=False)
+    assert {"slopes", "left", "agreement"} <= set(written["of"])
+    seeds = written[(written["of"] == "agreement") & (written["spearman"].notna())]
+    assert (seeds["spearman"] > 0.99).all()  # the simulated needs have no noise
+
+
+# --- cells of a tiny model ---
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Result]]:
+    """A folder as run.sh leaves it, of three seeds with small settings, and its results by cell."""
+    out = tmp_path_factory.mktemp("out")
+    tiny.write_corpus(out / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
+    alike: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
+    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 1.0}
+    in_cache = exact | {"selectors": ("leave-one-out-kl/cache:4",), "keep_as": ("cache:4",), "ks": (1, 2, 8)}
+    cells = {}
+    for seed in (1, 2, 3):
+        model = small_measurement.model(seed)
+        cells[f"need-pose-{seed}"] = small(model, **alike, **exact)
+        cells[f"cache-pose-{seed}"] = small(model, **alike, **in_cache)
+        for windows in (2, 3, 4):
+            further = 24 * (windows - 1)
+            losses = alike | {"selectors": ()}
+            if windows == 2:
+                cells[f"losses-pose-{seed}-behind-2"] = small(model, **losses, before=further)
+            cells[f"losses-pose-{seed}-gap-{windows}"] = small(model, **losses, gap=further)
+        cells[f"own-pose-{seed}"] = small(model, **alike, **exact, lengths=(48,))
+    for cell, result in cells.items():
+        result.save(out / cell)
+    greedy = {"selectors": ("leave-one-out-kl", "greedy-kl"), "ks": (1, 2), "tau_nats": 1.0, "batches": (0,)}
+    part = small(small_measurement.model(1), **alike, **greedy)
+    part.save(out / "greedy-pose-1" / "parts" / "targets-00000000")
+    return out, cells | {"greedy-pose-1": part}
+
+
+def test_cells_are_collected_and_printed(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cells = measured
+    study.main(["collect", str(out), "--records", str(tmp_path)])
+    records = study.Records.load(tmp_path)
+    targets = records.targets.set_index(["of", "target_id"])
+    needs = records.needs.set_index(["of", "model", "seed", "target_id"])
+    losses = records.losses.set_index(["of", "seed", "context", "windows", "target_id"])
+    result = cells["need-pose-2"]
+    counts = {1: 1, 2: 1, 3: 3, 4: 1}
+    for row, place in enumerate(result.over):
+        target = result.targets.iloc[place]
+        of_record = needs.loc[("all", "pose", 2, target.target_id)]
+        gain = target.loss_short_nats - target.loss_long_nats
+        saved = target.loss_short_nats - result.loss_nats("leave-one-out-kl")[row]
+        enough = [k for k, value in zip(result.ks, saved, strict=True) if value >= 0.9 * gain]
+        need = enough[0] if enough else np.inf
+        chosen = result.selected("leave-one-out-kl")[row][: int(min(need, 16))]
+        assert of_record["need_text"] == need
+        distance = 24 + target.target_id % 5 - chosen.min()
+        assert of_record["farthest_text"] == distance
+        assert of_record["short"] - of_record["inside"] == pytest.approx(gain, abs=2e-4)
+        frequency = np.log1p(counts.get(target.token, 0))
+        assert targets.loc[("all", target.target_id), "log_frequency"] == pytest.approx(frequency)
+    gap = cells["losses-pose-2-gap-3"].targets.set_index("target_id")
+    own = cells["own-pose-3"].targets.set_index("target_id")
+    for target_id in targets.loc["all"].index[:10]:
+        there = losses.loc[("all", 2, "gap", 3, target_id)]
+        assert there["beyond"] == pytest.approx(gap.loc[target_id, "loss_long_nats"], abs=1e-4)
+        assert there["short"] == pytest.approx(gap.loc[target_id, "loss_short_nats"], abs=1e-4)
+    for target_id in targets.loc["own"].index[:5]:
+        there = losses.loc[("own", 3, "own", 2, target_id)]
+        assert there["beyond"] == pytest.approx(own.loc[target_id, "loss_of_48_nats"], abs=1e-4)
+        assert there["short"] == pytest.approx(own.loc[target_id, "loss_short_at_48_nats"], abs=1e-4)
+    greedy = cells["greedy-pose-1"]
+    known = needs.loc[("all", "pose", 1)]["need_greedy"].dropna()
+    assert sorted(known.index) == sorted(greedy.targets.iloc[greedy.over]["target_id"])
+    assert needs.loc[("all", "pose", 2)]["need_greedy"].isna().all()
+    kept = set(targets.loc["all"].index)
+    assert all(target_id in kept for target_id in range(0, 40, 4))
+    head = (tmp_path / "records.json").read_text(encoding="utf8")
+    assert str(out) not in head and str(tmp_path) not in head
+    study.main(["--records", str(tmp_path), "--permutations", "3"])
+    assert "RoPE + PoSE, need as cache" in capsys.readouterr().out
+
+
+def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Result]], tmp_path: Path) -> None:
+    out, cells = measured
+    for name in ("data", "need-pose-1"):
+        (tmp_path / name).symlink_to(out / name)
+    one = cells["losses-pose-1-gap-2"]
+    replace(one, targets=one.targets.assign(position=one.targets["position"] + 1)).save(
+        tmp_path / "losses-pose-1-gap-2"
+    )
+    with pytest.raises(SystemExit, match="need-pose-1 was measured on other targets"):
+        study.main(["collect", str(tmp_path), "--records", str(tmp_path / "records")])
+    with pytest.raises(SystemExit, match="no complete cells"):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "data").symlink_to(out / "data")
+        study.main(["collect", str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
+
+
+def test_known_answers_are_the_largest_differences() -> None:
+    records = simulated(np.random.default_rng(9), sizes=np.full(6, 10))
+    as_window = replace(
+        records, needs=records.needs.assign(model="window"), losses=records.losses.assign(model="window")
+    )
+    answers = study.known_answers(as_window)
+    rows = study.pair_rows(as_window, "window")
+    of_two = answers[(answers["context"] == "behind") & (answers["windows"] == 2)]
+    assert of_two["largest_nats"].tolist() == [rows["rise_behind_2"].abs().max()]
+
+
+# --- the positive control ---
+
+
+def test_planted_texts_have_the_parity_of_bits_in_the_far_context() -> None:
+    """Between the bits stand tokens of a document; every stretch has the same tokens for every k."""
+    tokens = {group: [np.arange(start, start + 600) % 90 for start in (0, 7)] for group in ("a", "b")}
+    reader = TextReader(lambda text: np.array(list(map(int, text.split()))))
+    written = [(group, " ".join(map(str, text))) for group, texts in tokens.items() for text in texts]
+    rows = list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
+    tokenizer = planted.words(90)
+    far = planted.N_LONG - planted.N_SHORT
+    labels = []
+    for number, row in enumerate(rows[:90]):
+        ids = np.array(tokenizer.encode(row["text"]).ids)
+        assert len(ids) == planted.N_LONG + 1 and row["k"] == (1, 2, 4)[number % 3]
+        [places] = np.nonzero(ids[:-1] > 90)
+        assert len(places) == row["k"] and places.max() < far
+        assert row["farthest"] == planted.N_LONG - places.min()
+        assert ids[-1] - 91 == (ids[places] - 91).sum() % 2
+        labels.append(ids[-1] - 91)
+        plain = np.delete(ids[:-1] - 1, places)
+        steps = np.delete(np.arange(planted.N_LONG), places)
+        assert len(set((plain - steps) % 90)) == 1
+    assert 0.3 < np.mean(labels) < 0.7
+    assert [row["k"] for row in rows[90:]] == [0, 0] and {row["group"] for row in rows[90:]} == {"a", "b"}
+
+
+def test_the_control_is_fitted_on_planted_bits(tmp_path: Path) -> None:
+    """k is known; a rise that grows with it is seen, whatever the needs that were measured."""
+    rng = np.random.default_rng(10)
+    records = simulated(rng, sizes=np.full(10, 30))
+    k = rng.choice([1, 2, 4], 300)
+    rise = 0.25 * np.log2(k)[records.losses["target_id"]] + rng.normal(0, 0.3, len(records.losses))
+    inside = records.needs.set_index(["seed", "target_id"])["inside"]
+    of_loss = pd.MultiIndex.from_frame(records.losses[["seed", "target_id"]])
+    control = study.Records(
+        records.targets.assign(of="control", k=k, farthest=rng.integers(9, 64, 300)),
+        records.needs.assign(of="control", model="control"),
+        records.losses.assign(of="control", model="control", beyond=inside.loc[of_loss].to_numpy() + rise),
+        {},
+    )
+    slopes = study.slope_frame(control, 20)
+    assert slopes["test"].unique().tolist() == ["control"] and len(slopes) == 2
+    assert slopes["value"].to_numpy() == pytest.approx([0.25, 0.25], abs=0.06)
+    assert (slopes["p"] < 1e-3).all()
+    assert ClusterBootstrap.of(control.targets).units == 10
+
+
+def test_rows_of_planted_texts_are_found_by_the_number_of_the_text(tmp_path: Path) -> None:
+    rows = [{"k": 2, "farthest": 30}, {"k": 0, "farthest": 0}, {"k": 4, "farthest": 50}]
+    path = tmp_path / "planted.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    targets = pd.DataFrame({"of": ["all", *["control"] * 3], "target_id": [0, 0, 1, 2], "text": [2, 0, 1, 2]})
+    found = study.with_planted(targets, path)
+    assert found["target_id"].tolist() == [0, 0, 2]
+    np.testing.assert_array_equal(found["k"], [np.nan, 2, 4])
