@@ -556,7 +556,7 @@ class Scorer(OnDevice):
 
     def ids_of(self, contexts: Contexts, rows: int, length: int) -> Tensor:
         """Position ids of the first ``length`` columns of contexts, the same for every row, (rows, length)."""
-        return self.tensor(contexts.position_ids[:length]).expand(rows, -1)
+        return self.tensor(np.broadcast_to(contexts.position_ids[:length], (rows, length)))
 
 
 def log_probabilities(logits: Tensor, *_: Any) -> Tensor:
