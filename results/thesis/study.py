@@ -534,7 +534,9 @@ def retention_frame(records: Records, model: str, need: str = "text") -> pd.Data
 def _retention(rows: pd.DataFrame, need: str) -> pd.DataFrame:
     bootstrap = ClusterBootstrap.of(rows)
     over = (rows["gain_of_a"] > TAU_NATS).to_numpy()
-    nothing = (rows["gain_of_a"].abs() <= NONE_NATS).to_numpy()
+    # targets that are not one in so many are there because another seed, perhaps B, has them over tau
+    is_one_in = (rows["target_id"] % KEPT_ONE_IN == 0).to_numpy()
+    nothing = is_one_in & (rows["gain_of_a"].abs() <= NONE_NATS).to_numpy()
     decile = deciles(rows, "inside_of_a", rows[over])
     in_decile = decile[:, None] == np.arange(DECILES)
     needed = rows[f"need_{need}"].to_numpy(dtype=float)
