@@ -69,7 +69,7 @@ def eviction_parser() -> Parser:
         "ranks by the next 16 targets (default: leave-one-out-kl)"
     )
     add("--references", type=names_or_none, default=("leave-one-out-kl",), metavar="NAMES", help=references)
-    near = "ways of the near tokens, comma-separated: kept, reread (default: both)"
+    near = "how near tokens are read, comma-separated: kept, reread (default: kept,reread)"
     add("--near", type=texts, default=NEARS, metavar="WAYS", help=near)
     placebo = "judge in a far context of another text, too: what shrinking any context costs"
     add("--placebo", action="store_true", help=placebo)
