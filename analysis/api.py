@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.chosen import chosen_tokens
 from analysis.measurement import Measurement
-from analysis.stats import comparisons, numbers, summary
+from analysis.stats import attribution, comparisons, context_worth, numbers, summary
 from analysis.xray import InfluenceMap, xray
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Result(Measurement):
         """Losses given contexts of other lengths: their means, and shares of targets with more, less and as much loss.
 
         Columns: name, length (tokens), value, low, high; with a control also ``of``. No rows where neither ``lengths``
-        nor ``faithfulness`` were measured. `analysis.stats.numbers.contexts` defines the names.
+        nor ``faithfulness`` were measured. `analysis.stats.context_worth.contexts` defines the names.
 
         Args:
             reference: the length that others are compared with; None: the long context.
@@ -79,7 +79,7 @@ class Result(Measurement):
             resamples: of the bootstrap.
             seed: of the bootstrap.
         """
-        return numbers.contexts(
+        return context_worth.contexts(
             self, reference=reference, tau_nats=tau_nats, control=control, resamples=resamples, seed=seed
         )
 
@@ -90,7 +90,7 @@ class Result(Measurement):
         standard errors gain_error_nats and net_gain_error_nats, share_over_tau, share_below_minus_tau, share_of_largest
         (of the positive gains, what the tenth of the targets with the largest holds).
         """
-        return numbers.documents(self)
+        return context_worth.documents(self)
 
     # --- numbers of the targets over tau ---
 
@@ -318,7 +318,7 @@ class Result(Measurement):
 
         Columns: level, unit, sinks, name, selector, far_context, k (NaN of what has none), value, low, high.
         """
-        return numbers.faithfulness(
+        return attribution.faithfulness(
             self, selector=selector, far_context=far_context, k=k, resamples=resamples, seed=seed
         )
 

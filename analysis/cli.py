@@ -308,7 +308,7 @@ def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
 
 def checked_measure(arguments: list[str]) -> Any:
     """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
-    from analysis.engine import DEFAULT_SELECTORS, check_options, far_contexts
+    from analysis.options import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
     parsed = measure_parser().parse_args(arguments)

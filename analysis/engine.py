@@ -10,7 +10,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,21 +36,17 @@ from analysis.measurement import SELECTION, rounded
 from analysis.model import far_cache
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
+from analysis.options import tokens_to_rank
 from analysis.parquet import empty_frame, stacked
 from analysis.selectors import Selection, SelectorInput, SelectorName, selector_of
 from analysis.selectors.names import parse_names
-from analysis.settings import ChoiceSettings, ContextSettings, Settings
+from analysis.settings import Settings
 from analysis.texts import Texts
 from analysis.token_kinds import TOKENS_AFTER, kinds_of
-from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
-PLACEBOS = (PLACEBO, SAME_GROUP, SHUFFLED, OTHER_TARGET)
-"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, the true one with its
-tokens in random order, and the true one with the tokens that were chosen for another target of the block [ours]."""
-ELSEWHERE = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}
+ELSEWHERE = {PLACEBO: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""
 TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
@@ -294,7 +290,7 @@ class Engine:
         """The contexts that selectors of ``other_near`` read, with the end of the placebo; None: none is measured."""
         if not any(name.other_near for name in self.selectors.values()):
             return None
-        placebo, _ = self._contexts(targets, PLACEBOS[0])
+        placebo, _ = self._contexts(targets, PLACEBO)
         return contexts.with_other_near(placebo.tokens[:, : contexts.n_far])
 
     def _select(
@@ -446,7 +442,7 @@ class Engine:
             first = target["position"] - target["target_id"] % self.size
             pieces = self._pieces(text, first - self.lengths.n_long, first + self.size + TOKENS_AFTER)
             row = {"block": block, "text": text, "first_position": first, "pieces": pieces}
-            if PLACEBOS[0] in self.choice_settings.far_contexts:
+            if PLACEBO in self.choice_settings.far_contexts:
                 start = target["placebo_start"]
                 row["placebo_pieces"] = self._pieces(
                     target["placebo_text"], start, start + self.lengths.n_far
@@ -494,117 +490,3 @@ def _of_rows(choice: Selection, rows: np.ndarray) -> Selection:
         scores=scores,
         by_head=by_head,
     )
-
-
-def tokens_to_rank(name: SelectorName, keep_as: Sequence[KeptAs], k_max: int, n_far: int) -> int:
-    """How many far tokens a selector must rank for the largest k, kept in all these ways."""
-    return max(kept_as.ranks(k_max, n_far, name.ranked_in.sinks) for kept_as in keep_as)
-
-
-def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
-    """The true far context and these placebos, each once, in the order of `PLACEBOS`. Raises `UserError` for others."""
-    if unknown := [name for name in placebos if name not in PLACEBOS]:
-        raise UserError(f"{unknown[0]!r} is no placebo; choose from {', '.join(PLACEBOS)}")
-    return "true", *(name for name in PLACEBOS if name in placebos)
-
-
-def drops_tokens(choices: ChoiceSettings) -> bool:
-    """Whether the model reads subsequences: to rank tokens, to keep them, or to judge the choice."""
-    if not choices.selectors:
-        return False
-    return (
-        choices.faithfulness
-        or any(name.reads_subsequences for name in parse_names(choices.selectors).values())
-        or any(not KeptAs.parse(text).reads_all for text in choices.keep_as)
-    )
-
-
-def leaves_out_of_cache(choices: ChoiceSettings) -> bool:
-    """Whether far keys and values are left out of the cache, to rank tokens or to keep them."""
-    if choices.effects or not choices.selectors:
-        return choices.effects
-    levels = [KeptAs.parse(text).level for text in choices.keep_as]
-    return "cache" in levels or any(name.ranks_in_cache for name in parse_names(choices.selectors).values())
-
-
-def check_options(contexts: ContextSettings, choices: ChoiceSettings) -> None:
-    """Raise `UserError` for settings that do not go together, before a model is opened."""
-    if OTHER_TARGET in choices.far_contexts and contexts.targets_per_block == 1:
-        raise UserError(
-            f"{OTHER_TARGET} takes the tokens of another target of the block: give a targets_per_block of 2 or more, "
-            "or leave it out"
-        )
-    selectors = parse_names(choices.selectors)
-    if contexts.before and (selectors or choices.effects):
-        what = "selectors (--selectors none, selectors=())" if selectors else "effects"
-        raise UserError(
-            f"before = {contexts.before:,}: no tokens are chosen or left out behind other text; leave out {what}, or "
-            "before"
-        )
-    if not selectors:
-        if not choices.ks:
-            raise UserError(
-                "ks takes one number of tokens at least; without selectors it counts nothing: leave it out"
-            )
-        return
-    half = contexts.n_short // 2
-    for text, name in selectors.items():
-        if name.other_near and not 1 <= half <= contexts.n_far:
-            raise UserError(
-                f"{text} replaces half of the short context by tokens of another far context, of which there are "
-                f"{contexts.n_far}: give an n_short of 2 or more, and n_long at least one and a half times as large"
-            )
-    ks = choices.ks
-    n_far = contexts.n_far
-    if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_far:
-        raise UserError(f"ks must ascend from 1 to at most the {n_far} far tokens, not {list(ks)}")
-    keep_as = {text: KeptAs.parse(text) for text in choices.keep_as}
-    _check_each_once("selector", choices.selectors, selectors)
-    _check_each_once("way to keep tokens", choices.keep_as, keep_as)
-    for text, kept_as in keep_as.items():
-        if ks[-1] + kept_as.sinks > n_far:
-            raise UserError(
-                f"{text}: k = {ks[-1]} and {kept_as.sinks} sinks are more than the {n_far} far tokens; lower either, "
-                "or raise n_long"
-            )
-    for text, name in selectors.items():
-        _check_ranking(text, name, keep_as, ks[-1], n_far)
-
-
-def _check_each_once(kind: str, texts: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raise `UserError` where there is none, or two texts say the same; ``values``: what each text says."""
-    if not texts:
-        raise UserError(f"name at least one {kind}, and each once")
-    first: dict[Any, str] = {}
-    for text in texts:
-        if values[text] in first:
-            raise UserError(f"name at least one {kind}, and each once: {text} is {first[values[text]]} again")
-        first[values[text]] = text
-
-
-def _check_ranking(
-    text: str, name: SelectorName, keep_as: Mapping[str, KeptAs], k_max: int, n_far: int
-) -> None:
-    """Raise `UserError` where a selector does not rank the tokens that a way of keeping may need."""
-    ways = list(keep_as.values())
-    goes_on = [kept_as.name for kept_as in ways if kept_as.windows == "ranked" and kept_as.width]
-    if goes_on and name.registered.ranks_only_k:
-        raise UserError(
-            f"{text} chooses step by step and ranks no tokens beyond k, which the unit {goes_on[0]} needs; leave "
-            "one of them out"
-        )
-    if name.registered.scores_only_k and any(kept_as.unit == "word" for kept_as in ways):
-        raise UserError(
-            f"{text} scores only the k tokens that it chooses, which may be of fewer than k words; leave it or the "
-            "unit word out"
-        )
-    name.check_candidates(k_max=max(k_max, tokens_to_rank(name, ways, k_max, n_far)), n_far=n_far)
-    sinks = name.ranked_in.sinks
-    ranked = n_far - sinks
-    for way, kept_as in keep_as.items():
-        may_need = k_max * (1 + kept_as.width)
-        if kept_as.windows == "ranked" and kept_as.sinks < sinks and may_need > ranked:
-            raise UserError(
-                f"{way} may need more tokens for k = {k_max} than the {ranked} that {text} ranks, which does not "
-                f"rank its {sinks} sinks; lower k or the windows, or keep {sinks} sinks"
-            )

@@ -1,6 +1,6 @@
 """Further losses by which other fields judge a choice of tokens: faithfulness (docs/method.md, 2.8).
 
-An opt-in step of `analysis.measure`; `analysis.stats.numbers.faithfulness` turns its columns into numbers.
+An opt-in step of `analysis.measure`; `analysis.stats.attribution.faithfulness` turns its columns into numbers.
 Shapes: m targets, N long and M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S
 selectors, n subsets of j far tokens.
 """

@@ -11,20 +11,20 @@ from typing import Any
 from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
-from analysis.engine import (
-    DEFAULT_SELECTORS,
-    PLACEBOS,
-    Engine,
-    check_options,
-    drops_tokens,
-    far_contexts,
-    leaves_out_of_cache,
-)
+from analysis.engine import Engine
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
+from analysis.options import (
+    DEFAULT_SELECTORS,
+    PLACEBOS,
+    check_options,
+    drops_tokens,
+    far_contexts,
+    leaves_out_of_cache,
+)
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
 from analysis.selectors.names import parse_names

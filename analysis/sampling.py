@@ -57,7 +57,11 @@ def sample_targets(
     n_text = n_long if n_text is None else n_text
     offered = np.maximum(texts.lengths - n_text, 0)
     if not (offered >= size).any():
-        length, lower = (f"N = {n_long}", "N") if n_text == n_long else (f"{n_text:,}", "lengths")
+        length = f"N = {n_long}"
+        lower = "N"
+        if n_text != n_long:
+            length = f"{n_text:,}"
+            lower = "lengths"
         raise UserError(
             f"no text offers B = {size} targets in a row with {length} tokens before: the longest has "
             f"{texts.lengths.max()} tokens; lower {lower} or B, or give longer texts"

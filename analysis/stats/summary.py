@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.measurement import Measurement
-from analysis.stats import numbers
+from analysis.stats import attribution, context_worth, numbers  # noqa: F401 (attribution registers its frame)
 from analysis.stats.bootstrap import counted, interval_caption
 from analysis.stats.numbers import NUMBERS
 from analysis.stats.recovery import (
@@ -93,7 +93,7 @@ def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> l
     )
     if result.crossfit and len(result.over):
         lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
-    lines += [*_of_documents(result), *_measured_in(result), by, _ranking(numbers.documents(result))]
+    lines += [*_of_documents(result), *_measured_in(result), by, _ranking(context_worth.documents(result))]
     return [*lines, "next: .shares(), .documents() and .contexts(); selectors, to choose tokens"]
 
 

@@ -31,8 +31,8 @@ from analysis.figures import style
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.selectors import SelectorInput, SelectorName, find_selector
+from analysis.stats.attribution import CHANCE
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
-from analysis.stats.numbers import CHANCE
 from analysis.stats.recovery import PLACEBO, TRUE
 from analysis.stats.tables import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint

@@ -15,10 +15,10 @@ import pytest
 
 from analysis import engine, measuring, runner, saved
 from analysis.api import load
-from analysis.engine import PLACEBOS
 from analysis.kept import KeptAs
 from analysis.measuring import measure
 from analysis.model.losses import Scorer
+from analysis.options import PLACEBOS
 from analysis.work import Work
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles

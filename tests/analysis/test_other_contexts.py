@@ -11,11 +11,11 @@ from analysis import engine
 from analysis.api import Result, load
 from analysis.cli import checked_measure
 from analysis.contexts import NO_FAR
-from analysis.engine import DEFAULT_SELECTORS
 from analysis.figures.figure2 import describe
 from analysis.model import check, far_cache
 from analysis.model.losses import Scorer
 from analysis.open_texts import open_texts
+from analysis.options import DEFAULT_SELECTORS
 from analysis.policies import find_policy
 from analysis.policies.seen import Seen
 from analysis.sampling import sample_targets

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from analysis.engine import check_options
+from analysis.options import check_options
 from analysis.policies.attention import SnapKV
 from analysis.selectors import BLIND, SELECTORS, SIGNED, SelectorName, list_selectors, register
 from analysis.selectors.names import RankedIn, Screen

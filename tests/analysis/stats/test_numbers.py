@@ -14,9 +14,9 @@ from scipy.stats import pearsonr, sem, spearmanr
 
 from analysis.api import Result
 from analysis.measurement import SELECTION
-from analysis.stats import bootstrap, comparisons, numbers
+from analysis.stats import attribution, bootstrap, comparisons, context_worth, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.numbers import LARGEST, distance_edges, gain_edges
+from analysis.stats.numbers import LARGEST, NUMBERS, distance_edges, gain_edges
 from analysis.stats.recovery import Measured, choose_k, default_selector
 from analysis.stats.summary import findings, summary
 from analysis.token_kinds import KINDS
@@ -204,7 +204,7 @@ def of_ways(with_further: Result) -> dict[str, Result]:
 @pytest.mark.parametrize("name", OF_CHOICES)
 def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result], name: str) -> None:
     text, cache, both = (
-        getattr(numbers, name)(of_ways[way], resamples=50) for way in ("text", "cache", "both")
+        NUMBERS[name].frame(of_ways[way], resamples=50) for way in ("text", "cache", "both")
     )
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
@@ -311,9 +311,9 @@ def test_two_runs_have_the_numbers_that_they_have_alone_beside_those_of_both() -
     alone = [made_result(run=number) for number in (1, 2)]
     both = Result.join(alone)
     for name in ("shares", "recovery", "kinds", "distances"):
-        columns = getattr(numbers, name)(both)
+        columns = NUMBERS[name].frame(both)
         for run, column in zip(alone, ("first_run", "second_run"), strict=True):
-            frame = getattr(numbers, name)(run)
+            frame = NUMBERS[name].frame(run)
             np.testing.assert_allclose(columns[column], frame["value"], rtol=1e-9, atol=1e-12)
             assert column not in frame
 
@@ -581,7 +581,7 @@ def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
     settings = with_placebos.settings.but(far_contexts=["true", "placebo"])
     bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True))
     assert numbers.placebos(bare).empty
-    for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, numbers.faithfulness):
+    for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, attribution.faithfulness):
         pd.testing.assert_frame_equal(frame_of(bare, resamples=50), frame_of(with_placebos, resamples=50))
 
 
@@ -750,7 +750,7 @@ def with_further(result: Result) -> Result:
 @pytest.mark.parametrize("selector", CURVES)
 @pytest.mark.parametrize("far_context", ["true", "placebo"])
 def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, far_context: str) -> None:
-    result, frame = with_further, numbers.faithfulness(with_further, resamples=50)
+    result, frame = with_further, attribution.faithfulness(with_further, resamples=50)
     frame = frame[(frame["selector"] == selector) & (frame["far_context"] == far_context)]
     _, long = losses(result)
     drops = result.of_choices("comprehensiveness_nats", selector, far_context)
@@ -796,23 +796,25 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
     )
     result = replace(with_further, choices=smaller)
     pd.testing.assert_frame_equal(
-        numbers.faithfulness(result, resamples=50), numbers.faithfulness(with_further, resamples=50)
+        attribution.faithfulness(result, resamples=50), attribution.faithfulness(with_further, resamples=50)
     )
 
 
 def test_without_further_columns_there_is_what_losses_and_choices_say(
     result: Result, with_further: Result
 ) -> None:
-    bare, full = (numbers.faithfulness(measurement, resamples=50) for measurement in (result, with_further))
+    bare, full = (
+        attribution.faithfulness(measurement, resamples=50) for measurement in (result, with_further)
+    )
     assert set(bare["name"]) == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
     kept = full[full["name"].isin(set(bare["name"]))].reset_index(drop=True)
     pd.testing.assert_frame_equal(bare, kept)
     assert value(bare, selector="chance", k=4) == pytest.approx(4 / 112)
-    assert numbers.contexts(result).empty
+    assert context_worth.contexts(result).empty
 
 
 def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
-    targets, frame = with_further.targets, numbers.contexts(with_further, resamples=50)
+    targets, frame = with_further.targets, context_worth.contexts(with_further, resamples=50)
     cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
     assert value(frame, name="gap_cost_nats") == pytest.approx(cost.mean())
     assert value(frame, name="gap_cost_over_tau_nats") == pytest.approx(cost[with_further.over].mean())
@@ -820,7 +822,7 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     assert set(frame[frame["length"] == 128]["name"]) == {"loss_nats", "gain_nats"}
     rows = list(targets.itertuples())
     for length, reference, tau in ((16, 128, 1.0), (32, 128, 1.0), (96, 128, 0.05), (32, 96, 0.2)):
-        shown = numbers.contexts(with_further, reference=reference, tau_nats=tau, resamples=50)
+        shown = context_worth.contexts(with_further, reference=reference, tau_nats=tau, resamples=50)
         column = {16: "loss_short_nats", 128: "loss_long_nats"}
         loss = [getattr(row, column.get(length, f"loss_of_{length}_nats")) for row in rows]
         other = [getattr(row, column.get(reference, f"loss_of_{reference}_nats")) for row in rows]
@@ -843,10 +845,10 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
         shares = ["share_within_tau", "share_over_tau", "share_below_minus_tau"]
         assert of_length[shares].sum() == pytest.approx(1)
     with refused("length 64 was not measured; choose from 16, 32, 96, 128"):
-        numbers.contexts(with_further, reference=64)
+        context_worth.contexts(with_further, reference=64)
     for tau in ("1", np.nan):
         with refused(f"tau_nats takes a finite number, not {tau!r}"):
-            numbers.contexts(with_further, tau_nats=tau)
+            context_worth.contexts(with_further, tau_nats=tau)
 
 
 def test_a_control_stands_beside_its_result(with_further: Result) -> None:
@@ -854,10 +856,10 @@ def test_a_control_stands_beside_its_result(with_further: Result) -> None:
     noise = np.random.default_rng(2).normal(0, 0.05, len(targets))
     flat = targets.assign(loss_of_32_nats=targets["loss_long_nats"] + noise)
     control = replace(with_further, targets=flat, settings=with_further.settings.but(model_sha256="f" * 64))
-    frame = numbers.contexts(with_further, control=control, resamples=50)
+    frame = context_worth.contexts(with_further, control=control, resamples=50)
     for name, one in (("model", with_further), ("control", control)):
         alone = frame[frame["of"] == name].drop(columns="of").reset_index(drop=True)
-        pd.testing.assert_frame_equal(alone, numbers.contexts(one, resamples=50))
+        pd.testing.assert_frame_equal(alone, context_worth.contexts(one, resamples=50))
     moved = replace(control, targets=flat.assign(position=flat["position"] + 1))
     others = [moved]
     # texts of the same lengths, and another prefix
@@ -867,9 +869,9 @@ def test_a_control_stands_beside_its_result(with_further: Result) -> None:
         with refused(
             "the control was measured on other targets or in other contexts; measure it with the texts"
         ):
-            numbers.contexts(with_further, control=other)
+            context_worth.contexts(with_further, control=other)
     joined = Result.join([with_further, made_run(with_further)])
-    assert set(numbers.contexts(joined, control=control, resamples=50)["of"]) == {"model", "control"}
+    assert set(context_worth.contexts(joined, control=control, resamples=50)["of"]) == {"model", "control"}
 
 
 def made_run(result: Result) -> Result:
@@ -912,17 +914,17 @@ def test_documents_equal_a_plain_loop(groups: int | None) -> None:
 
 def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further: Result) -> None:
     """Such a result was made smaller: means of its losses are right, and of its shares those within 0.1 nats."""
-    whole = numbers.contexts(with_further, resamples=50)
+    whole = context_worth.contexts(with_further, resamples=50)
     smaller = replace(with_further, settings=with_further.settings.but(losses_not_over_tau="sums by text"))
     for result in (smaller, Result.join([smaller, made_run(smaller)])):
-        frame = numbers.contexts(result, resamples=50)
+        frame = context_worth.contexts(result, resamples=50)
         by_tau = {"share_within_tau", "share_over_tau", "share_below_minus_tau"}
         assert set(whole["name"]) - set(frame["name"]) == by_tau
-        assert "share_enough" not in set(numbers.contexts(result, reference=96, resamples=50)["name"])
+        assert "share_enough" not in set(context_worth.contexts(result, reference=96, resamples=50)["name"])
         with refused("the result keeps mean losses of targets not over tau"):
-            numbers.documents(result)
+            context_worth.documents(result)
     kept = whole[~whole["name"].isin(by_tau)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(numbers.contexts(smaller, resamples=50), kept)
+    pd.testing.assert_frame_equal(context_worth.contexts(smaller, resamples=50), kept)
 
 
 def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target() -> None:
