@@ -3,19 +3,14 @@
     python results/thesis/study.py                            prints the tables
     python results/thesis/study.py --figures results/thesis   draws the figure, too
     python results/thesis/study.py --numbers numbers.csv      writes all numbers, too
-    python results/thesis/study.py collect OUT                makes the records of what run.sh has measured
 
-Records: targets (what is predicted), needs (of a model and seed: gain, L_inside, tokens needed) and losses (beyond the
-window, and L_short at the same ids). Of the targets that gain more than 1 nat under no seed of a model, every fourth is
-kept: targets that need nothing are drawn from these.
+`collect.py` makes the records of what run.sh has measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,21 +20,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from analysis import Result, load
 from analysis.figures.style import add_legend, draw, model_styles, new_figure, save_figure
-from analysis.measurement import FRAMES, RESULT_NAME
-from analysis.parquet import stacked
-from analysis.saved import read_head, write_saved
+from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, save_numbers, show
-from olmo_sparsity.data.tokens import TokenFiles
 
 HERE = Path(__file__).parent
 HEAD, KIND, VERSION = "records.json", "olmo-sparsity thesis records", 1
-CELL = re.compile(
-    r"(?P<kind>need|cache|losses|own|greedy)-(?P<model>[a-z0-9]+)-(?P<seed>\d+)"
-    r"(-(?P<context>inside|behind|gap)(-(?P<windows>\d+))?)?"
-)
+KEPT_ONE_IN, TAU_NATS = 4, 1.0
+"""As in `collect.py`: scripts of a study do not import one another, and a test reads what that one writes."""
 MODELS = {
     "pose": "RoPE + PoSE",
     "rope": "RoPE",
@@ -54,21 +43,10 @@ NEED_OF = {"yarn2": "rope", "yarn4": "rope"}
 """Models that are not trained, and whose need is that of another one."""
 PAIRS = ((1, 2), (2, 3), (3, 1))
 """Seed that need is measured by, and seed that everything else is."""
-AS_TEXT = {"text": ("leave-one-out-kl", 0)}
-WAYS = {
-    "need": AS_TEXT,
-    "own": AS_TEXT,
-    "cache": {"cache": ("leave-one-out-kl/cache:4", 4)},
-    "greedy": {"greedy": ("greedy-kl", 0)},
-}
-"""Of a kind of cell, the ways of needing that it measures: selector, and sinks beside the tokens."""
-SHARE = 0.9
 MANY, COUNTED_AS = 8, 16
 """A need of more tokens counts as so many."""
 NONE_NATS = 0.1
 """A target needs nothing that gains at most so much, and loses at most so much."""
-KEPT_ONE_IN = 4
-TAU_NATS = 1.0
 DECILES, PERMUTATIONS = 10, 1000
 BINS = {
     "text": {"1-2": (1, 2), "3-4": (3, 4), "5-8": (5, 8), "more": (9, np.inf)},
@@ -97,187 +75,14 @@ class Records:
     about: dict[str, Any]
     """Command, commit, machine, time and settings of every cell."""
 
-    def save(self, folder: Path) -> None:
-        """Write them into a folder."""
-        frames = {name: getattr(self, name) for name in ("targets", "needs", "losses")}
-        write_saved(folder / HEAD, {"kind": KIND, "version": VERSION, "cells": self.about}, frames)
-
     @classmethod
     def load(cls, folder: Path) -> Records:
         """Those of a folder."""
-        head = read_head(folder / HEAD, KIND, VERSION, "collect the cells of run.sh first")
+        head = read_head(folder / HEAD, KIND, VERSION, "collect.py makes it")
         frames = {
             name: pd.read_parquet(folder / f"{name}.parquet") for name in ("targets", "needs", "losses")
         }
         return cls(**frames, about=head["cells"])
-
-
-def collect(out: Path, records: Path) -> None:
-    """Make the records of all complete cells in a folder of run.sh, and of the parts of greedy ones."""
-    frequency = log_frequencies(out / "data")
-    targets: dict[str, pd.DataFrame] = {}
-    needs = []
-    losses = []
-    about = {}
-    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
-        match = CELL.fullmatch(folder.name)
-        result = read_cell(folder) if match else None
-        if match is None or result is None:
-            continue
-        keys: dict[str, Any] = {"of": targets_of(match), "model": match["model"], "seed": int(match["seed"])}
-        about[folder.name] = provenance_of(result)
-        columns = ["target_id", "text", "position", "group", "kind", "token"]
-        there = result.targets[columns].assign(of=keys["of"])
-        if match["kind"] != "greedy":
-            known = targets.setdefault(keys["of"], there)
-            check_same_targets(known, there, folder.name)
-        ways = WAYS.get(match["kind"], {})
-        if ways or match["context"] == "inside":
-            needs.append(needs_of(result, ways).assign(**keys))
-        for context, windows, short, beyond in losses_beyond(result, match):
-            frame = pd.DataFrame({"target_id": result.targets["target_id"], "short": short, "beyond": beyond})
-            losses.append(frame.assign(**keys, context=context, windows=windows))
-    if not needs or not losses:
-        raise SystemExit(f"{out} has no complete cells of need and losses: run results/thesis/run.sh first")
-    of_targets = pd.concat(targets.values(), ignore_index=True)
-    of_targets["log_frequency"] = frequency[of_targets["token"]]
-    if "control" in targets:
-        of_targets = with_planted(of_targets, out / "texts-control" / "planted.jsonl")
-    of_needs = joined_needs(pd.concat(needs, ignore_index=True))
-    of_losses = pd.concat(losses, ignore_index=True)
-    kept = kept_targets(of_needs)
-    Records(
-        of_targets[_is_in(of_targets, kept)].drop(columns="position"),
-        rounded(of_needs[_is_in(of_needs, kept)]),
-        rounded(of_losses[_is_in(of_losses, kept)]),
-        about,
-    ).save(records)
-
-
-def targets_of(match: re.Match[str]) -> str:
-    """Which targets a cell is of."""
-    if match["model"] == "control":
-        return "control"
-    return "own" if match["kind"] == "own" else "all"
-
-
-def read_cell(folder: Path) -> Result | None:
-    """The result of a cell, or its finished parts where it was measured by shards; None where there is none."""
-    paths = [folder] if (folder / RESULT_NAME).is_file() else []
-    if folder.name.startswith("greedy-"):
-        paths = sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
-    if not paths:
-        return None
-    parts = [load(path) for path in paths]
-    frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-    provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
-    return Result(parts[0].settings, provenance=provenance, **frames)
-
-
-def provenance_of(result: Result) -> dict[str, Any]:
-    """Settings and provenance of a cell, with names of files in place of the paths that they had."""
-    flat = result.settings.to_json()
-    provenance = dict(result.provenance)
-    command = str(provenance.get("command", ""))
-    for name in ("model", "texts"):
-        path = str(flat[name])
-        flat[name] = Path(path).name
-        command = command.replace(path, flat[name])
-    provenance["command"] = re.sub(r"(?:/[^\s/]+)+/", "", command)
-    return {"settings": flat, "provenance": provenance}
-
-
-def check_same_targets(known: pd.DataFrame, there: pd.DataFrame, cell: str) -> None:
-    """End where a cell is of other targets than those before it."""
-    columns = ["target_id", "text", "position", "token"]
-    if not known[columns].reset_index(drop=True).equals(there[columns].reset_index(drop=True)):
-        raise SystemExit(f"{cell} was measured on other targets than the cells before it: measure it again")
-
-
-def needs_of(result: Result, ways: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
-    """target_id, short, inside, and for each way of needing need and farthest; NaN of targets not over tau.
-
-    Need: the smallest k whose first tokens give `SHARE` of the gain, inf where none does. Farthest: how many tokens
-    before the target the farthest of these stands, of all where none is enough.
-    """
-    targets = result.targets
-    frame = targets[["target_id"]].assign(short=targets["loss_short_nats"], inside=targets["loss_long_nats"])
-    size = result.settings.contexts.targets_per_block
-    for name, (selector, sinks) in ways.items():
-        kept_as: dict[str, Any] = {"level": "cache" if name == "cache" else "text", "sinks": sinks}
-        losses = result.loss_nats(selector, **kept_as)
-        chosen = result.selected(selector, **kept_as)
-        over = targets.iloc[result.over]
-        gain = over["loss_short_nats"] - over["loss_long_nats"]
-        saved = over["loss_short_nats"].to_numpy()[:, None] - losses
-        is_enough = saved >= SHARE * gain.to_numpy()[:, None]
-        ks = np.array(result.ks)
-        measured = np.isfinite(losses).all(axis=1)
-        need = np.where(is_enough.any(axis=1), ks[is_enough.argmax(axis=1)], np.inf)
-        among = np.arange(chosen.shape[1]) < np.minimum(need, ks[-1])[:, None]
-        first = np.where(among, chosen, result.n_far).min(axis=1)
-        place = over["target_id"].to_numpy() % size
-        farthest = result.settings.contexts.n_long + place - first
-        columns = {f"need_{name}": need, f"farthest_{name}": farthest}
-        for column, values in columns.items():
-            frame.loc[over.index[measured], column] = values[measured].astype(float)
-    return frame
-
-
-def losses_beyond(result: Result, match: re.Match[str]) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
-    """Context, windows, L_short and L_beyond of a cell, for each context beyond the window that it has."""
-    targets = result.targets
-    n_long = result.settings.contexts.n_long
-    if match["kind"] == "own":
-        for length in result.settings.contexts.longer_lengths:
-            short = targets[f"loss_short_at_{length}_nats"].to_numpy()
-            yield "own", length // n_long, short, targets[f"loss_of_{length}_nats"].to_numpy()
-    elif match["windows"]:
-        short = targets["loss_short_nats"].to_numpy()
-        yield match["context"], int(match["windows"]), short, targets["loss_long_nats"].to_numpy()
-
-
-def joined_needs(needs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each model, seed and target, with what all cells say of it."""
-    return needs.groupby(["of", "model", "seed", "target_id"], as_index=False, sort=False).first()
-
-
-def kept_targets(needs: pd.DataFrame) -> set[tuple[str, int]]:
-    """Which targets are kept, by ``of`` and target_id."""
-    over = needs["short"] - needs["inside"] > TAU_NATS
-    is_kept = over | (needs["target_id"] % KEPT_ONE_IN == 0) | (needs["of"] == "control")
-    return set(needs.loc[is_kept, ["of", "target_id"]].itertuples(index=False, name=None))
-
-
-def _is_in(frame: pd.DataFrame, kept: set[tuple[str, int]]) -> np.ndarray:
-    keys = pd.MultiIndex.from_frame(frame[["of", "target_id"]])
-    return keys.isin(pd.MultiIndex.from_tuples(sorted(kept)))
-
-
-def rounded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Losses to 1e-4 nats, which pack well."""
-    names = frame.columns.intersection(["short", "inside", "beyond"])
-    return frame.assign(**{name: frame[name].astype(float).round(4) for name in names})
-
-
-def log_frequencies(corpus: Path) -> np.ndarray:
-    """Natural logarithm of how often a token occurs in the training text, plus one, (vocabulary,)."""
-    files = TokenFiles.of_split(corpus, "train")
-    vocabulary = json.loads((corpus / "manifest.json").read_text(encoding="utf8"))["vocab_size"]
-    counts = np.zeros(vocabulary + 3)
-    for path in files.paths:
-        counts[:vocabulary] += np.bincount(np.fromfile(path, files.dtype), minlength=vocabulary)
-    return np.log1p(counts)
-
-
-def with_planted(targets: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Targets of the control with k and the distance of their farthest bit, without documents that have no bits."""
-    rows = pd.DataFrame([json.loads(line) for line in path.read_text(encoding="utf8").splitlines()])
-    is_control = targets["of"] == "control"
-    for name in ("k", "farthest"):
-        values = rows[name].reindex(targets["text"]).to_numpy(dtype=float)
-        targets[name] = np.where(is_control, values, np.nan)
-    return targets[~is_control | (targets["k"] > 0)]
 
 
 # --- pairs of seeds ---
@@ -680,8 +485,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=("collect",), metavar="collect")
-    parser.add_argument("of", nargs="?", type=Path, metavar="OUT")
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: none is drawn)"
@@ -691,9 +494,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     permutations = f"permutations of the need (default: {PERMUTATIONS:,})"
     parser.add_argument("--permutations", type=int, default=PERMUTATIONS, metavar="COUNT", help=permutations)
     options = parser.parse_args(arguments)
-    if options.command:
-        collect(options.of, options.records)
-        return
     left = print_all(Records.load(options.records), options.numbers, options.permutations)
     drawn = figure(left) if options.figures and len(left) else None
     if drawn is not None:

@@ -18,6 +18,7 @@ from analysis.texts import TextReader, Texts
 from tests.support import small_measurement, tiny
 from tests.support.small_measurement import small
 
+collect = import_module("results.thesis.collect")
 study = import_module("results.thesis.study")
 planted = import_module("results.thesis.planted")
 
@@ -258,7 +259,8 @@ def test_tests_are_adjusted_by_kind_and_everything_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = simulated(np.random.default_rng(8), 0.2, sizes=np.full(8, 20))
-    records.save(tmp_path)
+    frames = {name: getattr(records, name) for name in ("targets", "needs", "losses")}
+    collect.write_records(tmp_path, {}, **frames)
     options = ["--permutations", "20", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv")]
     study.main(["--records", str(tmp_path), *options])
     printed = capsys.readouterr().out
@@ -310,7 +312,7 @@ def test_cells_are_collected_and_printed(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, cells = measured
-    study.main(["collect", str(out), "--records", str(tmp_path)])
+    collect.main([str(out), "--records", str(tmp_path)])
     records = study.Records.load(tmp_path)
     targets = records.targets.set_index(["of", "target_id"])
     needs = records.needs.set_index(["of", "model", "seed", "target_id"])
@@ -362,11 +364,11 @@ def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Resu
         tmp_path / "losses-pose-1-gap-2"
     )
     with pytest.raises(SystemExit, match="need-pose-1 was measured on other targets"):
-        study.main(["collect", str(tmp_path), "--records", str(tmp_path / "records")])
+        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
     with pytest.raises(SystemExit, match="no complete cells"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "data").symlink_to(out / "data")
-        study.main(["collect", str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
+        collect.main([str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
 
 
 def test_known_answers_are_the_largest_differences() -> None:
@@ -433,6 +435,6 @@ def test_rows_of_planted_texts_are_found_by_the_number_of_the_text(tmp_path: Pat
     path = tmp_path / "planted.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     targets = pd.DataFrame({"of": ["all", *["control"] * 3], "target_id": [0, 0, 1, 2], "text": [2, 0, 1, 2]})
-    found = study.with_planted(targets, path)
+    found = collect.with_planted(targets, path)
     assert found["target_id"].tolist() == [0, 0, 2]
     np.testing.assert_array_equal(found["k"], [np.nan, 2, 4])

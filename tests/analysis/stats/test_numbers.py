@@ -203,9 +203,7 @@ def of_ways(with_further: Result) -> dict[str, Result]:
 
 @pytest.mark.parametrize("name", OF_CHOICES)
 def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result], name: str) -> None:
-    text, cache, both = (
-        NUMBERS[name].frame(of_ways[way], resamples=50) for way in ("text", "cache", "both")
-    )
+    text, cache, both = (NUMBERS[name].frame(of_ways[way], resamples=50) for way in ("text", "cache", "both"))
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
 
