@@ -164,9 +164,8 @@ def covered(intervals: Sequence[_Interval], windows: Sequence[_Interval]) -> flo
     total = 0.0
     disjoint = _disjoint(intervals)
     for first, last in windows:
-        index = bisect_right(
-            disjoint, first, key=itemgetter(1)
-        )  # the first that ends within the window, or later
+        # the first that ends within the window, or later
+        index = bisect_right(disjoint, first, key=itemgetter(1))
         while index < len(disjoint) and disjoint[index][0] < last:
             start, stop = disjoint[index]
             total += min(stop, last) - max(start, first)

@@ -208,9 +208,8 @@ def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None
                     held.enter_context(_hold(path))
             else:
                 held.enter_context(_hold(folder / f"{LOCK_NAME}-{part}"))
-                with _hold(
-                    folder_lock_path, SECONDS_FOR_PARTS
-                ):  # all parts that start now hold it for a moment
+                # all parts that start now hold it for a moment
+                with _hold(folder_lock_path, SECONDS_FOR_PARTS):
                     pass
             yield
     finally:
