@@ -9,7 +9,6 @@ of k, k_max the largest of them. Losses are nats.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,8 +42,6 @@ from analysis.selectors.names import parse_names
 from analysis.settings import Settings
 from analysis.texts import Texts
 from analysis.token_kinds import TOKENS_AFTER, kinds_of
-
-log = logging.getLogger(__name__)
 
 ELSEWHERE = {PLACEBO: "placebo", SAME_GROUP: "same_group"}
 """Far contexts that are read in another place: how the columns of the targets that say where begin."""

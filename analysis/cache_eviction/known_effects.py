@@ -58,9 +58,9 @@ class KnownEffects:
         Raises `UserError` where the model, the texts or the contexts are others, and where it has none of the blocks.
         """
         assert measured.effects is not None
-        theirs = measured.settings
-        contexts = replace(theirs.contexts, seed=settings.contexts.seed)  # blocks are compared one by one
-        alike = replace(settings, model=theirs.model, texts=theirs.texts, contexts=contexts)
+        of_record = measured.settings
+        contexts = replace(of_record.contexts, seed=settings.contexts.seed)  # blocks are compared one by one
+        alike = replace(settings, model=of_record.model, texts=of_record.texts, contexts=contexts)
         if differing := alike.differences(settings, when="resumed"):
             raise UserError(f"the effects are those of another measurement: {differing}; leave them out")
         size = settings.contexts.targets_per_block
