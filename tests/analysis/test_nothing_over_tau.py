@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import engine, measuring
+from analysis import engine, measuring, options
 from analysis.api import Result, load, load_study
 from analysis.figures.breakdowns import all_figures
 from analysis.measurement import save_study
@@ -25,7 +25,7 @@ WITH_CHOICES = (
     *("recovery", "losses", "differences", "gain_bins", "target_bins", "near_copies", "kinds", "distances"),
     *("tokens_needed", "placebos", "specificity", "faithfulness", "xray"),
 )
-EVERYTHING = {"scores": True, "faithfulness": True, "placebos": engine.PLACEBOS[:-1], "targets": 60}
+EVERYTHING = {"scores": True, "faithfulness": True, "placebos": options.PLACEBOS[:-1], "targets": 60}
 
 
 @pytest.fixture(scope="module")
