@@ -147,6 +147,13 @@ class Shard:
         return self.batch_size // self.world_size
 
 
+class Loader(DataLoader[Any]):
+    """PyTorch's loader, which leaves counting its workers to the training, where those of all ranks are known."""
+
+    def check_worker_number_rationality(self) -> None:
+        pass
+
+
 class TrainingBatches(ABC):
     """This process's share of every global batch; what a step reads depends on the step alone."""
 
@@ -169,7 +176,7 @@ class TrainingBatches(ABC):
         loading = self.loading
         if loading.num_workers:
             options = {"prefetch_factor": loading.prefetch_factor, "timeout": loading.timeout, **options}
-        return DataLoader(
+        return Loader(
             dataset,
             num_workers=loading.num_workers,
             pin_memory=loading.pin_memory and torch.cuda.is_available(),

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -305,9 +306,10 @@ class TestWorkers:
         assert len(caplog.records) == (remedy is not None)
         assert remedy is None or re.search(remedy, caplog.text)
 
-    def test_a_run_says_it(self, tmp_path, caplog, monkeypatch):
-        monkeypatch.setattr("olmo_sparsity.training.build.available_cpus", lambda: {5})
+    def test_a_run_says_it_and_pytorch_does_not(self, tmp_path, caplog, monkeypatch, recwarn):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
         train(
             tiny.train_config(tmp_path, "--data.num_workers=2", "--max_duration=1", "--scheduler.t_warmup=0")
         )
         assert caplog.text.count("data.num_workers: 2 for each of 1 processes") == 1
+        assert not [warning for warning in recwarn if "DataLoader" in str(warning.message)]
