@@ -42,13 +42,13 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def names(name: str, value: Any) -> list[str]:
-    """One or more strings as a list. Raises `UserError`, which names the argument, for anything else."""
+    """One or more strings as a list, empty of ``none``. Raises `UserError`, which names the argument, for others."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
     strings = list(value) if is_list else [value]
     for item in strings:
         if not isinstance(item, str):
             raise UserError(f"{name} takes names, not {item!r}")
-    return strings
+    return [] if strings == ["none"] else strings
 
 
 def folder(name: str, value: Any) -> Path:

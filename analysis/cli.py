@@ -101,8 +101,8 @@ def measure_parser() -> Parser:
     add("--tau", dest="tau_nats", type=finite_number, default=1.0, metavar="NATS", help=tau)
     ks = "numbers of far tokens that are kept, comma-separated (default: 1,2,4,8)"
     add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), metavar="K,K,…", help=ks)
-    add("--selectors", type=names_or_none, metavar="NAMES", help=SELECTION)
-    add("--placebos", type=names_or_none, default=("placebo",), metavar="NAMES", help=PLACEBOS)
+    add("--selectors", type=texts, metavar="NAMES", help=SELECTION)
+    add("--placebos", type=texts, default=("placebo",), metavar="NAMES", help=PLACEBOS)
     add("--keep-as", type=texts, default=("text",), metavar="WAYS", help=KEEP_AS)
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
@@ -120,12 +120,6 @@ def measure_parser() -> Parser:
     add("--shard", metavar="i/n", help=shard)
     add_model_options(parser)
     return parser
-
-
-def names_or_none(text: str) -> tuple[str, ...]:
-    """The names that a list with commas has; none of ``none``."""
-    names = texts(text)
-    return () if names == ("none",) else names
 
 
 def _selectors_by_family() -> str:
@@ -308,6 +302,7 @@ def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
 
 def checked_measure(arguments: list[str]) -> Any:
     """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
+    from analysis.arguments import names
     from analysis.options import DEFAULT_SELECTORS, check_options, far_contexts
     from analysis.settings import ChoiceSettings, ContextSettings
 
@@ -315,8 +310,8 @@ def checked_measure(arguments: list[str]) -> Any:
     choices = ChoiceSettings(
         tau_nats=parsed.tau_nats,
         ks=tuple(parsed.ks),
-        selectors=tuple(DEFAULT_SELECTORS if parsed.selectors is None else parsed.selectors),
-        far_contexts=far_contexts(parsed.placebos),
+        selectors=tuple(names("selectors", parsed.selectors or DEFAULT_SELECTORS)),
+        far_contexts=far_contexts(names("placebos", parsed.placebos)),
         keep_as=tuple(parsed.keep_as),
         effects=parsed.effects,
     )

@@ -68,7 +68,7 @@ def eviction_parser() -> Parser:
         f"what ranks by the targets, comma-separated: {', '.join(REFERENCES)}, or none; :first=16 behind a name "
         "ranks by the next 16 targets (default: leave-one-out-kl)"
     )
-    add("--references", type=names_or_none, default=("leave-one-out-kl",), metavar="NAMES", help=references)
+    add("--references", type=texts, default=("leave-one-out-kl",), metavar="NAMES", help=references)
     near = "how near tokens are read, comma-separated: kept, reread (default: kept,reread)"
     add("--near", type=texts, default=NEARS, metavar="WAYS", help=near)
     placebo = "judge in a far context of another text, too: what shrinking any context costs"
@@ -103,13 +103,6 @@ def shares(text: str) -> tuple[float, ...]:
             )
         values.add(value)
     return tuple(sorted(values))
-
-
-def names_or_none(text: str) -> tuple[str, ...]:
-    """Names with commas between them; none of ``none``."""
-    if text.strip() == "none":
-        return ()
-    return texts(text)
 
 
 def check_no_texts(parsed: argparse.Namespace) -> None:

@@ -483,6 +483,7 @@ def test_without_selectors_losses_are_the_same_and_nothing_is_searched(monkeypat
     pd.testing.assert_frame_equal(alone.targets, with_selectors.targets)
     assert alone.choices.empty and alone.texts is None and not alone.has_xray and len(alone.over)
     assert_same(load(tmp_path), alone)
+    assert_same(small(**settings, selectors="none", ks=(1, 99), keep_as=("text",)), alone)
     tokens = small_tokens()
     for target in some(alone):
         own = own_text(alone, target, N)
@@ -641,8 +642,8 @@ def test_the_command_ranks_texts(tmp_path, call_main):
     pd.testing.assert_frame_equal(written, result.documents())
     assert len(written) == 3 and written["tokens"].tolist() == [60, 60, 60]
     arguments = [*map(str, (folder, "--out", out, *options)), "--before", "10"]
-    assert checked_measure(arguments).selectors == ()
-    assert checked_measure([*arguments, "--placebos", "none"]).placebos == ()
+    checked_measure(arguments)  # neither is refused
+    checked_measure([*arguments, "--placebos", "none"])
     code, printed = call_main(
         "measure",
         folder,
