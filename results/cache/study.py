@@ -151,6 +151,26 @@ def windows(result: Result) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def of_all_texts(cells: Mapping[str, Result]) -> Result:
+    """Cells of one model and kind as one result, whose texts and groups are those of all of them."""
+    targets = []
+    choices = []
+    first_id = 0
+    first_text = 0
+    for cell, result in cells.items():
+        _, text, _ = cell.split("-", 2)
+        rows = result.targets
+        groups = [f"{text}/{group}" for group in rows["group"]]
+        targets.append(
+            rows.assign(target_id=rows["target_id"] + first_id, text=rows["text"] + first_text, group=groups)
+        )
+        choices.append(result.choices.assign(target_id=result.choices["target_id"] + first_id))
+        first_id += result.settings.targets_requested
+        first_text += int(rows["text"].max()) + 1
+    first = next(iter(cells.values()))
+    return replace(first, targets=stacked(targets), choices=stacked(choices))
+
+
 def figure(study: Mapping[str, Result]) -> Figure | None:
     """Share of the targets that have nine tenths of their gain from k keys and values, a panel a text; None without."""
     frames = []
@@ -203,6 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if of_n256:
         frame = comparisons.adjusted_differences(of_n256, COMPARED_AT, OTHERS)
         print("\n" + show(frame, digits=0, title="N 256, net, less that of: all tests of the protocol"))
+    for model, name in MODELS.items():
+        ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
+        if ladders:
+            title = f"{name}, {len(ladders)} texts together, two before less as many"
+            print("\n" + show(windows(of_all_texts(ladders)), across="k", digits=0, title=title))
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         save_figure(drawn, options.figures / "needed.png")

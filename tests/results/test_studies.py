@@ -330,6 +330,18 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(kl_nats, np.stack(whole.effects["kl_nats"]), rtol=0.01, atol=1e-6)
 
 
+def test_texts_of_the_ladder_are_taken_together() -> None:
+    """Two cells of other targets give what one measurement of all these targets gives."""
+    study = import_module("results.cache.study")
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 128, "tau_nats": 0.5}
+    settings |= {"selectors": ("attention",), "keep_as": ("text:4/before:2", "text:4/ranked:2")}
+    cells = {
+        f"smollm2-{text}-ladder": small(**settings, batches=(batch,)) for batch, text in enumerate(("a", "b"))
+    }
+    together = numbers.recovery(study.of_all_texts(cells))
+    assert together["value"].tolist() == numbers.recovery(small(**settings))["value"].tolist()
+
+
 @pytest.mark.parametrize(
     ("pieces", "place", "run"),
     [
