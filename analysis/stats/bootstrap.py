@@ -374,13 +374,16 @@ def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> Inter
     return Interval(successes / trials, float(bounds.low), float(bounds.high))
 
 
-def holm(p_values: np.ndarray) -> np.ndarray:
-    """p of some tests, (n,), adjusted for their number as Holm (1979) does; tests whose p is NaN do not count."""
+def holm(p_values: np.ndarray, num_tests: int | None = None) -> np.ndarray:
+    """p of some tests, (n,), adjusted for their number as Holm (1979) does; tests whose p is NaN do not count.
+
+    ``num_tests``: how many tests there are with those that are not measured yet, whose p is taken to be 1.
+    """
     p_values = np.asarray(p_values, dtype=float)
     adjusted = np.full(p_values.shape, np.nan)
     tests = np.flatnonzero(~np.isnan(p_values))
     ascending = tests[np.argsort(p_values[tests], kind="stable")]
-    tests_left = np.arange(len(ascending), 0, -1)
+    tests_left = (num_tests or len(ascending)) - np.arange(len(ascending))
     stepwise = np.maximum.accumulate(tests_left * p_values[ascending])
     adjusted[ascending] = np.minimum(stepwise, 1.0)
     return adjusted

@@ -205,6 +205,7 @@ def adjusted_differences(
     ks: Iterable[int],
     selectors: Iterable[str] | None = None,
     *,
+    num_tests: int | None = None,
     resamples: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -214,9 +215,10 @@ def adjusted_differences(
         results: by name.
         ks: those that were measured in all of them.
         selectors: the others; all without.
+        num_tests: as for `holm`; by default the rows of the frame.
 
     Columns: result, level, unit, sinks, first, second, k, p (two-sided, `ClusterBootstrap.p_value`), p_holm (adjusted
-    for all rows of the frame), value, low, high (not adjusted).
+    for all tests), value, low, high (not adjusted).
     """
     rows: list[Row] = []
     for name, result in results.items():
@@ -233,7 +235,7 @@ def adjusted_differences(
                     rows.append(keys | measured.at_k(draws, k))
     names = ["result", *KEPT_AS_COLUMNS, "first", "second", "k", "p"]
     frame = interval_frame(rows, names)
-    frame.insert(len(names), "p_holm", holm(frame["p"].to_numpy()))
+    frame.insert(len(names), "p_holm", holm(frame["p"].to_numpy(), num_tests))
     return frame
 
 

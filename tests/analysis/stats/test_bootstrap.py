@@ -449,6 +449,8 @@ def test_holm_is_that_of_the_paper() -> None:
     assert adjusted == pytest.approx([0.09, np.nan, 0.04, 0.09, 0.6], nan_ok=True)
     assert statistics.holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
     assert statistics.holm(np.array([])).tolist() == []
+    not_yet = statistics.holm(np.array([0.01, 0.03, 1.0, 1.0]))[:2]
+    assert statistics.holm(np.array([0.01, 0.03]), num_tests=4).tolist() == not_yet.tolist()
 
 
 # --- least squares ---

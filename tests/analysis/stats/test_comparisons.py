@@ -285,6 +285,8 @@ def test_adjusted_differences_are_those_of_all_results_together(result: Result) 
     for tests_left, row in zip(range(len(ascending), 0, -1), ascending.to_dict("records"), strict=True):
         adjusted = max(adjusted, min(1.0, tests_left * row["p"]))
         assert row["p_holm"] == pytest.approx(adjusted)
+    of_nine = comparisons.adjusted_differences(results, (1, 4), ["greedy", "random"], num_tests=9)
+    assert of_nine["p_holm"].min() == pytest.approx(9 * frame["p"].min())
 
 
 def test_by_tau_is_what_a_higher_tau_would_have_measured(result: Result) -> None:
