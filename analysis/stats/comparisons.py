@@ -120,14 +120,8 @@ def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> 
     """
 
     def rows_of(measured: Measured) -> Iterator[Row]:
-        gains = measured.gain_nats[:, None]
         for selector, context in product(measured.selectors, measured.far_contexts):
-            losses = measured.losses[selector, context]
-            saved = measured.short_nats[:, None] - losses
-            criteria = {name: saved >= share * gains for name, share in ENOUGH.items()}
-            criteria["all_but_a_tenth_of_a_nat"] = losses <= measured.long_nats[:, None] + ENOUGH_NATS
-            for name, enough in criteria.items():
-                reached = np.logical_or.accumulate(enough, axis=1)
+            for name, reached in _reached(measured, selector, context).items():
                 by_half = [
                     k for k, share in zip(measured.ks, reached.mean(axis=0), strict=True) if share >= 0.5
                 ]
@@ -138,6 +132,16 @@ def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> 
 
     names = ("name", "selector", "far_context", "median", "k")
     return _of_all_ways(result, rows_of, names, resamples, seed)
+
+
+def _reached(measured: Measured, selector: str, context: str) -> dict[str, np.ndarray]:
+    """Which targets have enough of their gain from k tokens, or a smaller measured k, (m, K) bool, by name."""
+    gains = measured.gain_nats[:, None]
+    losses = measured.losses[selector, context]
+    saved = measured.short_nats[:, None] - losses
+    criteria = {name: saved >= share * gains for name, share in ENOUGH.items()}
+    criteria["all_but_a_tenth_of_a_nat"] = losses <= measured.long_nats[:, None] + ENOUGH_NATS
+    return {name: np.logical_or.accumulate(enough, axis=1) for name, enough in criteria.items()}
 
 
 def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -473,6 +477,35 @@ def result_differences(
 
 Key = tuple[str, str | None, int | None]
 """Name, far context and k of a number."""
+
+
+def smallest_k_differences(
+    first: Measurement, second: Measurement, *, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """`smallest_k` of the first result less that of the second: of their default selectors, with the true far context.
+
+    Groups are left out of both results at once, as in `result_differences`. Columns: name, k (those that both have),
+    value, low, high.
+    """
+    results = (first, second)
+    grouped = all("group" in result.targets for result in results)
+    bootstrap = _bootstrap_of_both(results, grouped, resamples=resamples, seed=seed)
+    padding = ((0, len(second.targets)), (len(first.targets), 0))
+    of_results: list[dict[tuple[str, int], np.ndarray]] = []
+    for result, ends in zip(results, padding, strict=True):
+        measured = Measured(result)
+        over = np.pad(over_tau_column(result), ends)
+        draws = {}
+        for name, reached in _reached(measured, default_selector(measured.selectors), TRUE).items():
+            for k, at_k in zip(measured.ks, reached.T, strict=True):
+                draws[name, k] = bootstrap.ratio(np.pad(measured.column(at_k), ends), over)
+        of_results.append(draws)
+    rows = []
+    for (name, k), minuend in of_results[0].items():
+        if (name, k) in of_results[1]:
+            interval = bootstrap.interval(minuend - of_results[1][name, k])
+            rows.append({"name": name, "k": k, **asdict(interval)})
+    return interval_frame(rows, ["name", "k"])
 
 
 def _sums(

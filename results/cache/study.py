@@ -143,6 +143,16 @@ def print_cell(cell: str, result: Result) -> None:
         print("\n" + show(windows(result), across="k", digits=0, title=f"{cell}, two before less as many"))
 
 
+def print_differences_by_length(cell: str, result: Result, shorter: Result) -> None:
+    """Print what a cell of a longer context has more than that of N 256 of the same text, by groups of both at once."""
+    recovery = comparisons.result_differences(result, shorter)
+    recovery = recovery[recovery["name"] == "recovery"]
+    title = f"{cell} less N 256, recovery"
+    print("\n" + show(recovery, across="far_context", digits=0, title=title))
+    needed = comparisons.smallest_k_differences(result, shorter)
+    print("\n" + show(needed, across="k", digits=0, title=f"{cell} less N 256, enough from k or fewer"))
+
+
 def windows(result: Result) -> pd.DataFrame:
     """The two tokens before each chosen one, less as many others: behind, of the ranking, drawn."""
     before = {"level": "text", "unit": "before:2", "sinks": 4}
@@ -228,6 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"N 256, net, less that of; p_holm over {NUM_COMPARISONS} tests, those not measured yet as p = 1"
         )
         print("\n" + show(frame, digits=0, title=title))
+    for cell, result in study.items():
+        shorter = study.get(re.sub(r"-n(1024|4096)$", "-n256", cell), result)
+        if shorter is not result:
+            print_differences_by_length(cell, result, shorter)
     for model, name in MODELS.items():
         ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
         if ladders:

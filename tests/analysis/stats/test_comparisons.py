@@ -454,6 +454,35 @@ def test_results_on_other_targets_share_the_groups_that_have_one_name() -> None:
     assert_jackknife(row_of(frame, name="share_over_tau_equal_groups"), difference(*means), groups)
 
 
+def test_the_smallest_k_of_two_results_shares_their_groups() -> None:
+    """Target by target; of a group that both have the targets of both are left out at once."""
+    first = made_result(n=300, texts=20, groups=5)
+    second = made_result(n=200, texts=18, groups=6, run=1, texts_sha256="d" * 64)
+    frame = comparisons.smallest_k_differences(first, second)
+    assert frame[["name", "k"]].values.tolist() == [
+        [name, k] for name in (*comparisons.ENOUGH, "all_but_a_tenth_of_a_nat") for k in KS
+    ]
+
+    def share(result: Result) -> Statistic:
+        enough = {}
+        losses = result.loss_nats("leave-one-out")[:, : KS.index(4) + 1]
+        for row, of_target in zip(result.over, losses, strict=True):
+            target = result.targets.iloc[row]
+            gain = target["loss_short_nats"] - target["loss_long_nats"]
+            enough[row] = bool(min(of_target) <= target["loss_short_nats"] - 0.9 * gain)
+        return lambda rows: float(np.mean([enough[row] for row in rows if row in enough]))
+
+    shares = [share(first), share(second)]
+
+    def difference(rows: Sequence[int]) -> float:
+        mine = [row for row in rows if row < 300]
+        theirs = [row - 300 for row in rows if row >= 300]
+        return shares[0](mine) - shares[1](theirs)
+
+    groups = [*first.targets["group"], *second.targets["group"]]
+    assert_jackknife(row_of(frame, name="nine_tenths", k=4), difference, groups)
+
+
 def test_texts_of_other_files_are_other_texts() -> None:
     """Without groups, text 3 of one file and text 3 of another are drawn each by itself."""
     first, second = made_result(texts=20), made_result(texts=20, run=1)
