@@ -52,6 +52,7 @@ def collect(out: Path, records: Path) -> None:
     needs = []
     losses = []
     about = {}
+    checks = Checks()
     for folder in sorted(path for path in out.iterdir() if path.is_dir()):
         match = CELL.fullmatch(folder.name)
         result = read_cell(folder) if match else None
@@ -59,6 +60,7 @@ def collect(out: Path, records: Path) -> None:
             continue
         keys: dict[str, Any] = {"of": targets_of(match), "model": match["model"], "seed": int(match["seed"])}
         about[folder.name] = provenance_of(result)
+        checks.add(folder.name, match, result)
         columns = ["target_id", "text", "position", "group", "kind", "token"]
         there = result.targets[columns].assign(of=keys["of"])
         if match["kind"] != "greedy":
@@ -125,6 +127,52 @@ def check_same_targets(known: pd.DataFrame, there: pd.DataFrame, cell: str) -> N
         raise SystemExit(f"{cell} was measured on other targets than the cells before it: measure it again")
 
 
+class Checks:
+    """Ends where cells do not go together: what is alike in all of them is compared with the first."""
+
+    def __init__(self) -> None:
+        self.first: dict[tuple[str, ...], tuple[str, Any]] = {}
+        """Of what is alike: the first cell that has it, and its value."""
+
+    def add(self, cell: str, match: re.Match[str], result: Result) -> None:
+        """Check one more cell."""
+        model = match["model"]
+        seed = match["seed"]
+        settings = result.settings
+        contexts = settings.contexts
+        of_training = "control" if model == "control" else "text"
+        trained = "rope" if model.startswith("yarn") else model
+        self._alike(("model", trained, seed), cell, settings.model.sha256)
+        self._alike(("corpus", of_training), cell, settings.texts.sha256)
+        lengths = contexts.n_long, contexts.n_short, contexts.targets_per_block, contexts.seed
+        self._alike(("lengths", of_training), cell, lengths)
+        if match["kind"] in WAYS:
+            self._alike(("threshold", targets_of(match)), cell, settings.choices.tau_nats)
+        self._alike(("last step of training", of_training), cell, step_of(settings.model.name))
+        if settings.model.training_seed not in (None, int(seed)):
+            raise SystemExit(
+                f"{cell} is of a model trained from seed {settings.model.training_seed}: remove it"
+            )
+        further = {"behind": contexts.before, "gap": contexts.gap}
+        for context, tokens in further.items():
+            if match["context"] == context:
+                self._alike(("window", of_training), cell, tokens / (int(match["windows"]) - 1))
+            elif tokens:
+                raise SystemExit(f"{cell} was measured with {context} of {tokens} tokens: remove it")
+
+    def _alike(self, key: tuple[str, ...], cell: str, value: Any) -> None:
+        first, known = self.first.setdefault(key, (cell, value))
+        if value != known:
+            raise SystemExit(
+                f"{cell} has another {key[0]} than {first}: remove one of them, and measure it again"
+            )
+
+
+def step_of(model: str) -> str:
+    """The last folder of a checkpoint's path, such as step00001100, without what is behind @."""
+    return Path(model).name.partition("@")[0]
+
+
 def needs_of(result: Result, ways: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
     """target_id, short, inside, and for each way of needing need and farthest; NaN of targets not over tau.
 
@@ -134,6 +182,8 @@ def needs_of(result: Result, ways: Mapping[str, tuple[str, int]]) -> pd.DataFram
     targets = result.targets
     frame = targets[["target_id"]].assign(short=targets["loss_short_nats"], inside=targets["loss_long_nats"])
     size = result.settings.contexts.targets_per_block
+    if result.over.size == 0:
+        return frame
     for name, (selector, sinks) in ways.items():
         kept_as: dict[str, Any] = {"level": "cache" if name == "cache" else "text", "sinks": sinks}
         losses = result.loss_nats(selector, **kept_as)
@@ -159,10 +209,12 @@ def losses_beyond(result: Result, match: re.Match[str]) -> Iterator[tuple[str, i
     """Context, windows, L_short and L_beyond of a cell, for each context beyond the window that it has."""
     targets = result.targets
     n_long = result.settings.contexts.n_long
+    size = result.settings.contexts.targets_per_block
     if match["kind"] == "own":
         for length in result.settings.contexts.longer_lengths:
             short = targets[f"loss_short_at_{length}_nats"].to_numpy()
-            yield "own", length // n_long, short, targets[f"loss_of_{length}_nats"].to_numpy()
+            windows = (length + size) // (n_long + size)  # a window has the last target of a block, too
+            yield "own", windows, short, targets[f"loss_of_{length}_nats"].to_numpy()
     elif match["windows"]:
         short = targets["loss_short_nats"].to_numpy()
         yield match["context"], int(match["windows"]), short, targets["loss_long_nats"].to_numpy()

@@ -25,8 +25,11 @@ from olmo_sparsity.util.files import atomic_path
 
 PLANTED_KS = (1, 2, 4)
 STRETCHES = 400
-N_LONG, N_SHORT = 64, 8
-LONGEST_BEFORE = 7 * N_LONG
+WINDOW = 64
+N_LONG, N_SHORT = 56, 8
+"""Of a prompt. With its label it is shorter than a window, so that no prompt, whose bits would count, stands before
+another."""
+LONGEST_BEFORE = 7 * WINDOW
 """Tokens of another text before eight windows' last."""
 SEED = 0
 

@@ -18,7 +18,10 @@ out=$1
 shift
 run=${OLMO_SPARSITY:-olmo-sparsity}
 window=256
-blocks=${BLOCKS:-400}
+near=32 # tokens of the short context, and targets of a block
+n_long=$((window - near)) # the last target of a block reads n_long + near - 1 tokens: with them a window is full
+blocks=${BLOCKS:-514} # one of every document that has a window and a block
+own_blocks=${BLOCKS:-400}
 steps=${STEPS:-} # of a trial: trainings of so many steps
 ks=1,2,3,4,5,6,8,16
 exact=leave-one-out-kl
@@ -38,7 +41,7 @@ train_model() { # model seed
     rope) options+=("${contiguous[@]}") ;;
     nope) options+=("${contiguous[@]}" --model.rope=false --model.nope=true) ;;
     alibi) options+=("${contiguous[@]}" --model.rope=false --model.alibi=true) ;;
-    window) options+=("${contiguous[@]}" --model.rope_window=64) ;;
+    window) options+=("${contiguous[@]}" --model.rope_window=56) ;;
     *) echo "no model $1" >&2; return 1 ;;
   esac
   train "train-$1-$2" "$2" configs/demo.yaml "${options[@]}"
@@ -70,8 +73,8 @@ measure() { # cell model options
   local cell=$1 model=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
-  $run measure "$model" --corpus "$out/data" --n-long $window --n-short 32 --targets-per-block 32 \
-    --targets $((32 * blocks)) --seed 0 --placebos none --out "$out/$cell" "$@"
+  $run measure "$model" --corpus "$out/data" --n-long $n_long --n-short $near --targets-per-block $near \
+    --targets $((near * blocks)) --seed 0 --placebos none --out "$out/$cell" "$@"
 }
 
 measure_control() { # cell seed options
@@ -79,7 +82,7 @@ measure_control() { # cell seed options
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
   $run measure "$out/train-control-$seed/1-4:1000" --text "$out/texts-control/planted.jsonl" \
-    --tokenizer "$out/texts-control/tokenizer.json" --n-long 64 --n-short 8 --targets-per-block 1 \
+    --tokenizer "$out/texts-control/tokenizer.json" --n-long 56 --n-short 8 --targets-per-block 1 \
     --targets "$(wc -l < "$out/texts-control/planted.jsonl")" --seed 0 --placebos none --tau 0.35 --out "$out/$cell" "$@"
 }
 
@@ -106,7 +109,10 @@ cell() {
     cache-*-)
       measure "$1" "$(path_of "$model" "$seed")" --k $ks --selectors $exact/cache:4 --keep-as cache:4
       ;;
-    own-*-) measure "$1" "$(path_of "$model" "$seed")" "${need[@]}" --lengths 512,768,1024,2048 ;;
+    own-*-) # 2, 3, 4 and 8 windows, less a block
+      measure "$1" "$(path_of "$model" "$seed")" "${need[@]}" --lengths 480,736,992,2016 \
+        --targets $((near * own_blocks))
+      ;;
     greedy-*-*) # the fifth word is part of a shard such as 1/10: written 1-10
       measure "$kind-$model-$seed" "$(path_of "$model" "$seed")" --k 1,2,3,4,5,6,8 --selectors "$exact,greedy-kl" \
         --shard "$context/$windows" ;;
@@ -124,6 +130,10 @@ losses_of() { # model seed windows-behind windows-of-ids-apart
 }
 
 all=(data texts-control)
+for seed in 1 2 3; do # first: if no slope is seen here, the text half is not read
+  all+=("train-control-$seed" "need-control-$seed")
+  for windows in 2 3 4 8; do all+=("losses-control-$seed-behind-$windows"); done
+done
 for seed in 1 2 3; do
   all+=("train-pose-$seed" "need-pose-$seed" "cache-pose-$seed" "own-pose-$seed")
   losses_of pose "$seed" "2 3 4 8" "2 3 4 8"
@@ -145,10 +155,6 @@ for model in yarn2 yarn4; do
   done
 done
 all+=(greedy-pose-1-1-10)
-for seed in 1 2 3; do
-  all+=("train-control-$seed" "need-control-$seed")
-  for windows in 2 3 4 8; do all+=("losses-control-$seed-behind-$windows"); done
-done
 
 cells=("$@")
 if [[ $# -eq 0 ]]; then cells=("${all[@]}"); fi

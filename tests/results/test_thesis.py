@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import sem
 
 from analysis import Result
+from analysis.sampling import texts_before
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.texts import TextReader, Texts
 from tests.support import small_measurement, tiny
@@ -221,6 +222,64 @@ def test_permuted_needs_have_no_slope_and_equal_fits_one_by_one() -> None:
     assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
 
 
+def test_a_permuted_need_keeps_its_distance() -> None:
+    """So that the null of a slope spreads as a fitted slope does, whose need is like the distance."""
+    rows, rise = simulated_pairs(np.random.default_rng(11), 0.3, sizes=np.full(10, 60))
+    design = study.design_of(rows, "text", study.COVARIATES)
+    null = study.permuted_slopes(rows, rise, design, 3, of_need=[0, 3])
+    cells = study.cells_of(rows)
+    generator = np.random.default_rng(0)
+    permuted = design.copy()
+    for cell in range(cells.max() + 1):
+        [places] = np.nonzero(cells == cell)
+        order = generator.permutation(places)
+        permuted[places, 0] = design[order, 0]
+        permuted[places, 3] = design[order, 3]
+    with_intercept = np.column_stack([np.ones(len(rows)), permuted])
+    assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
+    alone = study.permuted_slopes(rows, rise, design, 200)
+    together = study.permuted_slopes(rows, rise, design, 200, of_need=[0, 3])
+    assert together.std() > 1.1 * alone.std()
+
+
+def test_a_slope_that_is_not_determined_has_no_p_of_the_null() -> None:
+    rows, rise = simulated_pairs(np.random.default_rng(12), sizes=np.full(6, 10))
+    slope = study.slope_of(rows.assign(need_text=4.0), rise, permutations=5)
+    assert np.isnan(slope.value) and np.isnan(slope.null_p)
+
+
+def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+    """Every gain of B is lost to the same share, but those of targets that need many tokens fell back from A to B."""
+    rng = np.random.default_rng(13)
+    records = simulated(rng, sizes=np.full(12, 40), differ=0.0)
+    needs = records.needs.copy()
+    many = study.log2_need(needs["need_text"].fillna(1))
+    # what A and B do not share: more of it where more tokens are needed
+    needs["short"] += rng.normal(0, 0.1 + 0.25 * many)
+    by_target = needs.set_index(["seed", "target_id"])
+    of_loss = pd.MultiIndex.from_frame(records.losses[["seed", "target_id"]])
+    inside = by_target["inside"].loc[of_loss].to_numpy()
+    short = by_target["short"].loc[of_loss].to_numpy()
+    lost = 0.8 * (short - inside) + rng.normal(0, 0.1, len(short))
+    alike = replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
+    slopes = study.slope_frame(alike, 5)
+    of_h2 = slopes[(slopes["hypothesis"] == "H2") & (slopes["model"] == "pose")].set_index("targets")
+    primary = slopes[(slopes["test"] == "primary") & (slopes["hypothesis"] == "H2")].iloc[0]
+    assert primary["high"] < 0
+    given = of_h2.loc["all, given what B gains"]
+    assert given["low"] < 0 < given["high"] and abs(given["value"]) < abs(primary["value"]) / 5
+    pairs = slopes[slopes["targets"].isin(["pair 12", "pair 23", "pair 31"])]
+    assert len(pairs) == 6 and pairs["n_targets"].sum() == 2 * primary["n_targets"]
+
+
+def test_the_model_whose_answer_is_known_is_no_test() -> None:
+    records = simulated(np.random.default_rng(14), sizes=np.full(6, 20))
+    as_window = replace(
+        records, needs=records.needs.assign(model="window"), losses=records.losses.assign(model="window")
+    )
+    assert study.slope_frame(as_window, 3).empty
+
+
 def test_what_is_left_equals_sums_over_targets() -> None:
     records = simulated(np.random.default_rng(6), 0.2, sizes=8 * SIZES)
     frame = study.retention_frame(records, "pose")
@@ -251,7 +310,8 @@ def test_what_is_left_equals_sums_over_targets() -> None:
 def test_few_packages_have_values_and_no_intervals() -> None:
     records = simulated(np.random.default_rng(7), 0.2, sizes=np.array([60, 40, 30]))
     slopes = study.slope_frame(records, permutations=5)
-    assert slopes["value"].notna().all()
+    is_given = slopes["targets"] == "all, given what B gains"  # that of A, in these records
+    assert slopes["value"].isna().equals(is_given)
     assert slopes[["low", "high", "p", "p_holm", "detectable"]].isna().all(axis=None)
 
 
@@ -299,7 +359,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
             if windows == 2:
                 cells[f"losses-pose-{seed}-behind-2"] = small(model, **losses, before=further)
             cells[f"losses-pose-{seed}-gap-{windows}"] = small(model, **losses, gap=further)
-        cells[f"own-pose-{seed}"] = small(model, **alike, **exact, lengths=(48,))
+        cells[f"own-pose-{seed}"] = small(model, **alike, **exact, lengths=(53,))  # two windows, less a block
     for cell, result in cells.items():
         result.save(out / cell)
     greedy = {"selectors": ("leave-one-out-kl", "greedy-kl"), "ks": (1, 2), "tau_nats": 1.0, "batches": (0,)}
@@ -341,8 +401,8 @@ def test_cells_are_collected_and_printed(
         assert there["short"] == pytest.approx(gap.loc[target_id, "loss_short_nats"], abs=1e-4)
     for target_id in targets.loc["own"].index[:5]:
         there = losses.loc[("own", 3, "own", 2, target_id)]
-        assert there["beyond"] == pytest.approx(own.loc[target_id, "loss_of_48_nats"], abs=1e-4)
-        assert there["short"] == pytest.approx(own.loc[target_id, "loss_short_at_48_nats"], abs=1e-4)
+        assert there["beyond"] == pytest.approx(own.loc[target_id, "loss_of_53_nats"], abs=1e-4)
+        assert there["short"] == pytest.approx(own.loc[target_id, "loss_short_at_53_nats"], abs=1e-4)
     greedy = cells["greedy-pose-1"]
     known = needs.loc[("all", "pose", 1)]["need_greedy"].dropna()
     assert sorted(known.index) == sorted(greedy.targets.iloc[greedy.over]["target_id"])
@@ -369,6 +429,46 @@ def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Resu
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "data").symlink_to(out / "data")
         collect.main([str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_sha256": "of another"}, "another model than losses-pose-1-gap-2"),
+        ({"texts_sha256": "of another"}, "another corpus than losses-pose-1-gap-2"),
+        ({"n_short": 4}, "another lengths than losses-pose-1-gap-2"),
+        ({"training_seed": 2}, "a model trained from seed 2"),
+        ({"model": "train-pose-1/step00000007"}, "another last step of training than losses-pose-1-gap-2"),
+        ({"gap": 24}, "another window than losses-pose-1-gap-2"),
+        ({"before": 24}, "measured with behind of 24 tokens"),
+    ],
+)
+def test_cells_that_do_not_go_together_are_refused(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    out, cells = measured
+    for name in ("data", "need-pose-1", "losses-pose-1-gap-2"):
+        (tmp_path / name).symlink_to(out / name)
+    one = cells["losses-pose-1-gap-3"]
+    replace(one, settings=one.settings.but(**changes)).save(tmp_path / "losses-pose-1-gap-3")
+    with pytest.raises(SystemExit, match=f"losses-pose-1-gap-3 .*{message}"):
+        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+
+
+def test_a_cell_without_targets_over_tau_has_no_needs(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    out, _ = measured
+    for name in ("data", "losses-pose-1-gap-2"):
+        (tmp_path / name).symlink_to(out / name)
+    options: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
+    options |= {"selectors": ("leave-one-out-kl",), "ks": (1, 2), "tau_nats": 1.0}
+    result = small(small_measurement.model(1), **options)
+    targets = result.targets.assign(over_tau=False)
+    replace(result, targets=targets, choices=result.choices[:0]).save(tmp_path / "need-pose-1")
+    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+    needs = study.Records.load(tmp_path / "records").needs
+    assert len(needs) and "need_text" not in needs
 
 
 def test_known_answers_are_the_largest_differences() -> None:
@@ -407,6 +507,36 @@ def test_planted_texts_have_the_parity_of_bits_in_the_far_context() -> None:
         assert len(set((plain - steps) % 90)) == 1
     assert 0.3 < np.mean(labels) < 0.7
     assert [row["k"] for row in rows[90:]] == [0, 0] and {row["group"] for row in rows[90:]} == {"a", "b"}
+
+
+@pytest.mark.parametrize("windows", [2, 3, 4, 8])
+def test_no_planted_bits_stand_before_a_context(windows: int) -> None:
+    tokens = {group: [np.arange(600) % 90] for group in ("a", "b", "c")}
+    reader = TextReader(lambda text: np.array(list(map(int, text.split()))))
+    written = [(group, " ".join(map(str, text))) for group, texts in tokens.items() for text in texts]
+    rows = list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
+    tokenizer = planted.words(90)
+    of_words = TextReader(lambda text: np.array(tokenizer.encode(text).ids))
+    texts = Texts(of_words, [(row["group"], row["text"]) for row in rows], "planted")
+    before = planted.WINDOW * (windows - 1)
+    drawn = texts_before(texts, np.arange(len(rows)), np.full(len(rows), -1), before, seed=0)
+    assert {rows[text]["k"] for text in drawn[:, 0]} == {0}
+
+
+def test_what_the_control_has_learned_is_its_loss_by_k() -> None:
+    records = simulated(np.random.default_rng(15), sizes=np.full(6, 10))
+    k = np.tile([1, 2, 4], 20)
+    control = study.Records(
+        records.targets.assign(of="control", k=k, farthest=9),
+        records.needs.assign(of="control"),
+        records.losses,
+        {},
+    )
+    learned = study.control_learned(control).set_index(["seed", "k"])
+    inside = records.needs[records.needs["seed"] == 2].set_index("target_id")["inside"].loc[k == 4]
+    assert learned.loc[(2, 4), "inside_nats"] == pytest.approx(inside.mean())
+    assert learned.loc[(2, 4), "right"] == pytest.approx(np.mean(inside < np.log(2)))
+    assert learned["n_targets"].eq(20).all() and len(learned) == 9
 
 
 def test_the_control_is_fitted_on_planted_bits(tmp_path: Path) -> None:
