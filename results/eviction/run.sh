@@ -12,6 +12,7 @@ judge=${EVICTION:-olmo-sparsity eviction}
 needles=${NEEDLES:-python $here/needles.py}
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
+references=leave-one-out-kl,presence-gradient
 
 cell() {
   local model text kind long
@@ -26,15 +27,20 @@ cell() {
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
-  [[ -f ${CACHE:-}/$1/result.json ]] && known=(--effects "$CACHE/$1")
+  if [[ -f ${CACHE:-}/$1/result.json ]]; then
+    known=(--effects "$CACHE/$1")
+  elif [[ $kind == n* && $kind != needles ]]; then
+    echo "$1: CACHE has no complete cell of this name, so that its reference is measured" >&2
+  fi
   local common=(--n-short 32 --out "$out/$1" "${known[@]}")
   case $kind in
     n256)
-      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" "${common[@]}"
+      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" \
+        --references "$references" "${common[@]}"
       ;;
     n1024)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \
-        "${common[@]}"
+        --references "$references" "${common[@]}"
       ;;
     n4096)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 4096 --targets-per-block 16 --blocks "${n4096[$text]}" \

@@ -379,7 +379,8 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
     ("cell", "with_effects", "expected"),
     [
         ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
-        ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
+        ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 .*-gradient"),
+        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 .*leave-one-out-kl,presence-"),
         (
             "smollm2-books-n4096",
             False,
@@ -399,3 +400,31 @@ def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expect
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert re.search(expected, done.stdout.replace(str(cache), "C")), done.stdout
     assert done.stdout.count("--effects") == with_effects
+    is_measured = not with_effects and cell.rpartition("-")[2] in ("n256", "n1024", "n4096")
+    assert ("its reference is measured" in done.stderr) == is_measured
+
+
+SHARED = [f"{model}-{text}-n256" for model in ("smollm2", "gemma") for text in study.TEXTS]
+SHARED += [f"smollm2-{text}-{kind}" for text in ("books", "releases") for kind in ("n1024", "n4096")]
+SHARED.append("smollm2-code-n4096")
+
+
+@pytest.mark.parametrize("cell", SHARED)
+def test_cells_that_share_effects_have_the_blocks_of_the_study_on_the_cache(cell):
+    """Effects are read by text and place, which the number of blocks decides with the seed."""
+    environment = {**os.environ, "EVICTION": "echo", "MEASURE": "echo"}
+    words = {}
+    for folder in ("eviction", "cache"):
+        command = ["bash", str(ROOT / "results" / folder / "run.sh"), "T", "s.gguf", "g.gguf", "O", cell]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        words[folder] = done.stdout.split()
+
+    def value_of(folder, option):
+        return words[folder][words[folder].index(option) + 1]
+
+    assert words["eviction"][0] == words["cache"][0]
+    for option in ("--text", "--n-long", "--n-short", "--targets-per-block"):
+        assert value_of("eviction", option) == value_of("cache", option)
+    targets = int(value_of("eviction", "--blocks")) * int(value_of("eviction", "--targets-per-block"))
+    assert targets == int(value_of("cache", "--targets"))
+    assert "--seed" not in [*words["eviction"], *words["cache"]]
