@@ -12,8 +12,6 @@ judge=${EVICTION:-olmo-sparsity eviction}
 needles=${NEEDLES:-python $here/needles.py}
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
-references=leave-one-out-kl,presence-gradient
-
 cell() {
   local model text kind long
   IFS=- read -r model text kind <<< "$1"
@@ -35,12 +33,11 @@ cell() {
   local common=(--n-short 32 --out "$out/$1" "${known[@]}")
   case $kind in
     n256)
-      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" \
-        --references "$references" "${common[@]}"
+      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" "${common[@]}"
       ;;
     n1024)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \
-        --references "$references" "${common[@]}"
+        "${common[@]}"
       ;;
     n4096)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 4096 --targets-per-block 16 --blocks "${n4096[$text]}" \

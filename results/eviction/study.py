@@ -193,12 +193,15 @@ def print_cell(cell: str, result: EvictionResult) -> None:
         print_table(tells, title, across="budget", digits=1)
     if kind_of(cell) == "horizon":
         print_horizon(cell, result)
-    elif kind_of(cell) in ("n256", "n1024"):
+    else:
+        for part in parts_as_used(result):
+            print_compared(f"{cell}, {part.name}", result, part)
+    if kind_of(cell) in VERDICTS:
         print_where(cell, result)
 
 
 def print_part(what: str, tables: Tables, part: Part) -> None:
-    """Print the numbers of the policies of one part, and what they lose more than some of them."""
+    """Print the numbers of the policies of one part."""
     result = tables.result
     print_table(tables.losses(part), f"{what}: loss over full, nats", across="budget")
     at_middle = part.rows(tables.summary)
@@ -212,16 +215,22 @@ def print_part(what: str, tables: Tables, part: Part) -> None:
         if len(of_names):
             title = f"{what}, {100 * budget_of(result):g} %: {', '.join(of_names['name'].unique())}"
             print_table(of_names[["policy", "name", *INTERVAL]], title, across="name", **options)
-    compared_with = REFERENCE
-    if part.name.startswith("blind"):
-        compared_with = OF_BLIND
-    for other in (compared_with, EXACT):
+
+
+def print_compared(what: str, result: EvictionResult, part: Part) -> None:
+    """Print what policies of one part lose more than one of them, and more than the reference."""
+    for other in (reference_of(part), EXACT):
         if other in part.policies or other in part.references:
             among = [name for name in (*part.policies, *part.references) if name != other]
             if other == EXACT:
                 among = part.policies
             frame = result.differences(other, part.near, among)
             print_differences(frame, f"{what}: less {other}")
+
+
+def reference_of(part: Part) -> str:
+    """The policy that those of a part are compared with."""
+    return OF_BLIND if part.name.startswith("blind") else REFERENCE
 
 
 def print_differences(frame: pd.DataFrame, title: str) -> None:
@@ -249,9 +258,9 @@ def print_best(what: str, tables: Tables, near: str) -> None:
 def print_where(cell: str, result: EvictionResult) -> None:
     """Print where policies fail, as they are used, at one budget: by gain, kind, and distance from the choice."""
     for name, across, frame in (
-        ("gain", "above_nats", result.by_gain()),
+        ("gain, in nats, above", "above_nats", result.by_gain()),
         ("kind", "kind", result.by_kind()),
-        ("distance from the choice, up to", "to_tokens", result.by_distance()),
+        ("distance from the choice, in tokens, below", "to_tokens", result.by_distance()),
     ):
         for part in parts_as_used(result):
             shown = part.rows(frame)
@@ -268,7 +277,7 @@ def print_horizon(cell: str, result: EvictionResult) -> None:
     policies and references lose more than a reference."""
     frame = result.by_distance()
     frame = frame[(frame["near"] == NEAR_KEPT) & (frame["budget"] == budget_of(result))]
-    title = f"{cell}: loss over full, nats, by distance from the choice, up to"
+    title = f"{cell}: loss over full, nats, by distance from the choice, in tokens, below"
     print_table(frame[["policy", "to_tokens", *INTERVAL]], title, across="to_tokens")
     is_later = result.targets["place"] >= SEEN_BY_FIRST
     later = replace(result, targets=result.targets[is_later].reset_index(drop=True))
@@ -287,7 +296,7 @@ def print_verdicts(study: Study, of_all: Study) -> None:
         model, _, kind = cell.split("-")
         alone = [result for name, result in study.items() if name in cells_of(model, kind)]
         for part in parts_as_used(pooled_texts):
-            reference = OF_BLIND if part.name.startswith("blind") else REFERENCE
+            reference = reference_of(part)
             if reference not in part.policies:
                 continue
             among = [name for name in part.policies if name != reference]
@@ -428,7 +437,8 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
         for axes, text in zip(of_near, cells, strict=True):
             of_panel = rows[(rows["near"] == near) & (rows["text"] == text)]
             if near == NEAR_REREAD:
-                of_panel = of_panel[of_panel["sees"] != AWARE]
+                # `nearest` keeps what streaming-llm keeps
+                of_panel = of_panel[(of_panel["sees"] != AWARE) & (of_panel["policy"] != "nearest")]
             style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
             axes.axhline(0, **style.REFERENCE)
             what = "aware, near tokens kept" if near == NEAR_KEPT else "blind, near tokens read again"

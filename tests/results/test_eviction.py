@@ -379,8 +379,8 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
     ("cell", "with_effects", "expected"),
     [
         ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
-        ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 .*-gradient"),
-        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 .*leave-one-out-kl,presence-"),
+        ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
+        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 "),
         (
             "smollm2-books-n4096",
             False,
