@@ -495,7 +495,8 @@ def agreement_tells(
 
     Of the mean overlap, or rank correlation with the exact effects, with the mean loss over full: -1 says that the
     policies that agree more lose less. Controls count, references do not; policies that keep the same keys count once.
-    Columns: far_context, near, budget, keys, n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high.
+    Columns: far_context, near, budget, keys, n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high, cut at -1
+    and 1.
     """
     rows = []
     for far_context in record.far_contexts:
@@ -525,7 +526,10 @@ def agreement_tells(
                         "n_policies": len(columns),
                         "name": name,
                     }
-                    rows.append({**keys, **measured.interval(draws)})
+                    interval = measured.interval(draws)
+                    for bound in ("low", "high"):  # NaN stays
+                        interval[bound] = float(np.clip(interval[bound], -1, 1))
+                    rows.append({**keys, **interval})
     return interval_frame(rows, ["far_context", "near", "budget", "keys", "n_policies", "name"])
 
 

@@ -392,9 +392,9 @@ def print_lengths(study: Study) -> None:
     """Print what is left of the gain against N, and how alike the order of policies is at two N."""
     for text in (*TEXTS, "all"):
         frame = by_length(study, text)
-        if frame.empty:
-            continue
         for name, hidden in (("aware", BLIND), ("blind", AWARE)):
+            if frame.empty:
+                continue
             rows = frame[frame["sees"] != hidden].drop(columns="sees")
             title = (
                 f"{text}, {name}, near reread, {100 * MIDDLE:g} %: per cent of the gain that is left, by N"

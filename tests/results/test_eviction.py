@@ -119,8 +119,11 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
 def two_texts():
     """Cells of two texts at two N, in which policies differ by made-up losses."""
     cells = {}
-    for text, kind in product(("books", "code"), ("n256", "n1024")):
-        cells[f"smollm2-{text}-{kind}"] = made_up(seed=len(cells), ways=[*WAYS, *BLIND_ONES])
+    for text, (kind, n_long) in product(("books", "code"), (("n256", 12), ("n1024", 20))):
+        result = made_up(seed=len(cells), ways=[*WAYS, *BLIND_ONES])
+        contexts = replace(result.settings.contexts, n_long=n_long, n_short=n_long - 8)
+        settings = replace(result.settings, contexts=contexts)
+        cells[f"smollm2-{text}-{kind}"] = replace(result, settings=settings)
     return cells
 
 
@@ -163,7 +166,7 @@ def test_differences_are_printed_with_p_and_the_number_of_tests(two_texts, capsy
         )
 
 
-def test_orders_of_policies_at_two_lengths_are_compared(two_texts):
+def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     first, second = (two_texts[f"smollm2-books-{kind}"] for kind in ("n256", "n1024"))
     policies = ["snapkv", "knorm", "streaming-llm", "h2o:blind=1"]
     losses = []
@@ -172,6 +175,23 @@ def test_orders_of_policies_at_two_lengths_are_compared(two_texts):
         losses.append([frame[policy, "reread", 0.5, numbers.LOSS] for policy in policies])
     expected = spearmanr(*losses).statistic
     assert study.order_alike(first, second, "reread") == (pytest.approx(expected), 4)
+    without_gain = {
+        f"smollm2-books-{kind}": made_up(gain=0.0, ways=[*WAYS, *BLIND_ONES]) for kind in ("n256", "n1024")
+    }
+    study.print_lengths(without_gain)
+    line = "books, near reread, 12 %: rank correlation of 4 policies between N 256 and 1,024: 1.00"
+    printed = capsys.readouterr().out
+    assert line in printed and "that is left" not in printed
+    study.print_lengths(two_texts)
+    of_blind = capsys.readouterr().out.split(
+        "books, blind, near reread, 12 %: per cent of the gain that is left, by N"
+    )[1]
+    share = (
+        first.summary()
+        .set_index(["policy", "near", "budget", "name"])
+        .loc[("knorm", "reread", 0.5, numbers.SHARE)]
+    )
+    assert f"{interval_text(share.to_dict(), percent=True, digits=0)}" in of_blind.split("\n\n")[0]
 
 
 def words_reader():

@@ -289,6 +289,7 @@ def test_agreement_that_orders_policies_as_their_losses_do_correlates_by_minus_o
                 spearmanr(means, losses).statistic
             )
             assert frame.loc[(budget, agreement), "n_policies"] == 4
+    assert (frame["low"] >= -1).all() and (frame["high"] <= 1).all()
     order = {name: -over_full(record, name, "reread", 0.5).mean() for name, _ in names}
     overlap = record.choices["policy"].map(order).fillna(0.0).astype(np.float32)
     tells = replace(record, choices=record.choices.assign(overlap=overlap)).agreement_tells()
