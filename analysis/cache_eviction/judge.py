@@ -301,8 +301,8 @@ def _nears_of(contender: Contender) -> tuple[str, ...]:
 def _distinct(choices: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
     """The choices without repeats, and which of these every choice is: equal ones are read once, and are equal then."""
     numbers: dict[bytes, int] = {}
-    distinct = []
-    places = []
+    distinct: list[np.ndarray] = []
+    places: list[int] = []
     for kept in choices:
         key = np.packbits(kept).tobytes()
         if key not in numbers:

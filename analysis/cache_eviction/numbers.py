@@ -547,7 +547,7 @@ def every_number(
     record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
     """All frames of a record, one below the other; the column ``frame`` says which. What a frame lacks is empty."""
-    bootstrap = {"resamples": resamples, "seed": seed}
+    bootstrap: dict[str, Any] = {"resamples": resamples, "seed": seed}
     frames = {
         "gain": gain(record, **bootstrap),
         "caches": caches(record, **bootstrap),

@@ -400,10 +400,10 @@ def print_lengths(study: Study) -> None:
                 f"{text}, {name}, near reread, {100 * MIDDLE:g} %: per cent of the gain that is left, by N"
             )
             print_table(rows, title, across="N", percent=True, digits=0)
-        pair = [study.get(f"smollm2-{text}-{kind}") for kind in ("n256", "n1024")]
-        if None not in pair:
+        short, long = (study.get(f"smollm2-{text}-{kind}") for kind in ("n256", "n1024"))
+        if short is not None and long is not None:
             for near in (NEAR_KEPT, NEAR_REREAD):
-                correlation, count = order_alike(*pair, near)
+                correlation, count = order_alike(short, long, near)
                 what = f"rank correlation of {count} policies between N 256 and 1,024"
                 print(f"\n{text}, near {near}, {100 * MIDDLE:g} %: {what}: {correlation:.2f}")
 
