@@ -221,10 +221,10 @@ class BlockJudge:
         for some in (alike, by_head):
             if not some:
                 continue
-            measured = reading.measures(np.stack([kept for *_, kept in some]), ("loss", "kl"))
-            for (name, budget, count, _), (losses, divergences) in zip(
-                some, np.moveaxis(measured, 0, 2), strict=True
-            ):
+            distinct, places = _distinct([kept for *_, kept in some])
+            measured = reading.measures(distinct, ("loss", "kl"))
+            for (name, budget, count, _), place in zip(some, places, strict=True):
+                losses, divergences = measured[:, place].T
                 of_targets = {
                     "place": np.arange(len(losses)),
                     "policy": name,
@@ -296,6 +296,20 @@ class _Seen:
 def _nears_of(contender: Contender) -> tuple[str, ...]:
     """The ways of the near tokens behind a choice: one that saw the far context alone has them read again."""
     return (NEAR_REREAD,) if contender.sees == BLIND else (NEAR_KEPT, NEAR_REREAD)
+
+
+def _distinct(choices: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
+    """The choices without repeats, and which of these every choice is: equal ones are read once, and are equal then."""
+    numbers: dict[bytes, int] = {}
+    distinct: list[np.ndarray] = []
+    places: list[int] = []
+    for kept in choices:
+        key = np.packbits(kept).tobytes()
+        if key not in numbers:
+            numbers[key] = len(distinct)
+            distinct.append(kept)
+        places.append(numbers[key])
+    return np.stack(distinct), places
 
 
 def checked_scores(name: str, scores: Any, shape: tuple[int, ...]) -> np.ndarray:

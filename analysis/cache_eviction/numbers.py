@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, TRUE, EvictionRecord
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, TRUE, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.faithfulness import row_spearman
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, holm
@@ -125,7 +125,7 @@ class Measured:
         draws = self.draws(self.over_full(first) - self.over_full(second))
         return {**self.interval(draws), "p": self.bootstrap.p_value(draws)}
 
-    def of_blocks(self, blocks: Sequence[int], values: np.ndarray) -> dict[str, Any]:
+    def of_blocks(self, blocks: Sequence[int] | pd.Index, values: np.ndarray) -> dict[str, Any]:
         """Value, low and high of the mean of some values over some of the blocks, both (b,)."""
         of_each = np.zeros(len(self._blocks))
         is_there = np.zeros(len(self._blocks))
@@ -170,6 +170,25 @@ def gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: in
             interval = measured.interval(measured.draws(of_targets))
             rows.append({"far_context": far_context, "name": name, **interval})
     return interval_frame(rows, ["far_context", "name"])
+
+
+def caches(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Mean loss over that with the full cache where nothing is chosen: what there is to lose.
+
+    Columns: far_context, policy (`SINKS`: the sinks alone are kept, or `NONE`: no far key), near, value, low, high.
+    """
+    settings = record.settings
+    shares = {NONE: 0.0}
+    if settings.sinks:
+        shares = {SINKS: settings.sinks / settings.contexts.n_far, NONE: 0.0}
+    rows = []
+    for far_context in record.far_contexts:
+        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+        for near in record.nears:
+            for name, share in shares.items():
+                interval = measured.interval(measured.draws(measured.over_full((name, near, share))))
+                rows.append({"far_context": far_context, "policy": name, "near": near, **interval})
+    return interval_frame(rows, ["far_context", "policy", "near"])
 
 
 def summary(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -227,32 +246,37 @@ def differences(
     record: EvictionRecord,
     reference: str = SNAPKV,
     near: str = NEAR_KEPT,
+    policies: Sequence[str] | None = None,
     *,
     resamples: int = DEFAULT_RESAMPLES,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Mean loss with every policy less that with one of them, paired by target: `KEYS`, value, low, high, p, p_holm.
 
-    ``p`` is two-sided; ``p_holm`` is adjusted for the number of policies and controls, at all budgets; references are
-    outside, and have none. Both are NaN where there is no interval. Budgets at which that one was not judged are left
-    out. Raises `UserError` where it was not judged with the near tokens treated so.
+    ``policies``: those that are compared; None: all. ``p`` is two-sided; ``p_holm`` is adjusted for the number of
+    these and of controls, at all budgets; references are outside, and have none. Both are NaN where there is no
+    interval, as where both keep the same keys. Budgets at which that one was not judged are left out. Raises
+    `UserError` where it was not judged with the near tokens treated so.
     """
     _check_near(record, near)
     rows = []
     for far_context in record.far_contexts:
         measured = Measured(record, far_context, resamples=resamples, seed=seed)
         columns = measured.columns(near)
-        policies = list(dict.fromkeys(policy for policy, *_ in columns))
-        if reference not in policies:
-            raise UserError(
-                f"{reference!r} was not judged with near tokens {near!r}; choose from {', '.join(policies) or 'none'}"
-            )
+        judged = list(dict.fromkeys(policy for policy, *_ in columns))
+        for name in (reference, *(policies or ())):
+            if name not in judged:
+                raise UserError(
+                    f"{name!r} was not judged with near tokens {near!r}; choose from {', '.join(judged) or 'none'}"
+                )
         of_context = []
         tested = []
         for column in columns:
             policy, _, budget = column
             of_reference = (reference, near, budget)
             if policy == reference or of_reference not in columns:
+                continue
+            if policies is not None and policy not in policies:
                 continue
             difference = measured.difference(column, of_reference)
             of_context.append({**measured.keys(column), **difference})
@@ -437,7 +461,8 @@ def keeps(
     """The share of layers and heads that keep given far tokens: `KEYS`, name, value, low, high, means over blocks.
 
     ``tokens``: a row a token, with block, name and column (in the far context, from 0); of those of one name in a block
-    the mean counts. Raises `UserError` where the record has no kept sets.
+    the mean counts. Of two names there is also "FIRST less SECOND", paired by block, of the blocks that have both.
+    Raises `UserError` where the record has no kept sets.
     """
     if "kept_share" not in record.choices:
         raise UserError("no kept sets were saved; measure with kept_sets=True")
@@ -448,10 +473,17 @@ def keeps(
         kept = choices.set_index(["policy", "near", "budget", "block"])["kept_share"].sort_index()
         for column in measured.columns():
             of_column = kept.loc[column]
+            shares = {}
             for name, named in tokens.groupby("name", sort=False):
                 by_block = named.groupby("block")["column"]
-                shares = {block: of_column[block][columns].mean() for block, columns in by_block}
-                interval = measured.of_blocks(list(shares), np.array(list(shares.values()), dtype=float))
+                shares[name] = pd.Series(
+                    {block: float(of_column[block][places].mean()) for block, places in by_block}
+                )
+            if len(shares) == 2:
+                first, second = shares
+                shares[f"{first} less {second}"] = (shares[first] - shares[second]).dropna()
+            for name, of_blocks in shares.items():
+                interval = measured.of_blocks(of_blocks.index, of_blocks.to_numpy())
                 rows.append({**measured.keys(column), "name": name, **interval})
     return interval_frame(rows, [*KEYS, "name"])
 
@@ -462,19 +494,22 @@ def agreement_tells(
     """Does agreement with the exact effects tell which policy costs least? Spearman's correlation over policies.
 
     Of the mean overlap, or rank correlation with the exact effects, with the mean loss over full: -1 says that the
-    policies that agree more lose less. Controls count, references do not. Columns: far_context, near, budget, keys,
-    n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high.
+    policies that agree more lose less. Controls count, references do not; policies that keep the same keys count once.
+    Columns: far_context, near, budget, keys, n_policies, name (`SPEARMAN`, `OVERLAP`), value, low, high, cut at -1
+    and 1.
     """
     rows = []
     for far_context in record.far_contexts:
         measured = Measured(record, far_context, resamples=resamples, seed=seed)
         for near in record.nears:
             for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
-                columns = [
-                    column
-                    for column in measured.columns(near)
-                    if column[2] == budget and column[0] not in record.settings.references
-                ]
+                columns: list[Column] = []
+                for column in measured.columns(near):
+                    if column[2] != budget or column[0] in record.settings.references:
+                        continue
+                    of_column = measured.over_full(column)
+                    if not any(np.array_equal(measured.over_full(other), of_column) for other in columns):
+                        columns.append(column)
                 if len(columns) < _LEAST_POLICIES:
                     continue
                 losses = [measured.draws(measured.over_full(column)) for column in columns]
@@ -491,7 +526,10 @@ def agreement_tells(
                         "n_policies": len(columns),
                         "name": name,
                     }
-                    rows.append({**keys, **measured.interval(draws)})
+                    interval = measured.interval(draws)
+                    for bound in ("low", "high"):  # NaN stays
+                        interval[bound] = float(np.clip(interval[bound], -1, 1))
+                    rows.append({**keys, **interval})
     return interval_frame(rows, ["far_context", "near", "budget", "keys", "n_policies", "name"])
 
 
@@ -509,8 +547,12 @@ def every_number(
     record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
     """All frames of a record, one below the other; the column ``frame`` says which. What a frame lacks is empty."""
-    bootstrap = {"resamples": resamples, "seed": seed}
-    frames = {"gain": gain(record, **bootstrap), "summary": summary(record, **bootstrap)}
+    bootstrap: dict[str, Any] = {"resamples": resamples, "seed": seed}
+    frames = {
+        "gain": gain(record, **bootstrap),
+        "caches": caches(record, **bootstrap),
+        "summary": summary(record, **bootstrap),
+    }
     judged = record.policies
     for near in record.nears:
         if (judged["near"] == near)[judged["policy"] == SNAPKV].any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,10 @@ class EvictionResult(EvictionRecord):
         """See `analysis.cache_eviction.numbers.gain`: losses with the full cache, and without far keys."""
         return numbers.gain(self, resamples=resamples, seed=seed)
 
+    def caches(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+        """See `analysis.cache_eviction.numbers.caches`: losses with the sinks alone, and without far keys."""
+        return numbers.caches(self, resamples=resamples, seed=seed)
+
     def summary(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.summary`: a row for each policy, budget and number."""
         return numbers.summary(self, resamples=resamples, seed=seed)
@@ -47,12 +52,13 @@ class EvictionResult(EvictionRecord):
         self,
         reference: str = numbers.SNAPKV,
         near: str = NEAR_KEPT,
+        policies: Sequence[str] | None = None,
         *,
         resamples: int = DEFAULT_RESAMPLES,
         seed: int = 0,
     ) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.differences`: losses of policies less that of one, paired, with p."""
-        return numbers.differences(self, reference, near, resamples=resamples, seed=seed)
+        return numbers.differences(self, reference, near, policies, resamples=resamples, seed=seed)
 
     def aware_less_blind(
         self, near: str = NEAR_REREAD, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0

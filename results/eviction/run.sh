@@ -12,7 +12,6 @@ judge=${EVICTION:-olmo-sparsity eviction}
 needles=${NEEDLES:-python $here/needles.py}
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
-
 cell() {
   local model text kind long
   IFS=- read -r model text kind <<< "$1"
@@ -26,7 +25,11 @@ cell() {
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
-  [[ -f ${CACHE:-}/$1/result.json ]] && known=(--effects "$CACHE/$1")
+  if [[ -f ${CACHE:-}/$1/result.json ]]; then
+    known=(--effects "$CACHE/$1")
+  elif [[ $kind == n* && $kind != needles ]]; then
+    echo "$1: CACHE has no complete cell of this name, so that its reference is measured" >&2
+  fi
   local common=(--n-short 32 --out "$out/$1" "${known[@]}")
   case $kind in
     n256)

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.cache_eviction import numbers
-from analysis.cache_eviction.figure import policy_looks
-from analysis.cache_eviction.record import AWARE, BLIND, HEAD, PARTS, TARGETS
+from analysis.cache_eviction.figure import BEST, policy_looks
+from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
@@ -40,8 +42,18 @@ MIDDLE = 0.12
 """The budget of tables that show one."""
 SEEN_BY_FIRST = 16
 """So many targets the reference of the first ones sees."""
-POOLED = ("horizon", "n4096")
-"""Cells of few blocks, which are also shown with all texts as one."""
+OF_BLIND = SAME_AS_NEAREST = "streaming-llm"
+"""The blind policy that blind ones are compared with; it keeps the sinks and what the control `nearest` keeps."""
+EXACT = "leave-one-out-kl"
+"""The reference."""
+POOLED = ("n256", "n1024", "horizon", "n4096")
+"""Cells that are also shown with all texts as one."""
+VERDICTS = ("n256", "n1024")
+"""Cells in which policies are called better or worse."""
+LENGTHS = ("n256", "n1024", "n4096")
+MODELS = ("smollm2", "gemma")
+LEVEL = 0.05
+"""Of tests, by Holm."""
 Study = Mapping[str, EvictionResult]
 
 
@@ -74,6 +86,57 @@ def budget_of(result: EvictionResult) -> float:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Policies of a cell that one table shows beside one another."""
+
+    name: str
+    near: str
+    policies: list[str]
+    """And controls."""
+    references: list[str]
+
+    def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Those of a frame that are of policies, controls and references of the part."""
+        shown = frame["policy"].isin([*self.policies, *self.references])
+        return frame[shown & (frame["near"] == self.near)]
+
+
+def parts_of(result: EvictionResult) -> list[Part]:
+    """Aware policies, by what becomes of the near tokens, and blind ones; controls beside either.
+
+    Beside `SAME_AS_NEAREST`, which keeps the same keys, `nearest` is left out.
+    """
+    judged = result.policies
+    references = list(result.settings.references)
+    parts = []
+    for name, sees, near in (
+        ("aware", AWARE, NEAR_KEPT),
+        ("aware", AWARE, NEAR_REREAD),
+        ("blind", BLIND, NEAR_REREAD),
+    ):
+        of_near = judged[judged["near"] == near]
+        policies = of_near.loc[of_near["sees"].isin([sees, NOTHING]), "policy"].tolist()
+        if SAME_AS_NEAREST in policies and "nearest" in policies:
+            policies.remove("nearest")
+        if (of_near["sees"] == sees).any():
+            parts.append(Part(f"{name}, near {near}", near, policies, references))
+    return parts
+
+
+def parts_as_used(result: EvictionResult) -> list[Part]:
+    """Near tokens are kept behind aware policies, where that was measured, and read again behind blind ones."""
+    parts = parts_of(result)
+    if NEAR_KEPT in result.nears:
+        parts = [part for part in parts if part.name != f"aware, near {NEAR_REREAD}"]
+    return parts
+
+
+def print_table(frame: pd.DataFrame, title: str, **options: Any) -> None:
+    """Print a frame as `show` has it, by default as nats."""
+    print("\n" + show(frame, title=title, **{"percent": False, "digits": 2, **options}))
+
+
+@dataclass(frozen=True)
 class Tables:
     """Frames of a cell that several tables are made from."""
 
@@ -89,35 +152,19 @@ class Tables:
         """See `EvictionResult.best_found`; None of one block."""
         return self.result.best_found() if self.result.counts["blocks"] > 1 else None
 
-    def losses(self, near: str) -> pd.DataFrame:
-        """Loss over full of everything that was judged, the best at `budget_of` first, and what is best found."""
-        frame = self.summary
-        frame = frame[(frame["name"] == numbers.LOSS) & (frame["near"] == near)]
+    def losses(self, part: Part) -> pd.DataFrame:
+        """Loss over full of a part, the best at `budget_of` first, and what is best found of all with its near."""
+        frame = part.rows(self.summary)
+        frame = frame[frame["name"] == numbers.LOSS]
         at_middle = frame[frame["budget"] == budget_of(self.result)].sort_values("value", kind="stable")
         order = {policy: number for number, policy in enumerate(at_middle["policy"])}
         frame = frame.sort_values("policy", key=lambda names: names.map(order), kind="stable")
         frames = [frame]
         if self.best_found is not None:
             best = self.best_found
-            is_loss = (best["name"] == numbers.LOSS) & (best["near"] == near)
-            frames.append(best[is_loss].assign(policy="best found"))
+            is_loss = (best["name"] == numbers.LOSS) & (best["near"] == part.near)
+            frames.append(best[is_loss].assign(policy=BEST))
         return pd.concat([frame[["policy", "budget", *INTERVAL]] for frame in frames])
-
-    def others(self, near: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """The further numbers of `numbers.summary`, name and frame, at `budget_of`."""
-        frame = self.summary
-        frame = frame[(frame["near"] == near) & (frame["budget"] == budget_of(self.result))]
-        for name in (numbers.KL, numbers.SHARE, numbers.TOP, numbers.SPEARMAN, numbers.OVERLAP):
-            of_name = frame[frame["name"] == name]
-            if len(of_name):
-                yield name, of_name[["policy", *INTERVAL]]
-
-
-def with_p(frame: pd.DataFrame) -> pd.DataFrame:
-    """Differences for printing: p as text, which interval_text would take for a value."""
-    shown = frame[["policy", "budget", *INTERVAL]].copy()
-    shown.insert(2, "p_holm", [f"{p:.2g}" for p in frame["p_holm"]])
-    return shown
 
 
 def print_cell(cell: str, result: EvictionResult) -> None:
@@ -130,63 +177,99 @@ def print_cell(cell: str, result: EvictionResult) -> None:
     title = (
         f"{cell}: {size['targets']:,} targets, {size['blocks']}{of_all} blocks, {size.get('groups')} groups"
     )
-    print("\n" + show(result.gain(), digits=2, title=title))
+    print_table(result.gain(), title)
+    print_table(result.caches(), f"{cell}: loss over full, nats, where nothing is chosen", across="near")
+    for part in parts_of(result):
+        print_part(f"{cell}, {part.name}", tables, part)
     for near in result.nears:
-        what = f"{cell}, near {near}"
-        over = tables.losses(near)
-        print(
-            "\n" + show(over, across="budget", percent=False, digits=2, title=f"{what}: loss over full, nats")
-        )
-        for name, frame in tables.others(near):
-            is_share = not name.endswith("_nats") and name != numbers.SPEARMAN
-            digits = 0 if is_share else 2
-            print(
-                "\n"
-                + show(
-                    frame,
-                    percent=is_share,
-                    digits=digits,
-                    title=f"{what}, {100 * budget_of(result):g} %: {name}",
-                )
-            )
-        judged = result.policies
-        if (judged["near"] == near)[judged["policy"] == REFERENCE].any():
-            frame = with_p(result.differences(REFERENCE, near))
-            print("\n" + show(frame, percent=False, digits=2, title=f"{what}: less {REFERENCE}"))
+        print_best(f"{cell}, near {near}", tables, near)
         frame = result.aware_less_blind(near)
         if len(frame):
-            print("\n" + show(with_p(frame), percent=False, digits=2, title=f"{what}: aware less blind"))
+            print_differences(frame, f"{cell}, near {near}: aware less blind")
     tells = result.agreement_tells()
     if len(tells):
-        tells = tells[["near", "budget", "name", *INTERVAL]]
+        tells = tells[["near", "n_policies", "budget", "name", *INTERVAL]]
         title = f"{cell}: rank correlation over policies of agreement with loss over full"
-        print("\n" + show(tells, across="budget", percent=False, digits=1, title=title))
+        print_table(tells, title, across="budget", digits=1)
     if kind_of(cell) == "horizon":
         print_horizon(cell, result)
-    elif kind_of(cell) in ("n256", "n1024"):
+    else:
+        for part in parts_as_used(result):
+            print_compared(f"{cell}, {part.name}", result, part)
+    if kind_of(cell) in VERDICTS:
         print_where(cell, result)
 
 
-def print_where(cell: str, result: EvictionResult) -> None:
-    """Print where policies fail: by the gain of targets and their kind, as published, at one budget."""
-    for name, across, frame in (
-        ("gain", "above_nats", result.by_gain()),
-        ("kind", "kind", result.by_kind()),
+def print_part(what: str, tables: Tables, part: Part) -> None:
+    """Print the numbers of the policies of one part."""
+    result = tables.result
+    print_table(tables.losses(part), f"{what}: loss over full, nats", across="budget")
+    at_middle = part.rows(tables.summary)
+    at_middle = at_middle[at_middle["budget"] == budget_of(result)]
+    for names, options in (
+        ((numbers.KL, numbers.TOP), {}),
+        ((numbers.SHARE, numbers.OVERLAP), {"percent": True, "digits": 0}),
+        ((numbers.SPEARMAN,), {}),
     ):
-        frame = as_used(frame)
-        frame = frame[frame["budget"] == budget_of(result)]
-        counts = frame.drop_duplicates(across).set_index(across)["n_targets"].to_dict()
-        title = f"{cell}, as used, by {name}; targets {counts}"
-        print(
-            "\n"
-            + show(frame[["policy", across, *INTERVAL]], across=across, percent=False, digits=2, title=title)
-        )
+        of_names = at_middle[at_middle["name"].isin(names)]
+        if len(of_names):
+            title = f"{what}, {100 * budget_of(result):g} %: {', '.join(of_names['name'].unique())}"
+            print_table(of_names[["policy", "name", *INTERVAL]], title, across="name", **options)
 
 
-def as_used(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of every policy as it is used: near tokens are read again behind blind ones, and kept behind others."""
-    is_blind = frame["sees"] == BLIND
-    return frame[(is_blind & (frame["near"] == NEAR_REREAD)) | (~is_blind & (frame["near"] == NEAR_KEPT))]
+def print_compared(what: str, result: EvictionResult, part: Part) -> None:
+    """Print what policies of one part lose more than one of them, and more than the reference."""
+    for other in (reference_of(part), EXACT):
+        if other in part.policies or other in part.references:
+            among = [name for name in (*part.policies, *part.references) if name != other]
+            if other == EXACT:
+                among = part.policies
+            frame = result.differences(other, part.near, among)
+            print_differences(frame, f"{what}: less {other}")
+
+
+def reference_of(part: Part) -> str:
+    """The policy that those of a part are compared with."""
+    return OF_BLIND if part.name.startswith("blind") else REFERENCE
+
+
+def print_differences(frame: pd.DataFrame, title: str) -> None:
+    """Print differences, and p of those that are tested: how many these are stands above."""
+    shown = frame[["policy", "budget", *INTERVAL]]
+    print_table(shown, title, across="budget")
+    tested = frame[frame["p_holm"].notna()]
+    if len(tested):
+        p_values = tested[["policy", "budget"]].assign(value=tested["p_holm"], low=np.nan, high=np.nan)
+        title = f"{title}: p by Holm over {len(tested)} tests"
+        print_table(p_values, title, across="budget", digits=3)
+
+
+def print_best(what: str, tables: Tables, near: str) -> None:
+    """Print what either half of the blocks chooses, by budget."""
+    if tables.best_found is None:
+        return
+    best = tables.best_found
+    best = best[(best["name"] == numbers.LOSS) & (best["near"] == near)]
+    print(f"\n{what}: best found on either half of the blocks")
+    for row in best.itertuples():
+        print(f"{100 * row.budget:g} %  {row.first}, {row.second}")
+
+
+def print_where(cell: str, result: EvictionResult) -> None:
+    """Print where policies fail, as they are used, at one budget: by gain, kind, and distance from the choice."""
+    for name, across, frame in (
+        ("gain, in nats, above", "above_nats", result.by_gain()),
+        ("kind", "kind", result.by_kind()),
+        ("distance from the choice, in tokens, below", "to_tokens", result.by_distance()),
+    ):
+        for part in parts_as_used(result):
+            shown = part.rows(frame)
+            shown = shown[shown["budget"] == budget_of(result)]
+            counts = ""
+            if "n_targets" in shown:
+                counts = f"; targets {shown.drop_duplicates(across).set_index(across)['n_targets'].to_dict()}"
+            title = f"{cell}, {part.name}, by {name}{counts}"
+            print_table(shown[["policy", across, *INTERVAL]], title, across=across)
 
 
 def print_horizon(cell: str, result: EvictionResult) -> None:
@@ -194,33 +277,44 @@ def print_horizon(cell: str, result: EvictionResult) -> None:
     policies and references lose more than a reference."""
     frame = result.by_distance()
     frame = frame[(frame["near"] == NEAR_KEPT) & (frame["budget"] == budget_of(result))]
-    print(
-        "\n"
-        + show(
-            frame[["policy", "to_tokens", *INTERVAL]],
-            across="to_tokens",
-            percent=False,
-            digits=2,
-            title=f"{cell}: loss over full, nats, by distance from the choice, up to",
-        )
-    )
-    names = [name for name in result.settings.references if name.startswith("leave-one-out-kl")]
+    title = f"{cell}: loss over full, nats, by distance from the choice, in tokens, below"
+    print_table(frame[["policy", "to_tokens", *INTERVAL]], title, across="to_tokens")
     is_later = result.targets["place"] >= SEEN_BY_FIRST
     later = replace(result, targets=result.targets[is_later].reset_index(drop=True))
-    for reference in names:
-        frame = later.differences(reference, NEAR_KEPT)
-        frame = frame[frame["policy"].isin(names) | (frame["sees"] != TARGETS)]
-        shown = frame[["policy", "budget", *INTERVAL]]
-        print(
-            "\n"
-            + show(
-                shown,
-                across="budget",
-                percent=False,
-                digits=2,
-                title=f"{cell}, later targets: less {reference}",
-            )
-        )
+    for reference in result.settings.references:
+        if reference.startswith(EXACT):
+            frame = later.differences(reference, NEAR_KEPT)
+            print_differences(frame, f"{cell}, later targets: less {reference}")
+
+
+def print_verdicts(study: Study, of_all: Study) -> None:
+    """Print which policies are better or worse than one in all texts taken together: where p by Holm is below 0.05, and
+    the difference has the same sign in every text."""
+    for cell, pooled_texts in of_all.items():
+        if kind_of(cell) not in VERDICTS:
+            continue
+        model, _, kind = cell.split("-")
+        alone = [result for name, result in study.items() if name in cells_of(model, kind)]
+        for part in parts_as_used(pooled_texts):
+            reference = reference_of(part)
+            if reference not in part.policies:
+                continue
+            among = [name for name in part.policies if name != reference]
+            frame = pooled_texts.differences(reference, part.near, among)
+            keys = ["policy", "budget"]
+            signs = [np.sign(frame["value"])]
+            for result in alone:
+                of_text = result.differences(reference, part.near, among).set_index(keys)["value"]
+                signs.append(np.sign(of_text.loc[pd.MultiIndex.from_frame(frame[keys])].to_numpy()))
+            alike = (np.stack(signs) == signs[0].to_numpy()).all(axis=0)
+            passed = frame[(frame["p_holm"] < LEVEL) & alike]
+            print(f"\n{cell}, {part.name}, {len(alone)} texts: less {reference} by Holm, alike in every text")
+            for name, is_better in (("better", True), ("worse", False)):
+                rows = passed[(passed["value"] < 0) == is_better]
+                for policy, budgets in rows.groupby("policy", sort=False)["budget"]:
+                    print(f"{name}  {policy}  {', '.join(f'{100 * budget:g}' for budget in budgets)} %")
+            if passed.empty:
+                print("none")
 
 
 def print_needles(cell: str, result: EvictionResult, records: Path) -> None:
@@ -230,17 +324,18 @@ def print_needles(cell: str, result: EvictionResult, records: Path) -> None:
         at_place = result.targets[result.targets["place"] == place].reset_index(drop=True)
         of_word = replace(result, targets=at_place)
         tables = Tables(of_word)
-        print("\n" + show(of_word.gain(), digits=2, title=f"{cell}: the word {name}"))
-        for near in result.nears:
-            title = f"{cell}, near {near}: loss over full, nats, of the word {name}"
-            print("\n" + show(tables.losses(near), across="budget", percent=False, digits=2, title=title))
+        print_table(of_word.gain(), f"{cell}: the word {name}")
+        for part in parts_of(result):
+            title = f"{cell}, {part.name}: loss over full, nats, of the word {name}"
+            print_table(tables.losses(part), title, across="budget")
     words = words_of(
         result.targets, read_json(records / cell / PLACES, "collect the cell again", expect=list)
     )
     frame = result.keeps(words)
-    for (near, name), rows in frame.groupby(["near", "name"], sort=False):
-        title = f"{cell}, near {near}: per cent of heads that keep the word {name}"
-        print("\n" + show(rows[["policy", "budget", *INTERVAL]], across="budget", digits=0, title=title))
+    for part in parts_of(result):
+        for name, rows in part.rows(frame).groupby("name", sort=False):
+            title = f"{cell}, {part.name}: per cent of heads that keep the word {name}"
+            print_table(rows[["policy", "budget", *INTERVAL]], title, across="budget", percent=True, digits=0)
 
 
 def words_of(targets: pd.DataFrame, places: Sequence[Mapping[str, int]]) -> pd.DataFrame:
@@ -253,25 +348,64 @@ def words_of(targets: pd.DataFrame, places: Sequence[Mapping[str, int]]) -> pd.D
 
 
 def pooled(study: Study) -> dict[str, EvictionResult]:
-    """Cells of few blocks, all texts as one, where there are two or more."""
+    """The cells of one kind of a model, all texts as one, where there are two or more."""
     joined = {}
-    for kind in POOLED:
-        cells = {cell.split("-")[1]: result for cell, result in study.items() if kind_of(cell) == kind}
-        if len(cells) > 1:
-            joined[f"smollm2-all-{kind}"] = EvictionResult.pool(cells)
+    for model in MODELS:
+        for kind in POOLED:
+            cells = {name: study[cell] for cell, name in cells_of(model, kind).items() if cell in study}
+            if len(cells) > 1:
+                joined[f"{model}-all-{kind}"] = EvictionResult.pool(cells)
     return joined
 
 
-def by_length(study: Study) -> pd.DataFrame:
-    """What is left of the gain at one budget, near tokens read again, against N: policy, cell, value, low, high."""
+def cells_of(model: str, kind: str) -> dict[str, str]:
+    """The texts of the cells of one kind of a model, by the cell's name."""
+    return {f"{model}-{text}-{kind}": text for text in TEXTS}
+
+
+def by_length(study: Study, text: str) -> pd.DataFrame:
+    """What is left of the gain at one budget, near tokens read again, against N: policy, sees, N, value, low, high."""
     frames = []
-    for cell, result in study.items():
-        if kind_of(cell) in ("n256", "n1024", "n4096"):
+    for kind in LENGTHS:
+        result = study.get(f"smollm2-{text}-{kind}")
+        if result is not None:
             frame = result.summary()
             is_share = (frame["name"] == numbers.SHARE) & (frame["near"] == NEAR_REREAD)
             frame = frame[is_share & (frame["budget"] == budget_of(result))]
-            frames.append(frame.assign(cell=cell)[["policy", "cell", *INTERVAL]])
+            frames.append(frame.assign(N=result.settings.contexts.n_long)[["policy", "sees", "N", *INTERVAL]])
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def order_alike(first: EvictionResult, second: EvictionResult, near: str) -> tuple[float, int]:
+    """Spearman's correlation of loss over full at one budget over policies, between two cells, and their number."""
+    of_cells = []
+    for result in (first, second):
+        frame = result.summary()
+        is_shown = (frame["name"] == numbers.LOSS) & (frame["near"] == near)
+        is_shown &= (frame["budget"] == budget_of(result)) & (frame["sees"] != TARGETS)
+        of_cells.append(frame[is_shown].set_index("policy")["value"])
+    both = pd.concat(of_cells, axis=1, join="inner")
+    return float(both.corr(method="spearman").iloc[0, 1]), len(both)
+
+
+def print_lengths(study: Study) -> None:
+    """Print what is left of the gain against N, and how alike the order of policies is at two N."""
+    for text in (*TEXTS, "all"):
+        frame = by_length(study, text)
+        for name, hidden in (("aware", BLIND), ("blind", AWARE)):
+            if frame.empty:
+                continue
+            rows = frame[frame["sees"] != hidden].drop(columns="sees")
+            title = (
+                f"{text}, {name}, near reread, {100 * MIDDLE:g} %: per cent of the gain that is left, by N"
+            )
+            print_table(rows, title, across="N", percent=True, digits=0)
+        short, long = (study.get(f"smollm2-{text}-{kind}") for kind in ("n256", "n1024"))
+        if short is not None and long is not None:
+            for near in (NEAR_KEPT, NEAR_REREAD):
+                correlation, count = order_alike(short, long, near)
+                what = f"rank correlation of {count} policies between N 256 and 1,024"
+                print(f"\n{text}, near {near}, {100 * MIDDLE:g} %: {what}: {correlation:.2f}")
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -288,8 +422,11 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
         return None
     frames = []
     for text, result in cells.items():
-        frame = result.summary()
-        frames.append(frame[frame["name"] == numbers.LOSS].assign(text=text))
+        shown = [result.summary()]
+        if result.counts["blocks"] > 1:
+            shown.append(result.best_found().assign(policy=BEST, sees=TARGETS))
+        for frame in shown:
+            frames.append(frame[frame["name"] == numbers.LOSS].assign(text=text))
     rows = pd.concat(frames, ignore_index=True)
     rows["label"] = rows["policy"].str.replace(":blind=1", "", regex=False)
     rows["percent"] = 100 * rows["budget"]
@@ -300,7 +437,8 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
         for axes, text in zip(of_near, cells, strict=True):
             of_panel = rows[(rows["near"] == near) & (rows["text"] == text)]
             if near == NEAR_REREAD:
-                of_panel = of_panel[of_panel["sees"] != AWARE]
+                # `nearest` keeps what streaming-llm keeps
+                of_panel = of_panel[(of_panel["sees"] != AWARE) & (of_panel["policy"] != "nearest")]
             style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
             axes.axhline(0, **style.REFERENCE)
             what = "aware, near tokens kept" if near == NEAR_KEPT else "blind, near tokens read again"
@@ -341,10 +479,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     of_all = pooled(study)
     for cell, result in of_all.items():
         print_cell(cell, result)
-    lengths = by_length(study | of_all)
-    if len(lengths):
-        title = f"near reread, {100 * MIDDLE:g} %: per cent of the gain that is left"
-        print("\n" + show(lengths, across="cell", digits=0, title=title))
+    print_verdicts(study, of_all)
+    print_lengths({**study, **of_all})
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         style.save_figure(drawn, options.figures / "policies.png")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from scipy.stats import spearmanr
 
 from analysis import eviction, measure
 from analysis.cache_eviction import numbers
@@ -22,6 +24,7 @@ from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.result import EvictionResult
 from analysis.policies.policy import highest
 from analysis.stats.tables import interval_text
+from tests.analysis.cache_eviction.made_up import WAYS, made_up
 from tests.support import small_measurement
 from tests.support.families import directory
 from tests.support.refusals import refused
@@ -38,7 +41,7 @@ SMALL = {
     "targets_per_block": 8,
     "blocks": 8,
     "budgets": (0.12, 0.25),
-    "policies": ("snapkv", "snapkv:blind=1", "h2o", "random"),
+    "policies": ("snapkv", "snapkv:blind=1", "h2o", "h2o:blind=1", "streaming-llm", "random", "nearest"),
     "sinks": 2,
     "device": "cpu",
     "progress": False,
@@ -78,16 +81,22 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     assert (tmp_path / "policies.png").is_file()
 
     whole = cells["smollm2-code-n256"]
-    of_cell = printed.split("smollm2-code-n256, near kept: loss over full, nats")[1].split("\n\n")[0]
+    of_cell = printed.split("smollm2-code-n256, aware, near kept: loss over full, nats")[1].split("\n\n")[0]
     frame = whole.summary().set_index(["policy", "near", "budget", "name"]).sort_index()
     row = frame.loc[("h2o", "kept", 0.25, numbers.LOSS)].to_dict()
     assert interval_text(row, digits=2) in of_cell
     assert "best found" in of_cell
     paired = whole.aware_less_blind().iloc[0]
     of_pair = printed.split("smollm2-code-n256, near reread: aware less blind")[1].split("\n\n")[0]
-    assert interval_text(paired.to_dict(), digits=2) in of_pair and f"{paired['p_holm']:.2g}" in of_pair
+    assert interval_text(paired.to_dict(), digits=2) in of_pair
     assert "smollm2-code-n1024: 16 targets, 2 of 8 blocks" in printed
-    assert "smollm2-code-n256, as used, by kind" in printed
+    of_blind = printed.split("smollm2-code-n256, blind, near reread: less streaming-llm")[1].split("\n\n")[0]
+    less = whole.differences("streaming-llm", "reread", ["snapkv:blind=1", "h2o:blind=1", "random"])
+    assert interval_text(less.iloc[0].to_dict(), digits=2) in of_blind
+    assert not re.search("^(snapkv|h2o|nearest) ", of_blind, re.MULTILINE)
+    for name in ("gain", "kind", "distance"):
+        assert f"smollm2-code-n256, aware, near kept, by {name}" in printed
+        assert f"smollm2-code-n256, blind, near reread, by {name}" in printed
     pooled = EvictionResult.pool({name: cells[f"smollm2-{name}-horizon"] for name in ("books", "code")})
     later = pooled.targets[pooled.targets["place"] >= 4].reset_index(drop=True)
     less = replace(pooled, targets=later).differences("leave-one-out-kl").set_index(["policy", "budget"])
@@ -99,11 +108,90 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     shares = np.stack(
         asked.choices.query("policy == 'h2o' and near == 'kept' and budget == 0.25")["kept_share"]
     )
-    kept = printed.split("smollm2-books-needles, near kept: per cent of heads that keep the word asked for")[
-        1
-    ]
+    kept = printed.split(
+        "smollm2-books-needles, aware, near kept: per cent of heads that keep the word asked for\n"
+    )[1]
     line = next(line for line in kept.splitlines() if line.startswith("h2o"))
     assert f" {100 * shares[:, 5].mean():.0f} " in f"{line} "
+
+
+@pytest.fixture(scope="module")
+def two_texts():
+    """Cells of two texts at two N, in which policies differ by made-up losses."""
+    cells = {}
+    for text, (kind, n_long) in product(("books", "code"), (("n256", 12), ("n1024", 20))):
+        result = made_up(seed=len(cells), ways=[*WAYS, *BLIND_ONES])
+        contexts = replace(result.settings.contexts, n_long=n_long, n_short=n_long - 8)
+        settings = replace(result.settings, contexts=contexts)
+        cells[f"smollm2-{text}-{kind}"] = replace(result, settings=settings)
+    return cells
+
+
+BLIND_ONES = [("streaming-llm", "far", "reread"), ("h2o:blind=1", "far", "reread")]
+
+
+def shifted(result, policy, nats):
+    """The result in which a policy loses so much more at all targets."""
+    losses = result.losses.copy()
+    losses.loc[losses["policy"] == policy, "loss_nats"] += np.float32(nats)
+    return replace(result, losses=losses)
+
+
+def test_a_policy_is_better_or_worse_where_all_texts_together_pass_and_none_turns(two_texts, capsys):
+    cells = {name: shifted(shifted(cell, "h2o", -3), "random", 3) for name, cell in two_texts.items()}
+    cells = {name: shifted(cell, "h2o:blind=1", 3) for name, cell in cells.items()}
+    turned = shifted(cells["smollm2-code-n1024"], "random", -5)
+    cells["smollm2-code-n1024"] = turned
+    study.print_verdicts(cells, study.pooled(cells))
+    of_cells = dict(part.split(" by Holm", 1) for part in capsys.readouterr().out.split("\n\n"))
+    aware = of_cells["\nsmollm2-all-n256, aware, near kept, 2 texts: less snapkv"]
+    assert "better  h2o  25, 50 %" in aware and "worse  random  25, 50 %" in aware
+    blind = of_cells["smollm2-all-n256, blind, near reread, 2 texts: less streaming-llm"]
+    assert "worse  h2o:blind=1  25, 50 %" in blind and "knorm" not in blind
+    later = of_cells["smollm2-all-n1024, aware, near kept, 2 texts: less snapkv"]
+    assert "better  h2o" in later and "random" not in later
+
+
+def test_differences_are_printed_with_p_and_the_number_of_tests(two_texts, capsys):
+    frame = two_texts["smollm2-code-n256"].differences()
+    study.print_differences(frame, "code")
+    values, of_p = capsys.readouterr().out.strip().split("\n\n")
+    assert of_p.startswith("code: p by Holm over 4 tests\n") and "leave-one-out-kl" not in of_p
+    for policy, rows in frame.groupby("policy"):
+        [of_policy] = [line for line in values.splitlines() if line.startswith(f"{policy} ")]
+        assert all(interval_text(row, digits=2) in of_policy for row in rows.to_dict("records"))
+        p_values = [f"{p:.4f}" for p in rows["p_holm"].dropna()]
+        assert policy == "leave-one-out-kl" or re.search(
+            f"^{policy} +{' +'.join(p_values)}$", of_p, re.MULTILINE
+        )
+
+
+def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
+    first, second = (two_texts[f"smollm2-books-{kind}"] for kind in ("n256", "n1024"))
+    policies = ["snapkv", "knorm", "streaming-llm", "h2o:blind=1"]
+    losses = []
+    for result in (first, second):
+        frame = result.summary().set_index(["policy", "near", "budget", "name"])["value"]
+        losses.append([frame[policy, "reread", 0.5, numbers.LOSS] for policy in policies])
+    expected = spearmanr(*losses).statistic
+    assert study.order_alike(first, second, "reread") == (pytest.approx(expected), 4)
+    without_gain = {
+        f"smollm2-books-{kind}": made_up(gain=0.0, ways=[*WAYS, *BLIND_ONES]) for kind in ("n256", "n1024")
+    }
+    study.print_lengths(without_gain)
+    line = "books, near reread, 12 %: rank correlation of 4 policies between N 256 and 1,024: 1.00"
+    printed = capsys.readouterr().out
+    assert line in printed and "that is left" not in printed
+    study.print_lengths(two_texts)
+    of_blind = capsys.readouterr().out.split(
+        "books, blind, near reread, 12 %: per cent of the gain that is left, by N"
+    )[1]
+    share = (
+        first.summary()
+        .set_index(["policy", "near", "budget", "name"])
+        .loc[("knorm", "reread", 0.5, numbers.SHARE)]
+    )
+    assert f"{interval_text(share.to_dict(), percent=True, digits=0)}" in of_blind.split("\n\n")[0]
 
 
 def words_reader():
@@ -312,6 +400,7 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
     [
         ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
         ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
+        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 "),
         (
             "smollm2-books-n4096",
             False,
@@ -331,3 +420,31 @@ def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expect
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert re.search(expected, done.stdout.replace(str(cache), "C")), done.stdout
     assert done.stdout.count("--effects") == with_effects
+    is_measured = not with_effects and cell.rpartition("-")[2] in ("n256", "n1024", "n4096")
+    assert ("its reference is measured" in done.stderr) == is_measured
+
+
+SHARED = [f"{model}-{text}-n256" for model in ("smollm2", "gemma") for text in study.TEXTS]
+SHARED += [f"smollm2-{text}-{kind}" for text in ("books", "releases") for kind in ("n1024", "n4096")]
+SHARED.append("smollm2-code-n4096")
+
+
+@pytest.mark.parametrize("cell", SHARED)
+def test_cells_that_share_effects_have_the_blocks_of_the_study_on_the_cache(cell):
+    """Effects are read by text and place, which the number of blocks decides with the seed."""
+    environment = {**os.environ, "EVICTION": "echo", "MEASURE": "echo"}
+    words = {}
+    for folder in ("eviction", "cache"):
+        command = ["bash", str(ROOT / "results" / folder / "run.sh"), "T", "s.gguf", "g.gguf", "O", cell]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        words[folder] = done.stdout.split()
+
+    def value_of(folder, option):
+        return words[folder][words[folder].index(option) + 1]
+
+    assert words["eviction"][0] == words["cache"][0]
+    for option in ("--text", "--n-long", "--n-short", "--targets-per-block"):
+        assert value_of("eviction", option) == value_of("cache", option)
+    targets = int(value_of("eviction", "--blocks")) * int(value_of("eviction", "--targets-per-block"))
+    assert targets == int(value_of("cache", "--targets"))
+    assert "--seed" not in [*words["eviction"], *words["cache"]]

@@ -10,6 +10,7 @@ import torch
 from analysis.cache_eviction.contenders import Contender, Contest, every_policy
 from analysis.cache_eviction.judge import BlockJudge, with_total
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.model import far_cache
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, find_policy
 from analysis.policies.policy import first_of_each_head
@@ -137,6 +138,23 @@ def test_caches_beside_those_of_policies_have_all_keys_the_sinks_and_none(near):
         np.testing.assert_allclose(rows["loss_nats"], expected, atol=5e-5)
         if near == NEAR_REREAD:
             np.testing.assert_array_equal(judged.loss_nats(policy), rows["loss_nats"])
+
+
+def test_policies_that_keep_the_same_keys_lose_the_same_to_the_last_bit(monkeypatch):
+    """Rows of a pass differ by rounding, of which a test between such policies would be one."""
+    original = far_cache.block_measures
+
+    def with_rounding(scorer, contexts, visible, names):
+        measured = original(scorer, contexts, visible, names)
+        return measured + 1e-6 * np.arange(measured.shape[1])[:, None]
+
+    monkeypatch.setattr(far_cache, "block_measures", with_rounding)
+    policies = ("nearest", "random", f"streaming-llm:sinks={SINKS}", "snapkv:blind=1", "ada-snapkv:blind=1")
+    losses = judge_of(policies=policies).judge(block()).losses
+    of_policy = losses[losses["near"] == NEAR_REREAD].groupby("policy")["loss_nats"].apply(list)
+    for name in policies[2:]:
+        assert of_policy[name] == of_policy["nearest"]
+    assert of_policy["random"] != of_policy["nearest"]
 
 
 def test_every_policy_keeps_the_sinks_and_as_many_keys_in_all():

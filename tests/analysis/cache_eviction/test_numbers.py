@@ -206,6 +206,48 @@ def test_what_a_policy_gains_by_seeing_the_near_tokens_is_paired_and_adjusted_ov
     assert f"aware, near {near}, less blind" in set(record.every_number()["frame"])
 
 
+def test_differences_of_some_policies_are_adjusted_for_these_alone():
+    record = made_up()
+    frame = record.differences("snapkv", "kept", ["random"])
+    assert set(frame["policy"]) == {"random"}
+    everything = record.differences().set_index(["policy", "budget"])
+    for row in frame.itertuples():
+        assert row.value == everything.loc[("random", row.budget), "value"]
+    first, second = sorted(frame["p"])
+    assert sorted(frame["p_holm"]) == pytest.approx([min(1, 2 * first), min(1, max(2 * first, second))])
+    with refused("'knorm' was not judged with near tokens 'kept'; choose from snapkv, h2o, random"):
+        record.differences("snapkv", "kept", ["knorm"])
+
+
+def test_policies_that_keep_the_same_keys_differ_in_no_test_and_agree_once():
+    ways = [(name, "nothing", "reread") for name in "abcde"]
+    record = made_up(ways=ways)
+    alike = record.losses["policy"].isin(["a", "b"])
+    losses = record.losses.copy()
+    losses.loc[losses["policy"] == "b", ["loss_nats", "kl_nats"]] = losses.loc[
+        losses["policy"] == "a", ["loss_nats", "kl_nats"]
+    ].to_numpy()
+    assert alike.sum() == 4 * B * BLOCKS
+    record = replace(record, losses=losses)
+    frame = record.differences("a", "reread")
+    of_same = frame[frame["policy"] == "b"]
+    assert (of_same["value"] == 0).all() and of_same["p_holm"].isna().all()
+    others = frame[frame["policy"] != "b"]
+    count = len(others)
+    assert others["p_holm"].min() == pytest.approx(min(1, count * others["p"].min()))
+    assert set(record.agreement_tells()["n_policies"]) == {4}
+
+
+def test_caches_that_nobody_chose_say_what_there_is_to_lose():
+    record = made_up()
+    frame = record.caches().set_index(["policy", "near"])
+    assert set(frame.index) == {(name, near) for name in ("sinks", "none") for near in ("kept", "reread")}
+    for near in ("kept", "reread"):
+        for name, share in (("sinks", 0.125), ("none", 0.0)):
+            over = over_full(record, name, near, share)
+            assert frame.loc[(name, near), "value"] == pytest.approx(over.mean())
+
+
 def test_without_a_policy_in_both_ways_nothing_is_compared():
     assert made_up().aware_less_blind().empty
     assert not [name for name in made_up().every_number()["frame"] if "less blind" in name]
@@ -247,6 +289,7 @@ def test_agreement_that_orders_policies_as_their_losses_do_correlates_by_minus_o
                 spearmanr(means, losses).statistic
             )
             assert frame.loc[(budget, agreement), "n_policies"] == 4
+    assert (frame["low"] >= -1).all() and (frame["high"] <= 1).all()
     order = {name: -over_full(record, name, "reread", 0.5).mean() for name, _ in names}
     overlap = record.choices["policy"].map(order).fillna(0.0).astype(np.float32)
     tells = replace(record, choices=record.choices.assign(overlap=overlap)).agreement_tells()
@@ -270,8 +313,13 @@ def test_how_many_heads_keep_given_tokens():
         columns=["block", "name", "column"],
     )
     frame = record.keeps(tokens)
-    assert len(frame) == len(WAYS) * len(BUDGETS) * 2
+    assert len(frame) == len(WAYS) * len(BUDGETS) * 3
+    by_name = frame.set_index(["policy", "near", "budget", "name"])["value"].sort_index()
     for row in frame.itertuples():
+        if row.name == "key less value":
+            of_row = by_name[row.policy, row.near, row.budget]
+            assert row.value == pytest.approx(of_row["key"] - of_row["value"]) and row.low < row.value
+            continue
         choices = record.choices
         rows = choices[
             (choices[["policy", "near", "budget"]] == [row.policy, row.near, row.budget]).all(axis=1)
@@ -357,7 +405,7 @@ def test_what_is_printed_is_sorted_and_all_numbers_are_in_one_file(tmp_path):
     [csv, png] = record.write(tmp_path)
     frame = pd.read_csv(csv)
     assert set(frame["frame"]) == {
-        *("gain", "summary", "best_found", "by_distance", "by_gain", "by_kind"),
+        *("gain", "caches", "summary", "best_found", "by_distance", "by_gain", "by_kind"),
         *("differences to snapkv, near kept", "differences to snapkv, near reread"),
     }
     assert png.stat().st_size > 0
