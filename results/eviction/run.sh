@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the cells of the study: run.sh TEXTS SMOLLM2 GEMMA OUT [CELL ...]; without cells all, in order.
+# Measures the cells of the study: run.sh TEXTS SMOLLM2 GEMMA OUT [CELL ...]; without cells all but those of N 4,096, in order.
 # TEXTS has books.jsonl, code.jsonl, releases.jsonl, and books-long.jsonl for N of 1,024 and more.
 # A cell that was interrupted goes on; one that is complete is left as it is.
 # CACHE: the OUT of results/cache/run.sh. Where it has the complete cell of the same name, the reference is read from its
@@ -10,6 +10,7 @@ texts=$1 smollm2=$2 gemma=$3 out=$4
 shift 4
 judge=${EVICTION:-olmo-sparsity eviction}
 needles=${NEEDLES:-python $here/needles.py}
+every=all,h2o:mean=1,h2o:mean=1:blind=1
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
 cell() {
@@ -33,11 +34,12 @@ cell() {
   local common=(--n-short 32 --out "$out/$1" "${known[@]}")
   case $kind in
     n256)
-      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" "${common[@]}"
+      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" \
+        --policies "$every" "${common[@]}"
       ;;
     n1024)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \
-        "${common[@]}"
+        --policies "$every" "${common[@]}"
       ;;
     n4096)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 4096 --targets-per-block 16 --blocks "${n4096[$text]}" \
@@ -59,9 +61,7 @@ if [[ $# -eq 0 ]]; then
     for text in code releases books; do cells+=("smollm2-$text-$kind"); done
   done
   cells+=(smollm2-books-needles)
-  for kind in horizon n4096; do
-    for text in code releases books; do cells+=("smollm2-$text-$kind"); done
-  done
+  for text in code releases books; do cells+=("smollm2-$text-horizon"); done
   for text in code releases books; do cells+=("gemma-$text-n256"); done
 fi
 for name in "${cells[@]}"; do cell "$name"; done
