@@ -323,6 +323,9 @@ def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFr
         add("beside", of_pairs, keys | {"targets": "all, given what B gains"}, covariates=COVARIATES + OF_B)
         few = of_pairs[of_pairs["need_text"] <= MANY].reset_index(drop=True)
         add("beside", few, keys | {"targets": f"at most {MANY} needed"})
+        largest = of_pairs["group"].mode()[0]
+        others = of_pairs[of_pairs["group"] != largest].reset_index(drop=True)
+        add("beside", others, keys | {"targets": f"without {largest}, the largest package"})
         for pair, of_pair in of_pairs.groupby("pair"):
             add("beside", of_pair.reset_index(drop=True), keys | {"targets": f"pair {pair}"})
         if "need_greedy" in of_pairs:

@@ -15,8 +15,7 @@ thesis=$1
 out=$1/selected
 shift
 run=${OLMO_SPARSITY:-olmo-sparsity}
-window=256
-blocks=${BLOCKS:-400}
+blocks=${BLOCKS:-514} # those of ../run.sh
 ranked_blocks=${RANKED_BLOCKS:-13771} # four of 128 targets of each of 4,130 documents, where it has so many
 windows=${WINDOWS:-256}
 steps=${STEPS:-} # of a trial: trainings of so many steps
@@ -27,7 +26,7 @@ measure() { # cell model options
   local cell=$1 model=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
-  $run measure "$model" --corpus "$thesis/data" --n-long $window --n-short 32 --seed 0 --selectors none \
+  $run measure "$model" --corpus "$thesis/data" --n-short 32 --seed 0 --selectors none \
     --placebos placebo --out "$out/$cell" "$@"
 }
 
@@ -59,7 +58,8 @@ cell() {
     ranking)
       if [[ -f $out/ranking/result.json ]]; then return; fi
       bash results/thesis/run.sh "$thesis" data train-pose-1
-      measure ranking "$thesis/train-pose-1" --split train --targets-per-block 128 --targets $((128 * ranked_blocks))
+      measure ranking "$thesis/train-pose-1" --split train --n-long 256 --targets-per-block 128 \
+        --targets $((128 * ranked_blocks))
       ;;
     chosen)
       if [[ -f $out/chosen/scores.json ]]; then return; fi
@@ -71,7 +71,9 @@ cell() {
         --out "$out/$1"
       ;;
     train) train "$third" "$seed" ;;
-    heldout) measure "$1" "$out/train-$third-$seed" --targets-per-block 32 --targets $((32 * blocks)) ;;
+    heldout) # contexts end with the window, as in ../run.sh
+      measure "$1" "$out/train-$third-$seed" --n-long 224 --targets-per-block 32 --targets $((32 * blocks))
+      ;;
     length) length ;;
     *) echo "no cell $1" >&2; return 1 ;;
   esac
