@@ -30,7 +30,7 @@ def check_long_context(
     targets_per_block: int = 1,
     *,
     name: str,
-    reach_factor: float = 1.0,
+    reach: int | None = None,
     length_name: str = "N",
     gap: int = 0,
     drops_tokens: bool = True,
@@ -43,7 +43,7 @@ def check_long_context(
     Its learned positions or a window may not reach so far, or in long texts its positions be others from the first
     token on, so that what is behind a token changes how it reads; or its position ids may have no effect, it may read
     ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
-    the length that a rotary model's configuration names it is measured, with a warning.
+    what it was trained to reach it is measured, with a warning.
 
     Where far keys are left out of the cache the trial also says whether rows may share them
     (`Adapter.shares_far_keys`), or each reads a copy.
@@ -53,7 +53,7 @@ def check_long_context(
         n_long: N.
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
-        reach_factor: how many times as far its RoPE is scaled to reach.
+        reach: how many position ids it was trained on, or its configuration names; None: not known.
         length_name: what messages call ``n_long``, which may be of another context than the long one.
         gap: position ids between tokens that none has. A window of transformers counts tokens, not ids, so that it must
             reach beyond both.
@@ -67,9 +67,17 @@ def check_long_context(
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
     _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens)
+    if reach is not None and n_long + more + gap > reach:
+        log.warning(
+            "the last target of a block has %s position ids before it, and %s was trained on %s: what it loses may be "
+            "the length; lower %s or B where that is not meant",
+            f"{n_long + more + gap:,}",
+            name,
+            f"{reach:,}",
+            length_name,
+        )
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
-    _warn_of_length(tried, n_long + more + gap, name, reach_factor)
     length = n_long + more  # of tokens: a wide gap takes no memory
     with _trial(tried, name):
         _try_positions(tried, length, name, drops_tokens)
@@ -98,13 +106,6 @@ def _check_limits(
     raise UserError(
         f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
     )
-
-
-def _warn_of_length(model: TransformersAdapter, length: int, name: str, reach_factor: float) -> None:
-    """Say where a text is longer than what the configuration of a rotary model names."""
-    reach = model.max_positions
-    if reach is not None and length > reach * reach_factor:
-        log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
 
 
 @contextmanager

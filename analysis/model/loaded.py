@@ -101,6 +101,13 @@ class LoadedModel:
         return int(self.reach_factor * reach) if reach else self.model.max_positions
 
     @property
+    def reach(self) -> int | None:
+        """How many position ids its training reached, or its configuration names, times the factor of a scaled RoPE."""
+        if self.trained or self.model.max_positions is None:
+            return self.reads
+        return int(self.reach_factor * self.model.max_positions)
+
+    @property
     def tokenizer_sha256(self) -> str | None:
         """Of the tokenizer.json; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.sha256
@@ -230,7 +237,7 @@ class LoadedModel:
             n_long,
             targets_per_block,
             name=f"{self.name} ({self.family})",
-            reach_factor=self.reach_factor,
+            reach=None if self.untrained else self.reach,
             length_name=length_name,
             gap=gap,
             **uses,

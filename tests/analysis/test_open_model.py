@@ -279,6 +279,7 @@ def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     assert [WORDS[token] for token in ids] == ["ab", "cd", "e", "ab"]
     assert loaded.decoder.pieces(ids.tolist()) == ["ab", "cd", "e", "ab"]
     scaled = open_model(f"{file}@yarn:2")
+    assert (loaded.reach, scaled.reach) == (REACH, 2 * REACH)
     assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))
 
 

@@ -86,6 +86,21 @@ def test_learned_positions_of_this_project_end():
     check(OlmoAdapter(tiny.model()), 500)
 
 
+def test_contexts_that_leave_what_was_trained_are_said(caplog):
+    """The last target of a block has B - 1 tokens more; a prefix and a gap count, too."""
+    ours = OlmoAdapter(tiny.model())
+    check(ours, 29, targets_per_block=4, reach=32)
+    check(with_prefix(ours, (1,)), 20, targets_per_block=4, gap=8, reach=32)
+    check(ours, 500)
+    assert not caplog.text
+    check(ours, 30, targets_per_block=4, reach=32)
+    assert "has 33 position ids before it, and the model was trained on 32" in caplog.text
+    for model in (adapter(), with_prefix(ours, (1,))):
+        caplog.clear()
+        check(model, 20, targets_per_block=4, gap=10, reach=32)
+        assert caplog.text.count("lower N or B where that is not meant") == 1
+
+
 def test_the_trial_sees_a_window_that_leaves_out_one_token():
     """Of a kind that no setting of ours names."""
     local = {
