@@ -185,7 +185,8 @@ def test_ranks_that_read_another_text_are_refused(folder, tmp_path):
 COMPILED = [(None, False), (2, False), (3, True), (None, True), (1, True), (3, False)]
 
 
-@pytest.mark.parametrize(("stage", "again"), slow_but(COMPILED, (3, True)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "again"), COMPILED)
 def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage, again, tmp_path):
     """Without a graph break; of layers computed ``again`` each is a graph. Under ZeRO 3 no weight stays whole."""
     options = ["--compile.from_steps=0", "--compile.fullgraph=true"]
