@@ -89,11 +89,18 @@ def budget_of(result: EvictionResult) -> float:
 class Part:
     """Policies of a cell that one table shows beside one another."""
 
-    name: str
+    sees: str
+    """What its policies see: `AWARE` or `BLIND`."""
     near: str
     policies: list[str]
     """And controls."""
     references: list[str]
+
+    @property
+    def name(self) -> str:
+        """As titles have it."""
+        sees = "blind" if self.sees == BLIND else "aware"
+        return f"{sees}, near {self.near}"
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Those of a frame that are of policies, controls and references of the part."""
@@ -109,17 +116,13 @@ def parts_of(result: EvictionResult) -> list[Part]:
     judged = result.policies
     references = list(result.settings.references)
     parts = []
-    for name, sees, near in (
-        ("aware", AWARE, NEAR_KEPT),
-        ("aware", AWARE, NEAR_REREAD),
-        ("blind", BLIND, NEAR_REREAD),
-    ):
+    for sees, near in ((AWARE, NEAR_KEPT), (AWARE, NEAR_REREAD), (BLIND, NEAR_REREAD)):
         of_near = judged[judged["near"] == near]
         policies = of_near.loc[of_near["sees"].isin([sees, NOTHING]), "policy"].tolist()
         if SAME_AS_NEAREST in policies and "nearest" in policies:
             policies.remove("nearest")
         if (of_near["sees"] == sees).any():
-            parts.append(Part(f"{name}, near {near}", near, policies, references))
+            parts.append(Part(sees, near, policies, references))
     return parts
 
 
@@ -127,7 +130,7 @@ def parts_as_used(result: EvictionResult) -> list[Part]:
     """Near tokens are kept behind aware policies, where that was measured, and read again behind blind ones."""
     parts = parts_of(result)
     if NEAR_KEPT in result.nears:
-        parts = [part for part in parts if part.name != f"aware, near {NEAR_REREAD}"]
+        parts = [part for part in parts if part.sees == BLIND or part.near == NEAR_KEPT]
     return parts
 
 
@@ -230,7 +233,7 @@ def print_compared(what: str, result: EvictionResult, part: Part) -> None:
 
 def reference_of(part: Part) -> str:
     """The policy that those of a part are compared with."""
-    return OF_BLIND if part.name.startswith("blind") else REFERENCE
+    return OF_BLIND if part.sees == BLIND else REFERENCE
 
 
 def print_differences(frame: pd.DataFrame, title: str) -> None:
