@@ -1,4 +1,4 @@
-# make figure2   from a fresh clone to runs/demo/figure2.png (8 minutes on 2 CPU cores, installation included)
+# make figure2   from a fresh clone to runs/demo/figure2.png (8 to 14 minutes on 2 CPU cores, installation included)
 # make figure2-seeds   two more runs, 5,600 targets of each, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make models    one cell of the study of real models at a tenth of its size, on Python's library (9 minutes on 2 cores of a Zen 5)
