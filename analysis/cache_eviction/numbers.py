@@ -253,10 +253,10 @@ def differences(
 ) -> pd.DataFrame:
     """Mean loss with every policy less that with one of them, paired by target: `KEYS`, value, low, high, p, p_holm.
 
-    ``policies``: those that are compared; None: all. ``p`` is two-sided; ``p_holm`` is adjusted for the number of
-    these and of controls, at all budgets; references are outside, and have none. Both are NaN where there is no
-    interval, as where both keep the same keys. Budgets at which that one was not judged are left out. Raises
-    `UserError` where it was not judged with the near tokens treated so.
+    ``policies``: those that are compared, of policies, controls and references; None: all. ``p`` is two-sided;
+    ``p_holm`` is adjusted for their number at all budgets, without references, which have none. Both are NaN where
+    there is no interval, as where both keep the same keys. Budgets at which that one was not judged are left out.
+    Raises `UserError` where one was not judged with the near tokens treated so.
     """
     _check_near(record, near)
     rows = []

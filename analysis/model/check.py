@@ -67,15 +67,7 @@ def check_long_context(
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
     _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens)
-    if reach is not None and n_long + more + gap > reach:
-        log.warning(
-            "the last target of a block has %s position ids before it, and %s was trained on %s: what it loses may be "
-            "the length; lower %s or B where that is not meant",
-            f"{n_long + more + gap:,}",
-            name,
-            f"{reach:,}",
-            length_name,
-        )
+    _warn_of_length(n_long + more + gap, reach, name, length_name)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
     length = n_long + more  # of tokens: a wide gap takes no memory
@@ -106,6 +98,19 @@ def _check_limits(
     raise UserError(
         f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
     )
+
+
+def _warn_of_length(ids: int, reach: int | None, name: str, length_name: str) -> None:
+    """Say where contexts have more position ids than a model was trained on, or its configuration names."""
+    if reach is not None and ids > reach:
+        log.warning(
+            "the last target of a block has %s position ids before it, and %s is made for %s: what it loses may be "
+            "the length; lower %s or B where that is not meant",
+            f"{ids:,}",
+            name,
+            f"{reach:,}",
+            length_name,
+        )
 
 
 @contextmanager

@@ -96,16 +96,10 @@ class LoadedModel:
 
     @property
     def reads(self) -> int | None:
-        """How many tokens it reads, as far as its configuration says."""
-        reach = self.trained.get("position_target") or self.trained.get("training_length")
-        return int(self.reach_factor * reach) if reach else self.model.max_positions
-
-    @property
-    def reach(self) -> int | None:
-        """How many position ids its training reached, or its configuration names, times the factor of a scaled RoPE."""
-        if self.trained or self.model.max_positions is None:
-            return self.reads
-        return int(self.reach_factor * self.model.max_positions)
+        """How many tokens it reads: its training reached, or its configuration names, so many, times `reach_factor`."""
+        trained = self.trained.get("position_target") or self.trained.get("training_length")
+        reach = trained or self.model.max_positions
+        return int(self.reach_factor * reach) if reach else None
 
     @property
     def tokenizer_sha256(self) -> str | None:
@@ -237,7 +231,7 @@ class LoadedModel:
             n_long,
             targets_per_block,
             name=f"{self.name} ({self.family})",
-            reach=None if self.untrained else self.reach,
+            reach=None if self.untrained else self.reads,
             length_name=length_name,
             gap=gap,
             **uses,

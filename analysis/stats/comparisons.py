@@ -18,6 +18,7 @@ computed in every resample, and subtracted there.
     result_overlaps            how many tokens two models choose both, of the targets that are over tau under both
     persistence_between        what is left under another run of the gain that targets were chosen for
     result_differences         one result less another, of the same targets or of others
+    smallest_k_differences     likewise, for how many targets k tokens are enough
 
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k, R resamples.
 """
@@ -453,19 +454,13 @@ def result_differences(
     ks = [k] if isinstance(k, int) else list(k or sorted({*first.ks} & {*second.ks}))
     grouped = all("group" in result.targets for result in results)
     bootstrap = _bootstrap_of_both(results, grouped, confidence=confidence, resamples=resamples, seed=seed)
-    sizes = [len(result.targets) for result in results]
-    padding = ((0, sizes[1]), (sizes[0], 0))
-    of_results = []
-    for result, selector, ends in zip(results, selectors, padding, strict=True):
-        draws = {
-            key: bootstrap.ratio(np.pad(above, ends), np.pad(below, ends))
-            for key, (above, below) in _sums(result, selector, ks, grouped).items()
-        }
+    sums = [_sums(result, selector, ks, grouped) for result, selector in zip(results, selectors, strict=True)]
+    of_results = _draws_of_both(bootstrap, results, sums)
+    for draws in of_results:
         for one in ks:
             if ("recovery", PLACEBO, one) in draws:
                 placebo = np.maximum(draws["recovery", PLACEBO, one], 0.0)
                 draws["recovery", NET, one] = draws["recovery", TRUE, one] - placebo
-        of_results.append(draws)
     rows = [
         dict(zip(("name", "far_context", "k"), key, strict=True))
         | asdict(bootstrap.interval(draws - of_results[1][key]))
@@ -473,10 +468,6 @@ def result_differences(
         if key in of_results[1]
     ]
     return interval_frame(rows, ["name", "far_context", "k"])
-
-
-Key = tuple[str, str | None, int | None]
-"""Name, far context and k of a number."""
 
 
 def smallest_k_differences(
@@ -490,32 +481,39 @@ def smallest_k_differences(
     results = (first, second)
     grouped = all("group" in result.targets for result in results)
     bootstrap = _bootstrap_of_both(results, grouped, resamples=resamples, seed=seed)
-    padding = ((0, len(second.targets)), (len(first.targets), 0))
-    of_results: list[dict[tuple[str, int], np.ndarray]] = []
-    for result, ends in zip(results, padding, strict=True):
+    sums = []
+    for result in results:
         measured = Measured(result)
-        over = np.pad(over_tau_column(result), ends)
-        draws = {}
-        for name, reached in _reached(measured, default_selector(measured.selectors), TRUE).items():
-            for k, at_k in zip(measured.ks, reached.T, strict=True):
-                draws[name, k] = bootstrap.ratio(np.pad(measured.column(at_k), ends), over)
-        of_results.append(draws)
+        over = over_tau_column(result)
+        reached = _reached(measured, default_selector(measured.selectors), TRUE)
+        sums.append(
+            {
+                (name, k): (measured.column(at_k), over)
+                for name, by_k in reached.items()
+                for k, at_k in zip(measured.ks, by_k.T, strict=True)
+            }
+        )
+    minuends, subtrahends = _draws_of_both(bootstrap, results, sums)
     rows = []
-    for (name, k), minuend in of_results[0].items():
-        if (name, k) in of_results[1]:
-            interval = bootstrap.interval(minuend - of_results[1][name, k])
+    for (name, k), draws in minuends.items():
+        if (name, k) in subtrahends:
+            interval = bootstrap.interval(draws - subtrahends[name, k])
             rows.append({"name": name, "k": k, **asdict(interval)})
     return interval_frame(rows, ["name", "k"])
 
 
-def _sums(
-    result: Measurement, selector: str, ks: Sequence[int], grouped: bool
-) -> dict[Key, tuple[np.ndarray, np.ndarray]]:
-    """Numerator and denominator of every number of one result, (n,) both."""
+Key = tuple[str, str | None, int | None]
+"""Name, far context and k of a number."""
+Sums = tuple[np.ndarray, np.ndarray]
+"""Numerator and denominator of a number, of every target, (n,) both."""
+
+
+def _sums(result: Measurement, selector: str, ks: Sequence[int], grouped: bool) -> dict[Key, Sums]:
+    """Every number of one result."""
     targets = result.targets
     one = np.ones(len(targets))
     over = over_tau_column(result)
-    sums: dict[Key, tuple[np.ndarray, np.ndarray]] = {
+    sums: dict[Key, Sums] = {
         ("loss_short_nats", None, None): (targets["loss_short_nats"].to_numpy(np.float64), one),
         ("loss_long_nats", None, None): (targets["loss_long_nats"].to_numpy(np.float64), one),
         ("gain_nats", None, None): (result.gain_nats, one),
@@ -531,6 +529,20 @@ def _sums(
         saved = np.nan_to_num(measured.short_nats - losses)
         sums["recovery", context, k] = (measured.column(saved), gain)
     return sums
+
+
+def _draws_of_both(
+    bootstrap: ClusterBootstrap, results: tuple[Measurement, Measurement], sums: Sequence[Mapping[Any, Sums]]
+) -> list[dict[Any, np.ndarray]]:
+    """Draws of the ratios of the sums of two results, whose targets stand one after the other in the bootstrap."""
+    first, second = (len(result.targets) for result in results)
+    of_results = []
+    for of_result, ends in zip(sums, ((0, second), (first, 0)), strict=True):
+        draws = {}
+        for key, (above, below) in of_result.items():
+            draws[key] = bootstrap.ratio(np.pad(above, ends), np.pad(below, ends))
+        of_results.append(draws)
+    return of_results
 
 
 def _bootstrap_of_both(

@@ -52,7 +52,7 @@ def test_a_checkpoint_is_the_model_that_was_saved(name, tmp_path):
         assert loaded.tokenizer_sha256 == sha256_file(source / "tokenizer.json")
         assert (loaded.name, loaded.training_seed, loaded.prefix) == (str(source), 3, ())
         assert loaded.family == ("gpt_neox" if name == "neox" else "olmo-sparsity")
-    assert loaded.trained["training_length"] == 32 and loaded.reads == loaded.reach == REACH
+    assert loaded.trained["training_length"] == 32 and loaded.reads == REACH
 
 
 def test_a_measurement_goes_on_after_a_move_to_shards(tmp_path, monkeypatch):

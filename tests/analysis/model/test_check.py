@@ -94,7 +94,7 @@ def test_contexts_that_leave_what_was_trained_are_said(caplog):
     check(ours, 500)
     assert not caplog.text
     check(ours, 30, targets_per_block=4, reach=32)
-    assert "has 33 position ids before it, and the model was trained on 32" in caplog.text
+    assert "has 33 position ids before it, and the model is made for 32" in caplog.text
     for model in (adapter(), with_prefix(ours, (1,))):
         caplog.clear()
         check(model, 20, targets_per_block=4, gap=10, reach=32)
