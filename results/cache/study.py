@@ -2,6 +2,7 @@
 
     python results/cache/study.py                           prints the tables
     python results/cache/study.py --figures results/cache   draws the figure, too
+    python results/cache/study.py --numbers numbers.csv     writes all numbers, too
     python results/cache/study.py collect OUT               adds what run.sh has measured so far to this folder
 
 A cell that is not complete has the blocks that were finished, in the order in which they were drawn.
@@ -14,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +28,7 @@ from analysis.parquet import stacked
 from analysis.saved import without_folders
 from analysis.stats import comparisons, numbers
 from analysis.stats.recovery import with_over_tau
-from analysis.stats.tables import show
+from analysis.stats.tables import save_numbers, show
 
 HERE = Path(__file__).parent
 EXACT = "leave-one-out-kl/cache:4"
@@ -110,47 +112,73 @@ def run_around(pieces: Sequence[str], place: int) -> str:
     return before + re.split(r"\s", after, maxsplit=1)[0]
 
 
-def print_cell(cell: str, result: Result) -> None:
-    """Print all tables of a cell."""
+class Tables:
+    """Prints frames of numbers, and keeps them by their titles."""
+
+    def __init__(self) -> None:
+        self.frames: dict[str, pd.DataFrame] = {}
+
+    def add(self, title: str, frame: pd.DataFrame, **options: Any) -> None:
+        """Print a frame as `show` has it."""
+        self.frames[title] = frame
+        print("\n" + show(frame, title=title, digits=options.pop("digits", 0), **options))
+
+
+def add_cell(tables: Tables, cell: str, result: Result) -> None:
+    """All numbers of a cell."""
     size = result.settings.contexts.targets_per_block
     blocks = (result.targets["target_id"] // size).nunique()
     groups = result.targets.iloc[result.over]["group"].nunique()
     of_all = "" if result.settings.complete else f" of {result.settings.targets_requested // size}"
     over = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
     title = f"{cell}: {over}, {groups} groups, {blocks}{of_all} blocks"
-    print("\n" + show(numbers.shares(result), title=title))
-    for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
-        recovery = recovery[recovery["selector"] != "best"]
-        print("\n" + show(recovery, across="far_context", digits=0, title=cell))
+    tables.add(title, numbers.shares(result), digits=1)
+    recovery = numbers.recovery(result)
+    recovery = recovery[recovery["selector"] != "best"]
+    for (level, unit, sinks), of_way in recovery.groupby(["level", "unit", "sinks"], sort=False):
+        tables.add(f"{cell}, recovery as {level}:{sinks}/{unit}", of_way, across="far_context")
     needed = comparisons.smallest_k(result)
     needed = needed[needed["far_context"] == "true"]
-    print("\n" + show(needed, across="k", digits=0, title=f"{cell}, enough from k keys and values or fewer"))
+    tables.add(f"{cell}, enough from k keys and values or fewer", needed, across="k")
     if set(OTHERS) <= set(result.selectors):
         frame = comparisons.adjusted_differences({cell: result}, COMPARED_AT, OTHERS).drop(columns="p_holm")
-        print("\n" + show(frame, digits=0, title="net, less that of"))
+        tables.add(f"{cell}, net, less that of", frame)
     bins = numbers.target_bins(result, selector=EXACT, far_context="net", k=4)
-    print("\n" + show(bins, digits=0, title=f"{cell}, net, by gain and by p_long"))
+    tables.add(f"{cell}, net, by gain and by p_long", bins)
     if result.targets["plain_word"].any():
         words = with_over_tau(
             result, lambda one: (one.targets["over_tau"] & one.targets["plain_word"]).to_numpy()
         )
         of_words = numbers.recovery(words, selector=EXACT, far_context="net")
-        title = f"{cell}, {len(words.over)} targets in words of letters alone"
-        print("\n" + show(of_words, across="k", digits=0, title=title))
+        tables.add(f"{cell}, {len(words.over)} targets in words of letters alone", of_words, across="k")
     specificity = numbers.specificity(result, selector=EXACT)
-    print("\n" + show(specificity, across="k", digits=0, title=f"{cell}, specificity; sinks alone: k 0"))
+    tables.add(f"{cell}, specificity; sinks alone: k 0", specificity, across="k")
     if cell.endswith("-ladder"):
-        print("\n" + show(windows(result), across="k", digits=0, title=f"{cell}, two before less as many"))
+        tables.add(f"{cell}, two before less as many", windows(result), across="k")
 
 
-def print_differences_by_length(cell: str, result: Result, shorter: Result) -> None:
-    """Print what a cell of a longer context has more than that of N 256 of the same text, by groups of both at once."""
-    recovery = comparisons.result_differences(result, shorter)
-    recovery = recovery[recovery["name"] == "recovery"]
-    title = f"{cell} less N 256, recovery"
-    print("\n" + show(recovery, across="far_context", digits=0, title=title))
-    needed = comparisons.smallest_k_differences(result, shorter)
-    print("\n" + show(needed, across="k", digits=0, title=f"{cell} less N 256, enough from k or fewer"))
+def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
+    """Numbers of several cells: tests of the protocol, N 1,024 and more less N 256, and all texts of a ladder."""
+    of_n256 = {cell: result for cell, result in study.items() if cell.endswith("-n256")}
+    if of_n256:
+        frame = comparisons.adjusted_differences(of_n256, COMPARED_AT, OTHERS, num_tests=NUM_COMPARISONS)
+        title = (
+            f"N 256, net, less that of; p_holm over {NUM_COMPARISONS} tests, those not measured yet as p = 1"
+        )
+        tables.add(title, frame)
+    for cell, result in study.items():
+        shorter = re.sub(r"-n(1024|4096)$", "-n256", cell)
+        if shorter != cell and shorter in study:
+            recovery = comparisons.result_differences(result, study[shorter])
+            recovery = recovery[recovery["name"] == "recovery"]
+            tables.add(f"{cell} less N 256, recovery", recovery, across="far_context")
+            needed = comparisons.smallest_k_differences(result, study[shorter])
+            tables.add(f"{cell} less N 256, enough from k or fewer", needed, across="k")
+    for model, name in MODELS.items():
+        ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
+        if ladders:
+            title = f"{name}, {len(ladders)} texts together, two before less as many"
+            tables.add(title, windows(of_all_texts(ladders)), across="k")
 
 
 def windows(result: Result) -> pd.DataFrame:
@@ -214,7 +242,7 @@ def figure(study: Mapping[str, Result]) -> Figure | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print all tables of every cell, and draw the figure where a folder for it is given."""
+    """Print all tables of every cell; write them, and draw the figure, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -224,29 +252,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: none is drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers to (default: none)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     options = parser.parse_args(arguments)
     if options.command:
         collect(options.of, options.records)
         return
     study = load_study(options.records)
+    tables = Tables()
     for cell, result in study.items():
-        print_cell(cell, result)
-    of_n256 = {cell: result for cell, result in study.items() if cell.endswith("-n256")}
-    if of_n256:
-        frame = comparisons.adjusted_differences(of_n256, COMPARED_AT, OTHERS, num_tests=NUM_COMPARISONS)
-        title = (
-            f"N 256, net, less that of; p_holm over {NUM_COMPARISONS} tests, those not measured yet as p = 1"
-        )
-        print("\n" + show(frame, digits=0, title=title))
-    for cell, result in study.items():
-        shorter = study.get(re.sub(r"-n(1024|4096)$", "-n256", cell), result)
-        if shorter is not result:
-            print_differences_by_length(cell, result, shorter)
-    for model, name in MODELS.items():
-        ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
-        if ladders:
-            title = f"{name}, {len(ladders)} texts together, two before less as many"
-            print("\n" + show(windows(of_all_texts(ladders)), across="k", digits=0, title=title))
+        add_cell(tables, cell, result)
+    add_comparisons(tables, study)
+    if options.numbers:
+        save_numbers(options.numbers, tables.frames)
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         save_figure(drawn, options.figures / "needed.png")

@@ -18,7 +18,7 @@ import pytest
 from analysis import Result, load_study
 from analysis.measurement import save_study
 from analysis.stats import numbers
-from analysis.stats.comparisons import result_differences
+from analysis.stats.comparisons import result_differences, smallest_k_differences
 from analysis.stats.tables import interval_text
 from tests.support.small_measurement import small
 
@@ -315,15 +315,22 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         batches=(0,),
     )
     ladder.save(tmp_path / "out" / "smollm2-code-ladder" / "parts" / "targets-00000000")
+    longer = small(**settings, ks=(1, 4), selectors=(exact,), keep_as=("cache:4",), batches=(0,))
+    longer.save(tmp_path / "out" / "smollm2-code-n1024")
     records = tmp_path / "records"
     study.main(["collect", str(tmp_path / "out"), "--records", str(records)])
-    study.main(["--records", str(records), "--figures", str(tmp_path)])
+    csv = tmp_path / "numbers.csv"
+    study.main(["--records", str(records), "--figures", str(tmp_path), "--numbers", str(csv)])
     printed = capsys.readouterr().out
 
     [net] = numbers.recovery(whole, selector=exact, far_context="net", k=4).to_dict("records")
-    of_k_4 = printed.split("smollm2-code-n256")[2]
+    of_k_4 = printed.split("smollm2-code-n256, recovery as cache:4/token")[1]
     assert interval_text(net, percent=True, digits=0) in of_k_4
     assert "smollm2-code-ladder, two before less as many" in printed
+    written = pd.read_csv(csv)
+    needed = written[written["of"] == "smollm2-code-n1024 less N 256, enough from k or fewer"]
+    expected = smallest_k_differences(longer, whole)
+    np.testing.assert_allclose(needed[["k", "value"]], expected[["k", "value"]], rtol=1e-5, atol=1e-12)
     assert (tmp_path / "needed.png").is_file()
     effects = np.load(records / "effects-smollm2-code-n256.npz")
     kl_nats = np.exp(effects["log_kl"].astype(float))
