@@ -55,17 +55,7 @@ def sample_targets(
     n_far = n_long - n_short
     groups = texts.groups
     n_text = n_long if n_text is None else n_text
-    offered = np.maximum(texts.lengths - n_text, 0)
-    if not (offered >= size).any():
-        length = f"N = {n_long}"
-        lower = "N"
-        if n_text != n_long:
-            length = f"{n_text:,}"
-            lower = "lengths"
-        raise UserError(
-            f"no text offers B = {size} targets in a row with {length} tokens before: the longest has "
-            f"{texts.lengths.max()} tokens; lower {lower} or B, or give longer texts"
-        )
+    offered = _offered(texts, n_text, n_long, size)
     text, block_in_text = _stratified(offered // size, -(-count // size), seed)
     # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
     generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
@@ -96,6 +86,22 @@ def sample_targets(
     if near_copy is not None:
         sampled = sampled.assign(near_copy=near_copy)
     return sampled
+
+
+def _offered(texts: Texts, n_text: int, n_long: int, size: int) -> np.ndarray:
+    """How many targets each text offers, with ``n_text`` tokens before. Raises `UserError` where none has a block."""
+    offered = np.maximum(texts.lengths - n_text, 0)
+    if not (offered >= size).any():
+        length = f"N = {n_long}"
+        lower = "N"
+        if n_text != n_long:
+            length = f"{n_text:,}"
+            lower = "lengths"
+        raise UserError(
+            f"no text offers B = {size} targets in a row with {length} tokens before: the longest has "
+            f"{texts.lengths.max()} tokens; lower {lower} or B, or give longer texts"
+        )
+    return offered
 
 
 def _placebos(

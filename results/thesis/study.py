@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -285,63 +285,37 @@ def deciles(rows: pd.DataFrame, name: str, edges_of: pd.DataFrame | None = None)
 # --- frames ---
 
 
-def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFrame:
-    """All tests of the protocol, and beside them the primary ones without the distance and with the lesser need.
+@dataclass(frozen=True)
+class Fit:
+    """Targets whose slopes are asked for, and how."""
 
-    Columns: test (primary, secondary, beside, control), model, hypothesis, context, need, targets, value, low, high, p,
-    p_holm (over the tests of its kind), and further fields of `Slope`.
+    test: str
+    """primary, secondary, beside, or control."""
+    rows: pd.DataFrame
+    model: str = PRIMARY
+    context: str = "behind"
+    need: str = "text"
+    targets: str = "all"
+    covariates: Sequence[str] = COVARIATES
+
+
+def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFrame:
+    """All tests of the protocol, and what it prints beside them.
+
+    Columns: test, model, hypothesis, context, need, targets, value, low, high, p, p_holm (over the tests of its kind),
+    and further fields of `Slope`.
     """
     rows = []
-
-    def add(test: str, of_pairs: pd.DataFrame, keys: Mapping[str, str], **options: Any) -> None:
+    for fit in fits_of(records):
         for hypothesis, windows in HYPOTHESES.items():
-            outcome = None if of_pairs.empty else outcome_of(of_pairs, keys["context"], windows)
+            outcome = None if fit.rows.empty else outcome_of(fit.rows, fit.context, windows)
             if outcome is not None:
-                found = slope_of(of_pairs, outcome, permutations=permutations, **options)
-                rows.append({"test": test, "hypothesis": hypothesis, **keys, **vars(found)})
-
-    for model in MODELS:
-        of_pairs = pair_rows(records, model)
-        if of_pairs.empty:
-            continue
-        of_pairs = over_tau(of_pairs)
-        keys = {"model": model, "context": "behind", "need": "text", "targets": "all"}
-        if model == UNTOUCHED:
-            continue
-        if model != PRIMARY:
-            add("secondary", of_pairs, keys)
-            continue
-        add("primary", of_pairs, keys)
-        if "need_cache" in of_pairs:
-            in_cache = of_pairs[of_pairs["need_cache"].notna()].reset_index(drop=True)
-            add("secondary", in_cache, keys | {"need": "cache"}, need="cache")
-        add("secondary", of_pairs, keys | {"context": "gap"})
-        no_repeats = of_pairs[of_pairs["kind"] != "repeat"].reset_index(drop=True)
-        add("secondary", no_repeats, keys | {"targets": "no verbatim repeats"})
-        without_distance = [name for name in COVARIATES if name != "farthest"]
-        add("beside", of_pairs, keys | {"targets": "all, distance left out"}, covariates=without_distance)
-        add("beside", of_pairs, keys | {"targets": "all, given what B gains"}, covariates=COVARIATES + OF_B)
-        few = of_pairs[of_pairs["need_text"] <= MANY].reset_index(drop=True)
-        add("beside", few, keys | {"targets": f"at most {MANY} needed"})
-        largest = of_pairs["group"].mode()[0]
-        others = of_pairs[of_pairs["group"] != largest].reset_index(drop=True)
-        add("beside", others, keys | {"targets": f"without {largest}, the largest package"})
-        for pair, of_pair in of_pairs.groupby("pair"):
-            add("beside", of_pair.reset_index(drop=True), keys | {"targets": f"pair {pair}"})
-        if "need_greedy" in of_pairs:
-            known = of_pairs[of_pairs["need_greedy"].notna()].reset_index(drop=True)
-            known["need_lesser"] = np.minimum(known["need_text"], known["need_greedy"])
-            add("beside", known, keys | {"targets": "greedy known"})
-            add("beside", known, keys | {"targets": "greedy known", "need": "lesser"}, need="lesser")
-    own = pair_rows(records, PRIMARY, "own")
-    if len(own):
-        keys = {"model": PRIMARY, "context": "own", "need": "text", "targets": "own text of eight windows"}
-        add("secondary", over_tau(own), keys)
-    control = pair_rows(records, "control", "control")
-    if len(control):
-        keys = {"model": "control", "context": "behind", "need": "k", "targets": "planted"}
-        covariates = [name for name in COVARIATES if name != "log_frequency"]
-        add("control", control, keys, need="k", covariates=covariates)
+                slope = slope_of(
+                    fit.rows, outcome, need=fit.need, covariates=fit.covariates, permutations=permutations
+                )
+                keys = {"test": fit.test, "model": fit.model, "hypothesis": hypothesis}
+                keys |= {"context": fit.context, "need": fit.need, "targets": fit.targets}
+                rows.append(keys | vars(slope))
     names = ["test", "model", "hypothesis", "context", "need", "targets"]
     frame = pd.DataFrame(rows, columns=[*names, *(field.name for field in fields(Slope))])
     frame.insert(frame.columns.get_loc("p") + 1, "p_holm", np.nan)
@@ -349,6 +323,52 @@ def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFr
         is_test = frame["test"] == test
         frame.loc[is_test, "p_holm"] = holm(frame.loc[is_test, "p"].to_numpy())
     return frame
+
+
+def fits_of(records: Records) -> Iterator[Fit]:
+    """All fits for which there are records."""
+    for model in MODELS:
+        of_pairs = pair_rows(records, model)
+        if of_pairs.empty or model == UNTOUCHED:
+            continue
+        of_pairs = over_tau(of_pairs)
+        if model == PRIMARY:
+            yield from fits_of_primary(of_pairs)
+        else:
+            yield Fit("secondary", of_pairs, model)
+    own = pair_rows(records, PRIMARY, "own")
+    if len(own):
+        yield Fit("secondary", over_tau(own), context="own", targets="own text of eight windows")
+    control = pair_rows(records, "control", "control")
+    if len(control):
+        covariates = [name for name in COVARIATES if name != "log_frequency"]
+        yield Fit("control", control, "control", need="k", targets="planted", covariates=covariates)
+
+
+def fits_of_primary(of_pairs: pd.DataFrame) -> Iterator[Fit]:
+    """Those of the primary model, of its targets over 1 nat."""
+    yield Fit("primary", of_pairs)
+    if "need_cache" in of_pairs:
+        in_cache = of_pairs[of_pairs["need_cache"].notna()].reset_index(drop=True)
+        yield Fit("secondary", in_cache, need="cache")
+    yield Fit("secondary", of_pairs, context="gap")
+    no_repeats = of_pairs[of_pairs["kind"] != "repeat"].reset_index(drop=True)
+    yield Fit("secondary", no_repeats, targets="no verbatim repeats")
+    without_distance = [name for name in COVARIATES if name != "farthest"]
+    yield Fit("beside", of_pairs, targets="all, distance left out", covariates=without_distance)
+    yield Fit("beside", of_pairs, targets="all, given what B gains", covariates=COVARIATES + OF_B)
+    few = of_pairs[of_pairs["need_text"] <= MANY].reset_index(drop=True)
+    yield Fit("beside", few, targets=f"at most {MANY} needed")
+    largest = of_pairs["group"].mode()[0]
+    others = of_pairs[of_pairs["group"] != largest].reset_index(drop=True)
+    yield Fit("beside", others, targets=f"without {largest}, the largest package")
+    for pair, of_pair in of_pairs.groupby("pair"):
+        yield Fit("beside", of_pair.reset_index(drop=True), targets=f"pair {pair}")
+    if "need_greedy" in of_pairs:
+        known = of_pairs[of_pairs["need_greedy"].notna()].reset_index(drop=True)
+        known["need_lesser"] = np.minimum(known["need_text"], known["need_greedy"])
+        yield Fit("beside", known, targets="greedy known")
+        yield Fit("beside", known, targets="greedy known", need="lesser")
 
 
 def retention_frame(records: Records, model: str, need: str = "text") -> pd.DataFrame:
