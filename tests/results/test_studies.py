@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import Result, load_study
+from analysis import Result, load, load_study
 from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.comparisons import result_differences, smallest_k_differences
@@ -335,6 +335,15 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     effects = np.load(records / "effects-smollm2-code-n256.npz")
     kl_nats = np.exp(effects["log_kl"].astype(float))
     np.testing.assert_allclose(kl_nats, np.stack(whole.effects["kl_nats"]), rtol=0.01, atol=1e-6)
+
+    study.main(["restore", str(tmp_path / "restored"), "--records", str(records)])
+    [folder] = (tmp_path / "restored").iterdir()
+    restored = load(folder)
+    assert restored.settings == whole.settings
+    assert restored.effects["target_id"].tolist() == whole.effects["target_id"].tolist()
+    for name in ("kl_nats", "loss_change_nats"):
+        given, measured = np.stack(restored.effects[name]), np.stack(whole.effects[name])
+        np.testing.assert_allclose(given, measured, rtol=0.005, atol=1e-6)
 
 
 def test_texts_of_the_ladder_are_taken_together() -> None:
