@@ -44,7 +44,7 @@ MODELS = {"smollm2": "SmolLM2", "gemma": "Gemma 3"}
 
 
 def collect(out: Path, records: Path) -> None:
-    """Add what is measured of every cell in a folder of run.sh, complete or not, to the records.
+    """Add what is measured of every cell in a folder of run.sh, complete or not, to the records and their blocks.
 
     In place of the text there is a column plain_word, and the effects stand in files of their own, in half floats.
     """
@@ -52,23 +52,50 @@ def collect(out: Path, records: Path) -> None:
     study = load_study(records) if (records / RESULT_NAME).is_file() else {}
     for folder in sorted(path for path in out.iterdir() if path.is_dir()):
         paths = [folder] if (folder / RESULT_NAME).is_file() else sorted(folder.glob("parts/*/"))
-        parts = [load(path) for path in paths if (path / RESULT_NAME).is_file()]
+        parts = [as_recorded(load(path)) for path in paths if (path / RESULT_NAME).is_file()]
         if not parts:
             continue
-        for other in parts[1:]:
-            if differing := parts[0].settings.differences(other.settings, when="joined"):
-                raise SystemExit(f"{folder} was measured with other settings: {differing}")
-        parts.sort(key=lambda part: part.targets["target_id"].min())
-        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-        provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
-        result = replace(parts[0], provenance=provenance, **frames)
+        if folder.name in study:
+            measured = stacked([part.targets for part in parts])["target_id"]
+            parts += others_of(with_effects(study[folder.name], effects_path(records, folder.name)), measured)
+        result = joined(folder, parts)
         if result.effects is not None:
-            save_effects(result.effects, records / f"effects-{folder.name}.npz")
-        targets = result.targets.assign(plain_word=plain_words(result))
-        study[folder.name] = replace(
-            without_folders(result), targets=targets, scores=None, effects=None, texts=None
-        )
+            save_effects(result.effects, effects_path(records, folder.name))
+        study[folder.name] = replace(result, effects=None)
     save_study(records, study)
+
+
+def effects_path(records: Path, cell: str) -> Path:
+    """The file of a cell's effects."""
+    return records / f"effects-{cell}.npz"
+
+
+def as_recorded(part: Result) -> Result:
+    """What the records keep of a part, and its effects."""
+    targets = part.targets.assign(plain_word=plain_words(part))
+    return replace(without_folders(part), targets=targets, scores=None, texts=None)
+
+
+def others_of(result: Result, measured: pd.Series) -> list[Result]:
+    """The part of a result whose targets are not among those that were measured; none where there is no such target."""
+    frames = {}
+    for name in FRAMES:
+        frame = getattr(result, name)
+        if frame is not None:
+            frame = frame[~frame["target_id"].isin(measured)]
+        frames[name] = frame
+    return [replace(result, **frames)] if len(frames["targets"]) else []
+
+
+def joined(folder: Path, parts: Sequence[Result]) -> Result:
+    """Parts of one cell, in the order of their targets; the commit and machine are those of the first."""
+    for other in parts[1:]:
+        if differing := parts[0].settings.differences(other.settings, when="joined"):
+            raise SystemExit(f"{folder} was measured with other settings: {differing}")
+    parts = sorted(parts, key=lambda part: part.targets["target_id"].min())
+    frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+    provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
+    return replace(parts[0], provenance=provenance, **frames)
 
 
 def save_effects(effects: pd.DataFrame, path: Path) -> None:
@@ -84,20 +111,23 @@ def save_effects(effects: pd.DataFrame, path: Path) -> None:
     )
 
 
-def restore(records: Path, out: Path) -> None:
-    """Write every cell with effects to a folder of its name, for `olmo-sparsity eviction --effects`.
+def with_effects(result: Result, path: Path) -> Result:
+    """The result with the effects that a file holds, a KL to within 0.4 % where it is over exp(-16) nats."""
+    if not path.is_file():
+        return result
+    with np.load(path) as arrays:
+        effects = pd.DataFrame({"target_id": arrays["target_id"]})
+        effects["kl_nats"] = list(np.exp(arrays["log_kl"].astype(np.float64)))
+        effects["loss_change_nats"] = list(arrays["loss_change_nats"].astype(np.float64))
+    return replace(result, effects=effects)
 
-    Half floats hold a KL to within 0.4 % where it is over exp(-16) nats.
-    """
+
+def restore(records: Path, out: Path) -> None:
+    """Write every cell with effects to a folder of its name, for `olmo-sparsity eviction --effects`."""
     for cell, result in load_study(records).items():
-        path = records / f"effects-{cell}.npz"
-        if not path.is_file():
-            continue
-        with np.load(path) as arrays:
-            effects = pd.DataFrame({"target_id": arrays["target_id"]})
-            effects["kl_nats"] = list(np.exp(arrays["log_kl"].astype(np.float64)))
-            effects["loss_change_nats"] = list(arrays["loss_change_nats"].astype(np.float64))
-        replace(result, effects=effects).save(out / cell)
+        whole = with_effects(result, effects_path(records, cell))
+        if whole.effects is not None:
+            whole.save(out / cell)
 
 
 def plain_words(result: Result) -> np.ndarray:

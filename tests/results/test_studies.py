@@ -20,7 +20,7 @@ from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.comparisons import result_differences, smallest_k_differences
 from analysis.stats.tables import interval_text
-from tests.support.small_measurement import small
+from tests.support.small_measurement import assert_same, small
 
 RESULTS = Path(__file__).parents[2] / "results"
 GROUPS = 5
@@ -356,6 +356,28 @@ def test_texts_of_the_ladder_are_taken_together() -> None:
     }
     together = numbers.recovery(study.of_all_texts(cells))
     assert together["value"].tolist() == numbers.recovery(small(**settings))["value"].tolist()
+
+
+def test_a_cell_is_collected_where_its_parts_were_measured(tmp_path: Path) -> None:
+    """Batches that were measured on two machines, one of them on both, give what one machine gives."""
+    study = import_module("results.cache.study")
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 128, "tau_nats": 0.5, "effects": True}
+    settings |= {"selectors": ("leave-one-out-kl/cache:4",), "keep_as": ("cache:4",), "ks": (1, 4)}
+    batches = [small(**settings, batches=(batch,)) for batch in (0, 1)]
+    for name, machines in {"apart": ((1,), (0, 1)), "once": ((0, 1),)}.items():
+        for number, measured in enumerate(machines):
+            out = tmp_path / f"{name}-{number}"
+            for batch in measured:
+                batches[batch].save(out / "smollm2-code-n256" / "parts" / f"{batch}")
+            study.collect(out, tmp_path / name)
+    [apart], [once] = (load_study(tmp_path / name).values() for name in ("apart", "once"))
+    assert_same(apart, once)
+    assert len(once.targets) == sum(len(batch.targets) for batch in batches)
+    of = [
+        study.with_effects(once, study.effects_path(tmp_path / name, "smollm2-code-n256"))
+        for name in ("apart", "once")
+    ]
+    np.testing.assert_array_equal(*(np.stack(result.effects["kl_nats"]) for result in of))
 
 
 @pytest.mark.parametrize(
