@@ -1,4 +1,4 @@
-"""What is judged: eviction policies, two controls, and references, by name (docs/eviction.md [ours]).
+"""What is judged: eviction policies, three controls, and references, by name (docs/eviction.md [ours]).
 
 Shapes: m choices, G heads of keys in all layers, F far tokens.
 """
@@ -36,11 +36,24 @@ class Random(Policy):
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F)."""
         heads = sum(seen.key_heads)
-        orders = []
-        for target in seen.contexts.target_id[seen.targets[:, 0], 0]:
-            generator = np.random.default_rng([Stream.RANDOM_EVICTION, self.seed, target])
-            orders.append(np.tile(generator.permutation(seen.n_far), (heads, 1)))
+        orders = [
+            np.tile(generator.permutation(seen.n_far), (heads, 1))
+            for generator in _of_blocks(seen, Stream.RANDOM_EVICTION, self.seed)
+        ]
         return np.stack(orders).astype(float)
+
+
+@dataclass(frozen=True)
+class RandomByHead(Policy):
+    """The control `random-by-head`: as `random`, in another order in every head, as kvpress's RandomPress."""
+
+    seed: int = 0
+
+    def scores(self, seen: Seen) -> np.ndarray:
+        """(m, G, F)."""
+        shape = (sum(seen.key_heads), seen.n_far)
+        generators = _of_blocks(seen, Stream.RANDOM_EVICTION_BY_HEAD, self.seed)
+        return np.stack([generator.random(shape) for generator in generators])
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,17 @@ class Nearest(Policy):
         return np.broadcast_to(np.arange(seen.n_far, dtype=float), shape)
 
 
-CONTROLS: dict[str, type[Random | Nearest]] = {"random": Random, "nearest": Nearest}
+def _of_blocks(seen: Seen, stream: Stream, seed: int) -> list[np.random.Generator]:
+    """A generator for each block."""
+    first_targets = seen.contexts.target_id[seen.targets[:, 0], 0]
+    return [np.random.default_rng([stream, seed, target]) for target in first_targets]
+
+
+CONTROLS: dict[str, type[Random | RandomByHead | Nearest]] = {
+    "random": Random,
+    "random-by-head": RandomByHead,
+    "nearest": Nearest,
+}
 
 
 @dataclass(frozen=True)

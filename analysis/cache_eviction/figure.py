@@ -31,6 +31,7 @@ _LOOKS: dict[str, style.Look] = {
     "kvzip": {"color": "#8C6D00", "marker": "p", "linestyle": (0, (5, 1.5))},
     "streaming-llm": {"color": "0.45", "marker": ">", "linestyle": (0, (1, 0.8))},
     "random": {"color": "0.35", "marker": "d", "linestyle": "-."},
+    "random-by-head": {"color": "0.2", "marker": "h", "linestyle": "-."},
     "nearest": {"color": "0.62", "marker": "<", "linestyle": "-."},
     "leave-one-out-kl": {"color": "#D01C8B", "marker": (4, 1, 0), "linestyle": (0, (9, 1.5))},
     "halving-kl": {"color": "#5D3A9B", "marker": (5, 1, 0), "linestyle": (0, (9, 1.5))},

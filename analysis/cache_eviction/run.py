@@ -83,7 +83,8 @@ def eviction(
         blocks: how many to draw; small texts offer fewer.
         budgets: shares of the F = N - M far keys that a head keeps in the mean, sinks included; ascending.
         policies: names of eviction policies, such as ``snapkv``, ``snapkv:window=64`` or ``h2o:blind=1``, and of the
-            controls ``random`` and ``nearest``; or ``all``: every policy, aware and blind, that the model has.
+            controls ``random``, ``random-by-head`` and ``nearest``; or ``all``: every policy, aware and blind, that the
+            model has.
         sinks: first far tokens that all of them keep.
         references: names of `analysis.cache_eviction.reference`, such as ``leave-one-out-kl:first=16``; overlap is with
             the first of them.

@@ -2,8 +2,8 @@
 # Measures the cells of the study: run.sh TEXTS SMOLLM2 GEMMA OUT [CELL ...]; without cells all but those of N 4,096, in order.
 # TEXTS has books.jsonl, code.jsonl, releases.jsonl, and books-long.jsonl for N of 1,024 and more.
 # A cell that was interrupted goes on; one that is complete is left as it is.
-# CACHE: the OUT of results/cache/run.sh. Where it has the complete cell of the same name, the reference is read from its
-# effects, as far as the definitions agree: where near tokens are read again.
+# CACHE: the OUT of results/cache/run.sh, or of `results/cache/study.py restore OUT`. Where it has the cell of the same name,
+# the reference is read from its effects, as far as the definitions agree: where near tokens are read again.
 set -euo pipefail
 here=$(dirname "$0")
 texts=$1 smollm2=$2 gemma=$3 out=$4
@@ -11,6 +11,7 @@ shift 4
 judge=${EVICTION:-olmo-sparsity eviction}
 needles=${NEEDLES:-python $here/needles.py}
 every=all,h2o:mean=1,h2o:mean=1:blind=1
+few_observers=snapkv:window=8:blind=1 # 32, as SnapKV has, are all that a small budget of N 256 keeps
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
 cell() {
@@ -26,7 +27,8 @@ cell() {
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
-  if [[ -f ${CACHE:-}/$1/result.json ]]; then
+  # code at N 1,024 has other blocks there
+  if [[ -f ${CACHE:-}/$1/result.json && $1 != smollm2-code-n1024 ]]; then
     known=(--effects "$CACHE/$1")
   elif [[ $kind == n* && $kind != needles ]]; then
     echo "$1: CACHE has no complete cell of this name, so that its reference is measured" >&2
@@ -35,7 +37,7 @@ cell() {
   case $kind in
     n256)
       $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${n256[$text]}" \
-        --policies "$every" "${common[@]}"
+        --policies "$every,$few_observers" "${common[@]}"
       ;;
     n1024)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \

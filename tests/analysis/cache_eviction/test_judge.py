@@ -180,11 +180,15 @@ def test_without_sinks_none_are_forced():
 
 def test_controls_by_hand():
     contexts = replace(block(), target_id=B * 3 + np.arange(B)[None])
-    choices = choices_of(judge_of(policies=("random", "nearest"), seed=5), contexts)
+    choices = choices_of(judge_of(policies=("random", "random-by-head", "nearest"), seed=5), contexts)
     order = np.random.default_rng([Stream.RANDOM_EVICTION, 5, 12]).permutation(FAR)
     drawn = np.argsort(-order[SINKS:])[:7] + SINKS
     assert np.flatnonzero(choices["random"].kept[1]).tolist() == sorted([0, 1, *drawn])
     assert np.flatnonzero(choices["nearest"].kept[0]).tolist() == [0, 1, 16, 17]
+    in_heads = np.random.default_rng([Stream.RANDOM_EVICTION_BY_HEAD, 5, 12]).random((4, FAR))
+    for head, values in enumerate(in_heads):
+        drawn = np.argsort(-values[SINKS:])[:7] + SINKS
+        assert np.flatnonzero(choices["random-by-head"].kept[1][head]).tolist() == sorted([0, 1, *drawn])
 
 
 def test_nothing_behind_the_choice_changes_it():

@@ -309,7 +309,7 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
         ({"sinks": -1}, "sinks takes whole numbers from 0"),
         (
             {"policies": ("snapkv", "nothing")},
-            "unknown eviction policy 'nothing'; choose from .*random, nearest, all",
+            "unknown eviction policy 'nothing'; choose from .*random, random-by-head, nearest, all",
         ),
         ({"policies": ("snapkv:windows=3",)}, "'windows=3' is no parameter of snapkv"),
         ({"policies": ("random:seed=3",)}, "unknown eviction policy 'random:seed=3'"),
