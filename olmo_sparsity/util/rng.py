@@ -37,7 +37,7 @@ class Stream(IntEnum):
     RANDOM_EVICTION = 17  # far keys that the control `random` keeps, by block of targets
     HALVES = 18  # which blocks choose the best policy, and which measure it
     BEFORE = 19  # tokens of other documents before the long context, by block of targets
-    RANDOM_EVICTION_BY_HEAD = 20  # far keys that the control `random-by-head` keeps in each head, by block of targets
+    RANDOM_EVICTION_BY_HEAD = 20  # the same of `random-by-head`, in each head
     HELDOUT_WINDOWS = 0x686C64  # which windows the held-out loss reads
     ID_TABLE = 0x696473  # weights of the id embedding and the id head; this word is XORed with the seed
     NEEDLES = 0x6E6565  # needles, and where they stand
