@@ -185,7 +185,8 @@ def test_one_command_runs_and_lists_them_all():
         command = [sys.executable, "-m", "olmo_sparsity.cli", *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
-    assert all(re.search(rf"^  {name} +\w", run().stdout, re.MULTILINE) for name in COMMANDS)
+    listed = run().stdout
+    assert all(re.search(rf"^  {name} +\w", listed, re.MULTILINE) for name in COMMANDS)
     assert "tokenizer" in run("prepare-data", "--help").stdout
     unknown = run("trian")
     assert (unknown.returncode, unknown.stdout) == (2, "")
