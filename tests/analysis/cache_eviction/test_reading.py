@@ -24,13 +24,13 @@ def test_what_comes_behind_the_choice_does_not_see_dropped_keys(name, near):
     measured = reading.measures(kept, ("loss", "kl"))
 
     sees_all_far = N - 1 if near == NEAR_KEPT else FAR
-    for place in range(B):
-        tokens = contexts.tokens[0, : N + place]
-        token = contexts.targets[0, place]
-        with_all = whole_pass(adapter, tokens, sees_all_far, range(sees_all_far))[-1]
-        for choice, of_far in enumerate(kept):
-            left = [*np.flatnonzero(of_far), *range(FAR, sees_all_far)]
-            log_p = whole_pass(adapter, tokens, sees_all_far, left)[-1]
+    log_p_of = [
+        whole_pass(adapter, contexts.tokens[0], sees_all_far, [*of_far, *range(FAR, sees_all_far)])[-B:]
+        for of_far in (range(FAR), *map(np.flatnonzero, kept))
+    ]
+    for place, token in enumerate(contexts.targets[0]):
+        with_all, *after_choices = (log_p[place] for log_p in log_p_of)
+        for choice, log_p in enumerate(after_choices):
             expected = [-log_p[token], plain_divergence("kl", with_all, log_p)]
             assert measured[place, choice] == pytest.approx(expected, abs=3e-5)
 

@@ -43,22 +43,19 @@ def one_block():
 
 
 class Plain:
-    """KL to the full cache of some targets of one block, summed, by one whole pass a target and subset."""
+    """KL to the full cache of some targets of one block, summed, by one whole pass a subset."""
 
     def __init__(self, adapter, contexts, near, places):
         self.adapter = adapter
-        self.contexts = contexts
-        self.places = places
+        self.tokens = contexts.tokens[0]
+        self.places = list(places)
         self.sees_all_far = N - 1 if near == NEAR_KEPT else FAR
         self.with_all = self.log_p(range(FAR))
 
     def log_p(self, kept):
         left = [*sorted(kept), *range(FAR, self.sees_all_far)]
-        rows = []
-        for place in self.places:
-            tokens = self.contexts.tokens[0, : N + place]
-            rows.append(whole_pass(self.adapter, tokens, self.sees_all_far, left)[-1])
-        return rows
+        of_places = whole_pass(self.adapter, self.tokens, self.sees_all_far, left)[-B:]
+        return of_places[self.places]
 
     def __call__(self, kept):
         pairs = zip(self.with_all, self.log_p(kept), strict=True)
