@@ -126,7 +126,7 @@ def test_files_of_one_process_are_those_of_the_library(tmp_path):
     assert_whole(folder)
 
 
-def slow_write(monkeypatch, seconds=1.0):
+def slow_write(monkeypatch, seconds=0.2):
     write = NewCheckpoint.write
 
     def slow(self, share):
