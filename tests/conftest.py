@@ -47,6 +47,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def small_batches() -> Iterator[None]:
+    """Batches of 16 targets in place of 64, so that 40 targets are three of them."""
+    from analysis import engine  # with PyTorch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "TARGETS_PER_BATCH", 16)
+        yield
+
+
 @pytest.fixture
 def call_main(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -8,8 +8,9 @@ from tests.support.refusals import refused
 from tests.support.small_measurement import assert_losses_are_plain, assert_same, model, small, small_tokens
 
 SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
-SETTINGS = {"selectors": SELECTORS, "targets": 90}
+SETTINGS = {"selectors": SELECTORS, "targets": 32}
 """Two batches."""
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 
 def crossed(**changes):
@@ -18,13 +19,13 @@ def crossed(**changes):
 
 
 @pytest.fixture(scope="module")
-def first():
+def first(small_batches):
     """What the first model chooses and measures."""
     return small(**SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def by_model():
+def by_model(small_batches):
     return crossed(select_with=model())
 
 

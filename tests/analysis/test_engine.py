@@ -1,9 +1,11 @@
 """The measurement end to end on a small model: against plain passes, interrupted, in shards, and what is refused."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -42,10 +44,12 @@ from tests.support.small_measurement import (
 )
 
 ROOT = Path(__file__).parents[2]
-FEW = {"targets": 60}
+pytestmark = pytest.mark.usefixtures("small_batches")
+
+FEW = {"targets": 20, "targets_per_block": 4}
 """Targets of five rounds, where it does not matter how many there are."""
-ALL = {"tau_nats": 2.5, "ks": (1, 4)}
-"""Of three batches with all placebos, which are measured again and again: a sixth of the targets is over tau."""
+ALL = {"targets": 42, "tau_nats": 2.0, "ks": (1, 4)}
+"""Of three batches with all placebos, which are measured again and again: two sevenths of the targets are over tau."""
 
 
 def placebos_of(size):
@@ -54,7 +58,7 @@ def placebos_of(size):
 
 
 @pytest.fixture(scope="module", params=[1, 3])
-def whole(request):
+def whole(request, small_batches):
     """The result with all placebos, of single targets and of blocks."""
     return small(**ALL, placebos=placebos_of(request.param), targets_per_block=request.param)
 
@@ -86,17 +90,22 @@ def again(whole, **changes):
     return small(**{**ALL, "placebos": placebos_of(per_block), "targets_per_block": per_block, **changes})
 
 
+def interrupted(*_):
+    """By Ctrl-C; it stands for what a kill cuts short, too."""
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def stops_after(monkeypatch):
     """Interrupt the engine after so many rounds; gives the targets that it measured before, round by round."""
     original = engine.Engine.choose
 
-    def stop(rounds):
+    def stop(rounds, how=interrupted):
         measured = []
 
         def choose(self, targets):
             if len(measured) == rounds:
-                raise KeyboardInterrupt
+                how()
             frames = original(self, targets)
             measured.append(targets)
             return frames
@@ -116,8 +125,8 @@ def test_losses_are_those_of_one_plain_pass_each(whole):
 
 def test_targets_over_tau_are_those_whose_rounded_gain_is(whole):
     targets = whole.targets
-    assert len(targets) == 150 and 10 < len(whole.over) < 100
-    assert np.array_equal(targets["over_tau"], whole.gain_nats > 2.5)
+    assert len(targets) == 42 and 10 < len(whole.over) < 28
+    assert np.array_equal(targets["over_tau"], whole.gain_nats > 2.0)
     losses = targets[["loss_long_nats", "loss_short_nats"]].to_numpy()
     assert np.array_equal(losses, losses.astype(np.float32))
 
@@ -138,7 +147,7 @@ def test_tokens_of_another_target_are_those_of_the_next_one_in_the_block(tmp_pat
     ways = ("text", "text:2/before:1", "cache:2")
     settings = {
         "targets_per_block": 3,
-        "targets": 60,
+        "targets": 30,
         "keep_as": ways,
         "selectors": ("leave-one-out", "snapkv"),
     }
@@ -175,7 +184,7 @@ def test_tokens_of_another_target_are_those_of_the_next_one_in_the_block(tmp_pat
 def test_a_measurement_says_what_was_read_and_kept_and_what_the_sinks_give(tmp_path):
     """Of every way and far context, saved and loaded; L_short where there are no sinks."""
     ways = ("text", "text:2/before:1", "cache:2", "cache:2/read:1")
-    result = small(**FEW, targets_per_block=3, keep_as=ways, selectors=("leave-one-out",), out=tmp_path)
+    result = small(targets=24, targets_per_block=3, keep_as=ways, selectors=("leave-one-out",), out=tmp_path)
     inner, tokens = model()[0], small_tokens()
     over = result.targets.iloc[result.over]
     for one in (result, load(tmp_path)):
@@ -254,7 +263,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     """Ctrl-C in the middle of a batch loses the block that it came in, and nothing else, however parts are cut."""
     monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", seconds_between_parts)
     shown = shown_by_the_bar(monkeypatch)
-    rounds = 4 if whole.settings.contexts.targets_per_block == 1 else 7
+    rounds = 1 if whole.settings.contexts.targets_per_block == 1 else 7
     first = stops_after(rounds)
     with pytest.raises(KeyboardInterrupt):
         again(whole, out=tmp_path)
@@ -273,29 +282,28 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     assert not (tmp_path / "parts").exists()
 
 
-def test_what_a_kill_loses_is_one_block(tmp_path):
+def exit_code_of_fork(action):
+    """Of this process's child that does it and ends; a negative one is a signal's."""
+    process = os.fork()
+    if not process:
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)  # without what pytest does at its end
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def test_what_a_kill_loses_is_one_block(tmp_path, stops_after, monkeypatch, one_thread):
     """Of a process that is killed in its sixth block, and has no time to do anything."""
-    code = f"""
-import os, signal
-from analysis import engine, saved
-from tests.support.small_measurement import small
-saved.SECONDS_BETWEEN_PARTS = 0.0
-original = engine.Engine.choose
-rounds = []
-def choose(self, targets):
-    if len(rounds) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rounds.append(1)
-    return original(self, targets)
-engine.Engine.choose = choose
-small(out={str(tmp_path)!r}, targets_per_block=16, targets=96)
-"""
-    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert kept_in(tmp_path) == list(range(5 * 16))
-    assert_same(
-        small(out=tmp_path, targets_per_block=16, targets=96), small(targets_per_block=16, targets=96)
-    )
+    settings = {"targets": 24, "targets_per_block": 4}
+    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
+    stops_after(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert exit_code_of_fork(lambda: small(out=tmp_path, **settings)) == -signal.SIGKILL
+    monkeypatch.undo()
+    assert kept_in(tmp_path) == list(range(5 * 4))
+    assert_same(small(out=tmp_path, **settings), small(**settings))
 
 
 @pytest.mark.slow
@@ -321,17 +329,12 @@ small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
     assert kept_in(tmp_path) == list(range(64))
 
 
-def killed(*_):
-    """Stands for what a kill cuts short."""
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("cut_short", ["analysis.saved.Parts.remove", "shutil.rmtree"])
 def test_what_a_kill_left_beside_a_finished_result_is_removed_by_the_next_run(
     tmp_path, monkeypatch, cut_short
 ):
     """In the last milliseconds: the result is written, and its parts are not removed, or not all of them."""
-    monkeypatch.setattr(cut_short, killed)
+    monkeypatch.setattr(cut_short, interrupted)
     with pytest.raises(KeyboardInterrupt):
         small(out=tmp_path, **FEW)
     monkeypatch.undo()
@@ -370,7 +373,7 @@ def test_parts_of_another_tau_or_in_use_stay_where_a_result_is_complete(tmp_path
     small(out=tmp_path, tau_nats=50, **FEW)
     assert kept and kept_in(tmp_path) == kept
     stops_after(1000)
-    monkeypatch.setattr("analysis.saved.Parts.remove", killed)
+    monkeypatch.setattr("analysis.saved.Parts.remove", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small(out=tmp_path, **FEW)
     with folder_lock(tmp_path / "parts", part="1-of-2"):
@@ -387,18 +390,18 @@ def test_of_a_damaged_part_its_targets_alone_are_measured_again(
     monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
     stops_after(3)
     with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path, targets=60)
+        small(out=tmp_path, **FEW)
     monkeypatch.undo()
     part = sorted((tmp_path / "parts").glob("targets-*"))[1]
     lost = load(part).targets["target_id"].tolist()
     kept = kept_in(tmp_path)
     (part / file).write_bytes((part / file).read_bytes()[:length])
     with refused(f"{part.name} is damaged; remove it, and the same call measures again what it held"):
-        small(out=tmp_path, targets=60)
+        small(out=tmp_path, **FEW)
     shutil.rmtree(part)
-    whole = small(targets=60)
+    whole = small(**FEW)
     rest = stops_after(1000)
-    assert_same(small(out=tmp_path, targets=60), whole)
+    assert_same(small(out=tmp_path, **FEW), whole)
     assert set(pd.concat(rest)["target_id"]) & set(kept) == set(lost)
 
 
@@ -467,9 +470,9 @@ def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_afte
 
 
 def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
-    small(out=tmp_path, shard="1/2")
+    small(out=tmp_path, targets=32, shard="1/2")
     with refused("scores false -> true"):
-        small(out=tmp_path, shard="2/2", scores=True)
+        small(out=tmp_path, targets=32, shard="2/2", scores=True)
 
 
 def test_one_process_at_a_time_writes(tmp_path):
@@ -505,7 +508,7 @@ def test_the_time_left_is_right_within_a_factor_of_two(monkeypatch, changes):
 
     monkeypatch.setattr(measuring, "Scorer", Counting)
     monkeypatch.setattr(runner, "Work", Watched)
-    result = small(tokens_per_batch=256, **changes)
+    result = small(targets=40, tokens_per_batch=256, **changes)
     time, targets = np.array(done).T
     done = targets / len(result.targets)
     assert done[-1] == pytest.approx(1)
@@ -577,7 +580,7 @@ def test_a_run_on_its_corpus_equals_a_plain_computation(tmp_path):
 
 def test_the_text_that_is_named_next_has_an_x_ray():
     """Text 0, which was always named, may have no target over tau."""
-    result = small()
+    result = small(targets=40)
     targets = result.targets[result.targets["text"] > result.targets["text"].min()].reset_index(drop=True)
     choices = result.choices[result.choices["target_id"].isin(targets["target_id"])]
     later = replace(result, targets=targets, choices=choices)

@@ -18,7 +18,9 @@ from analysis.verify import verify
 from tests.analysis.figures.drawn import assert_readable, legend
 from tests.support.refusals import refused
 from tests.support.results import made_result
-from tests.support.small_measurement import TEXTS, assert_same, model, small
+from tests.support.small_measurement import TEXTS, assert_same, interrupted_losses, model, small
+
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 TAU = 90.0
 WITH_CHOICES = (
@@ -29,7 +31,7 @@ EVERYTHING = {"scores": True, "faithfulness": True, "placebos": options.PLACEBOS
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, small_batches):
     """Of a result that has all that can be measured, and no target over tau."""
     path = tmp_path_factory.mktemp("nothing")
     small(tau_nats=TAU, out=path, **EVERYTHING)
@@ -121,9 +123,9 @@ def test_the_commands(tmp_path, folder, call_main, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"targets": 66},
-        pytest.param({**EVERYTHING, "targets": 66, "targets_per_block": 3}, marks=pytest.mark.slow),
-        {"targets": 66, "select_with": model(1)},
+        {"targets": 32},
+        pytest.param({**EVERYTHING, "targets": 32, "targets_per_block": 3}, marks=pytest.mark.slow),
+        {"targets": 32, "select_with": model(1)},
     ],
     ids=["plain", "everything", "crossfit"],
 )
@@ -147,39 +149,33 @@ def test_a_lower_tau_takes_the_losses_and_is_a_fresh_measurement_to_the_last_bit
 
 def test_a_lower_tau_goes_on_after_an_interruption(tmp_path, monkeypatch, losses_are_not_measured):
     monkeypatch.undo()
-    before = small(tau_nats=TAU, out=tmp_path)
-    original, begun = engine.Engine.with_losses, []
-
-    def interrupted(self, *args):
-        begun.append(1)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return original(self, *args)
-
-    monkeypatch.setattr(engine.Engine, "with_losses", interrupted)
+    few = {"targets": 40, "out": tmp_path}
+    before = small(tau_nats=TAU, **few)
+    begun = interrupted_losses(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        small(tau_nats=1.5, out=tmp_path)
+        small(tau_nats=1.5, **few)
     assert_same(load(tmp_path), before)
-    assert_same(small(tau_nats=TAU, out=tmp_path), before)
-    assert_same(small(tau_nats=1.5, out=tmp_path), small(tau_nats=1.5))
+    assert_same(small(tau_nats=TAU, **few), before)
+    assert_same(small(tau_nats=1.5, **few), small(tau_nats=1.5, targets=40))
     assert len(begun) == 2 + 2 + 3  # of three batches
 
 
 def test_nothing_is_over_a_higher_tau_either(tmp_path, request):
-    small(tau_nats=TAU, out=tmp_path)
+    few = {"targets": 40, "out": tmp_path}
+    small(tau_nats=TAU, **few)
     request.getfixturevalue("losses_are_not_measured")
-    small(tau_nats=TAU + 1, out=tmp_path)
+    small(tau_nats=TAU + 1, **few)
     assert load(tmp_path).settings.choices.tau_nats == TAU + 1
     with refused("was measured with other settings: tau_nats 91.0 -> 1.5, ks"):
-        small(tau_nats=1.5, ks=(1, 2), out=tmp_path)
+        small(tau_nats=1.5, ks=(1, 2), **few)
 
 
 def test_losses_of_other_targets_are_not_used(tmp_path):
-    result = small(tau_nats=TAU, out=tmp_path)
+    result = small(tau_nats=TAU, targets=40, out=tmp_path)
     targets = result.targets.assign(position=result.targets["position"] + 1)
     replace(result, targets=targets).save(tmp_path)
     with refused("has other targets than are sampled now; give another folder"):
-        small(tau_nats=1.5, out=tmp_path)
+        small(tau_nats=1.5, targets=40, out=tmp_path)
 
 
 def test_it_can_be_verified(folder):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from analysis.api import Result
+from analysis.engine import Engine
 from analysis.measuring import measure
+from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.rng import Stream
 from tests.support.families import random_model
 from tests.support.plain import plain_loss
@@ -50,9 +54,32 @@ def model(seed: int = 0) -> tuple[Any, Tokenizer]:
     return random_model("llama", initializer_range=0.3 + 0.01 * seed), tokenizer
 
 
+def saved(folder: Path) -> Path:
+    """The folder, in which `model()` and its tokenizer are written."""
+    weights, tokenizer = model()
+    weights.save_pretrained(folder)
+    tokenizer.save(str(folder / TOKENIZER))
+    return folder
+
+
 def small(measured: Any = None, **changes: Any) -> Result:
     """What is measured of a model, by default `model()`, with these settings."""
     return measure(measured or model(), TEXTS, **{**SMALL, **changes})
+
+
+def interrupted_losses(patch: pytest.MonkeyPatch) -> list[int]:
+    """Have the losses of the second batch interrupted by Ctrl-C, once; gives a list that grows with every batch."""
+    original = Engine.with_losses
+    begun: list[int] = []
+
+    def interrupted(self: Engine, *arguments: Any) -> pd.DataFrame:
+        begun.append(1)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    patch.setattr(Engine, "with_losses", interrupted)
+    return begun
 
 
 def read(result: Result, target: Any) -> int:
