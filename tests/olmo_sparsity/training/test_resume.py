@@ -46,6 +46,27 @@ def half(tmp_path, *overrides):
     return config
 
 
+@pytest.fixture(scope="module")
+def run_of_half(tmp_path_factory):
+    """The folder of such a run; what is copied from it need not be trained anew."""
+    folder = tmp_path_factory.mktemp("half")
+    half(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_of_two_checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    half(folder, "--save_interval=2")
+    return folder
+
+
+def copy_of(folder, tmp_path, *overrides):
+    """A copy of a run, and its config."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return tiny.train_config(tmp_path, *overrides)
+
+
 # --- damaged checkpoints ---
 
 
@@ -70,45 +91,55 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def run_of_two_checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    half(folder, "--save_interval=2")
-    return folder
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_command_in_the_message_goes_on_before_it(
-    damage, run_of_two_checkpoints, tmp_path
-):
-    """Word for word: whoever runs the job copies it from the log."""
-    name, change = DAMAGES[damage]
-    shutil.copytree(run_of_two_checkpoints, tmp_path, dirs_exist_ok=True)
-    config = tiny.train_config(tmp_path, "--save_interval=2", "--stop_at=5")
+def damaged_run(run, tmp_path, name, change):
+    """A copy of a run of two checkpoints, of which a file of the last is changed or removed, and its config."""
+    config = copy_of(run, tmp_path, "--save_interval=2", "--stop_at=5")
     path = tmp_path / "run" / "step00000004" / name
     content = path.read_bytes()
     path.unlink()
     if change is not None:
         path.write_bytes(change(content))
-    before = files_of(tmp_path / "run")
+    return config
+
+
+def command_in(error):
+    """What is to be done before the same command is run again."""
+    return re.search("go on from step00000002: (.*), and the same command again", str(error.value))[1]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_with_a_command_that_sets_it_aside(
+    damage, run_of_two_checkpoints, tmp_path
+):
+    name, change = DAMAGES[damage]
+    config = damaged_run(run_of_two_checkpoints, tmp_path, name, change)
+    run = tmp_path / "run"
+    before = files_of(run)
     with refused(f"step00000004/{name} is (damaged|missing)|step00000004/{name} cannot be read") as error:
         train(config, resume=True)
-    assert files_of(tmp_path / "run") == before
-    command = re.search("go on from step00000002: (.*), and the same command again", str(error.value))
-    subprocess.run(command[1], shell=True, check=True)
+    assert files_of(run) == before
+    assert command_in(error) == f"mkdir -p {run}/aside && mv {run}/step00000004 {run}/aside"
+
+
+def test_the_command_in_the_message_goes_on_before_a_damaged_checkpoint(run_of_two_checkpoints, tmp_path):
+    """Word for word: whoever runs the job copies it from the log."""
+    config = damaged_run(run_of_two_checkpoints, tmp_path, "model.safetensors", flipped)
+    with refused("model.safetensors is damaged") as error:
+        train(config, resume=True)
+    subprocess.run(command_in(error), shell=True, check=True)
     assert load_state(train(config, resume=True)).step == 5
 
 
-def test_without_an_earlier_checkpoint_no_command_is_offered(tmp_path):
-    config = half(tmp_path)
+def test_without_an_earlier_checkpoint_no_command_is_offered(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     path = tmp_path / "run" / "step00000004" / "optimizer.safetensors"
     path.write_bytes(flipped(path.read_bytes()))
     with refused("optimizer.safetensors is damaged.*; copy it again; there is no earlier checkpoint"):
         train(config, resume=True)
 
 
-def test_what_an_older_checkpoint_has_no_checksum_of_is_said_once_and_loaded(tmp_path, caplog):
-    config = half(tmp_path)
+def test_what_an_older_checkpoint_has_no_checksum_of_is_said_once_and_loaded(run_of_half, tmp_path, caplog):
+    config = copy_of(run_of_half, tmp_path)
     checksums = tmp_path / "run" / "step00000004" / "checksums.json"
     noted = json.loads(checksums.read_text())
     checksums.write_text(json.dumps({"model.safetensors": noted["model.safetensors"]}))
@@ -116,8 +147,8 @@ def test_what_an_older_checkpoint_has_no_checksum_of_is_said_once_and_loaded(tmp
     assert caplog.text.count("optimizer.safetensors cannot be verified") == 1
 
 
-def test_the_empty_configuration_of_an_older_checkpoint_is_named(tmp_path):
-    config = half(tmp_path)
+def test_the_empty_configuration_of_an_older_checkpoint_is_named(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     folder = tmp_path / "run" / "step00000004"
     noted = json.loads((folder / "checksums.json").read_text())
     (folder / "checksums.json").write_text(json.dumps({"model.safetensors": noted["model.safetensors"]}))
@@ -136,8 +167,8 @@ def test_damaged_weights_are_not_started_from(tmp_path):
     assert not checkpoints(tmp_path / "late")
 
 
-def test_a_disk_that_fills_up_in_a_save_leaves_the_checkpoints_before_it(tmp_path):
-    config = half(tmp_path)
+def test_a_disk_that_fills_up_in_a_save_leaves_the_checkpoints_before_it(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -150,8 +181,8 @@ def test_a_disk_that_fills_up_in_a_save_leaves_the_checkpoints_before_it(tmp_pat
     assert load_state(train(config, resume=True)).finished
 
 
-def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
-    config = half(tmp_path)
+def test_nothing_is_removed_before_the_new_run_is_known_to_start(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     (tmp_path / "corpus" / "train-00000.npy").unlink()
     with refused("is missing"):
         train(replace(config, save_overwrite=True))
@@ -167,8 +198,8 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_decides_the_losses_may_not_change(tmp_path, name):
-    half(tmp_path)
+def test_what_decides_the_losses_may_not_change(run_of_half, tmp_path, name):
+    copy_of(run_of_half, tmp_path)
     with refused(f"cannot resume .*: {name} was .* and is now {VALUES[name]}; set it back"):
         train(tiny.train_config(tmp_path, f"--{name}={VALUES[name]}"), resume=True)
 
@@ -184,8 +215,8 @@ REMEDIES = {
 
 
 @pytest.mark.parametrize("name", REMEDIES)
-def test_a_remedy_is_said_and_recorded(tmp_path, caplog, name):
-    half(tmp_path)
+def test_a_remedy_is_said_and_recorded(run_of_half, tmp_path, caplog, name):
+    copy_of(run_of_half, tmp_path)
     before, now = REMEDIES[name]
     with caplog.at_level(logging.INFO):
         folder = train(tiny.train_config(tmp_path, f"--{name}={now}"), resume=True)
@@ -209,9 +240,9 @@ def test_a_learning_rate_is_said_as_people_write_it(tmp_path, caplog):
 
 
 def test_another_precision_is_taken_where_it_is_asked_for_and_not_where_the_machine_chooses(
-    tmp_path, monkeypatch
+    run_of_half, tmp_path, monkeypatch
 ):
-    half(tmp_path)
+    copy_of(run_of_half, tmp_path)
     config = tiny.train_config(tmp_path, "--precision=null")
     monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda: True)
     with refused(
@@ -307,9 +338,11 @@ def test_a_run_resumes_exactly_before_in_and_behind_skipped_steps(tmp_path, stop
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_steps_that_are_trained_already_are_skipped_from_an_earlier_checkpoint(tmp_path):
+def test_steps_that_are_trained_already_are_skipped_from_an_earlier_checkpoint(
+    run_of_two_checkpoints, tmp_path
+):
     """By the command in the message, word for word."""
-    half(tmp_path, "--save_interval=2")
+    copy_of(run_of_two_checkpoints, tmp_path)
     config = tiny.train_config(tmp_path, "--save_interval=2", "--data.skip_steps=4:6")
     with refused("data.skip_steps: step 4 is trained already.*; skip steps from 5 on, or") as error:
         train(config, resume=True)
@@ -320,8 +353,8 @@ def test_steps_that_are_trained_already_are_skipped_from_an_earlier_checkpoint(t
     assert [row["step"] for row in rows if "skipped" in row] == [4, 5]
 
 
-def test_without_a_checkpoint_before_the_steps_the_run_starts_over(tmp_path):
-    half(tmp_path)
+def test_without_a_checkpoint_before_the_steps_the_run_starts_over(run_of_half, tmp_path):
+    copy_of(run_of_half, tmp_path)
     with refused("step 4 is trained already.*, or start over with --save_overwrite in place of --resume$"):
         train(tiny.train_config(tmp_path, "--data.skip_steps=4:6"), resume=True)
     assert load_state(
@@ -348,8 +381,8 @@ def test_no_steps(tmp_path, steps):
         tiny.train_config(tmp_path, data={"skip_steps": steps})
 
 
-def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
-    config = half(tmp_path)
+def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     moved = (tmp_path / "corpus").rename(tmp_path / "moved")
     other = {"train": tiny.random_documents(12, 90, seed=7), "heldout": [[1, 2, 3]]}
     tiny.write_corpus(tmp_path / "corpus", other)
@@ -375,8 +408,8 @@ def test_other_raw_token_files_are_refused(tmp_path):
 # --- a second process, and damaged files beside the checkpoints ---
 
 
-def test_a_second_process_on_a_run_gets_one_line(tmp_path):
-    config = half(tmp_path)
+def test_a_second_process_on_a_run_gets_one_line(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     before = files_of(tmp_path / "run")
     with folder_lock(tmp_path / "run"):
         for resume in (True, False):
@@ -386,8 +419,8 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     train(config, resume=True)
 
 
-def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
-    config = half(tmp_path)
+def test_a_checkpoint_that_appears_meanwhile_is_noticed(run_of_half, tmp_path, monkeypatch):
+    config = copy_of(run_of_half, tmp_path)
     last = checkpoints(tmp_path / "run")[-1]
     real = engines.Engine.prepare
 
@@ -402,9 +435,8 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         train(config, resume=True)
 
 
-def test_rows_beyond_the_checkpoint_which_a_kill_left_are_dropped(tmp_path):
-    config = tiny.train_config(tmp_path, "--console_log_interval=1")
-    train(replace(config, stop_at=4))
+def test_rows_beyond_the_checkpoint_which_a_kill_left_are_dropped(run_of_half, tmp_path):
+    config = copy_of(run_of_half, tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     with open(metrics, "ab") as file:
         file.write(b'{"step": 5, "loss_nats": 99.0}\n{"step": 6, "tok')
@@ -415,10 +447,9 @@ def test_rows_beyond_the_checkpoint_which_a_kill_left_are_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("end", [b'{"step": 5, "tok', b"\x00" * 30, b'{"step": 4}'])
-def test_the_last_line_that_was_cut_off_is_removed(tmp_path, caplog, end):
+def test_the_last_line_that_was_cut_off_is_removed(run_of_half, tmp_path, caplog, end):
     """Of a machine that went down while it wrote; no loss depends on it."""
-    config = tiny.train_config(tmp_path, "--console_log_interval=1")
-    train(replace(config, stop_at=4))
+    config = copy_of(run_of_half, tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_bytes()
     metrics.write_bytes(whole[: whole.rindex(b'{"step": 4')] + end)
@@ -436,9 +467,8 @@ DAMAGED_RECORDS = [
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED_RECORDS)
-def test_a_damaged_record_is_set_aside_and_the_run_goes_on(tmp_path, caplog, name, content):
-    config = tiny.train_config(tmp_path)
-    train(replace(config, stop_at=4))
+def test_a_damaged_record_is_set_aside_and_the_run_goes_on(run_of_half, tmp_path, caplog, name, content):
+    config = copy_of(run_of_half, tmp_path)
     path = tmp_path / "run" / name
     path.write_bytes(content)
     assert load_state(train(config, resume=True)).finished
@@ -450,8 +480,8 @@ def test_a_damaged_record_is_set_aside_and_the_run_goes_on(tmp_path, caplog, nam
         assert [row["step"] for row in read_metrics(path)] == [5, 6, 7, 8]
 
 
-def test_a_missing_record_is_begun_again(tmp_path, caplog):
-    config = half(tmp_path)
+def test_a_missing_record_is_begun_again(run_of_half, tmp_path, caplog):
+    config = copy_of(run_of_half, tmp_path)
     for name in ("metrics.jsonl", "provenance.json"):
         (tmp_path / "run" / name).unlink()
     assert load_state(train(config, resume=True)).finished
