@@ -15,7 +15,7 @@ SELECTORS = ("leave-one-out", "greedy", "leave-one-in", "attention", "leave-one-
 
 @pytest.fixture(scope="module", params=[1, 6])
 def measured(request):
-    return small(faithfulness=True, targets_per_block=request.param, selectors=SELECTORS, targets=60)
+    return small(faithfulness=True, targets_per_block=request.param, selectors=SELECTORS, targets=18)
 
 
 def subsets_of(measured, target):

@@ -19,7 +19,7 @@ CACHE = {"selectors": (KL, "leave-one-in/cache:2", "nearest"), "keep_as": ("cach
 @pytest.fixture(scope="module")
 def result():
     return small(
-        **CACHE, targets_per_block=3, tau_nats=1.0, ks=(1, 3), scores=True, targets=60, placebos=("placebo",)
+        **CACHE, targets_per_block=3, tau_nats=1.0, ks=(1, 3), scores=True, targets=24, placebos=("placebo",)
     )
 
 
@@ -83,7 +83,7 @@ def test_a_name_says_where_it_ranks():
 
 
 def test_effects_are_of_all_targets_and_choices_rest_on_them(result, adapter):
-    settings = {**CACHE, "targets_per_block": 3, "tau_nats": 1.0, "ks": (1, 3), "scores": True, "targets": 60}
+    settings = {**CACHE, "targets_per_block": 3, "tau_nats": 1.0, "ks": (1, 3), "scores": True, "targets": 24}
     measured = small(**settings, placebos=("placebo",), effects=True)
     np.testing.assert_array_equal(measured.targets["target_id"], measured.effects["target_id"])
     tokens = small_tokens()
