@@ -112,6 +112,12 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
         "was begun with other settings, and is not finished: sinks 2 -> 1, policies .*; give another folder"
     ):
         small(out=tmp_path, sinks=1, policies=("knorm",))
+    if seconds_between_parts == 0.0:
+        damaged = tmp_path / "eviction-parts" / "block-00000001"
+        (damaged / "eviction-losses.parquet").write_bytes(b"nothing")
+        with refused("block-00000001 is damaged; remove it, and the same call measures again"):
+            small(out=tmp_path)
+        shutil.rmtree(damaged)
     judged.clear()
     monkeypatch.setattr(BlockJudge, "judge", original)
     assert_same(small(out=tmp_path), whole)
@@ -122,27 +128,6 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     assert judged == []
     with refused("was measured with other settings: budgets .*; give another folder"):
         small(out=tmp_path, budgets=(0.5,))
-
-
-def test_a_damaged_part_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(saved, "SECONDS_BETWEEN_PARTS", 0.0)
-    original = BlockJudge.judge
-
-    def judge(self, contexts, places, effects_nats):
-        if contexts.target_id[0, 0] == 2 * B:
-            raise KeyboardInterrupt
-        return original(self, contexts, places, effects_nats)
-
-    monkeypatch.setattr(BlockJudge, "judge", judge)
-    with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path)
-    monkeypatch.setattr(BlockJudge, "judge", original)
-    part = tmp_path / "eviction-parts" / "block-00000001"
-    (part / "eviction-losses.parquet").write_bytes(b"nothing")
-    with refused("block-00000001 is damaged; remove it, and the same call measures again"):
-        small(out=tmp_path)
-    shutil.rmtree(part)
-    small(out=tmp_path)
 
 
 def test_the_placebo_is_the_same_in_a_far_context_of_another_text(whole):
@@ -177,12 +162,23 @@ EFFECTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def measured_in(tmp_path_factory):
+    """A measurement with effects of the targets of the blocks, and its folder."""
+    out = tmp_path_factory.mktemp("effects")
+    return analysis.measure(small_measurement.model(), TEXTS, **EFFECTS, out=out), out
+
+
+@pytest.fixture
+def measured(measured_in):
+    return measured_in[0]
+
+
 def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are_read_again(
-    tmp_path, monkeypatch
+    measured_in, monkeypatch
 ):
     names = ("leave-one-out-kl", "leave-one-out-kl:first=2", "greedy-kl:keys=5")
     expected = small(references=names)
-    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS, out=tmp_path)
     rows = []
     original = RankedBlock.divergences
 
@@ -191,7 +187,7 @@ def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are
         return original(self, subsets)
 
     monkeypatch.setattr(RankedBlock, "divergences", divergences)
-    for effects in (measured, tmp_path):
+    for effects in measured_in:
         rows.clear()
         read = small(references=names, effects=effects)
         leaving_one = [near for near, shape in rows if shape == (F - 2, F - 3)]
@@ -201,8 +197,7 @@ def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are
         pd.testing.assert_frame_equal(read.choices, expected.choices, atol=2e-6)
 
 
-def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(monkeypatch):
-    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(measured):
     is_first = measured.effects["target_id"] < 2 * B
     some = replace(measured, effects=measured.effects[is_first].reset_index(drop=True))
     whole_again = small(references=("leave-one-out-kl",), effects=some)
@@ -210,7 +205,7 @@ def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(monk
         whole_again.losses, small(references=("leave-one-out-kl",)).losses, atol=2e-6
     )
     with refused("the effects are those of another measurement: n_long 26 -> 24.*; leave them out"):
-        small(effects=analysis.measure(small_measurement.model(), TEXTS, **{**EFFECTS, "n_long": 26}))
+        small(effects=replace(measured, settings=measured.settings.but(n_long=26)))
     with refused("the effects are those of another measurement: model_sha256 .*; leave them out"):
         small(small_measurement.model(seed=1), effects=measured)
     none = replace(measured, effects=measured.effects.iloc[:0])
@@ -261,8 +256,7 @@ def test_kept_sets_are_shares_of_all_heads(tmp_path):
     assert "kept_share" not in small(blocks=2).choices
 
 
-def test_kinds_are_those_that_measure_gives(whole):
-    measured = analysis.measure(small_measurement.model(), TEXTS, **EFFECTS)
+def test_kinds_are_those_that_measure_gives(whole, measured):
     assert whole.targets["kind"].tolist() == measured.targets["kind"].tolist()
 
 
