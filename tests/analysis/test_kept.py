@@ -11,12 +11,11 @@ from analysis.api import load
 from analysis.kept import READ, WINDOWS, KeptAs, drawn_orders, word_numbers
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
-from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.model.losses import Scorer
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
-from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.util.rng import Stream
-from tests.support.families import FAMILIES, OURS, random_model, tiny_adapter
+from tests.support.families import random_model, tiny_adapter
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -24,7 +23,6 @@ from tests.support.small_measurement import TEXTS, F, M, model, small, small_tok
 
 N_LONG, N_SHORT, B = 24, 6, 3
 FAR = N_LONG - N_SHORT
-COUNTING = [name for name, attention in ATTENTIONS.items() if not attention.supports_presence]
 LOWEST = torch.finfo(torch.float32).min
 
 make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
@@ -57,32 +55,6 @@ def masked_pass(model, contexts, block, place, kept):
     bias[:, FAR:, :FAR] = hides(kept)
     logits = model.biased_logits(tokens, torch.arange(length)[None], bias, 1)[0, -1].double()
     return -logits.log_softmax(-1)[contexts.targets[block, place]].item()
-
-
-@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
-@torch.no_grad()
-def test_the_cache_with_nothing_is_the_short_context_and_with_everything_the_long_one(name):
-    scorer, contexts = Scorer(tiny_adapter(name), tokens_per_batch=60), make_blocks()
-    targets = contexts.all_targets
-    long, short = long_and_short_losses(scorer, contexts, targets)
-    everything = np.tile(np.arange(FAR), (len(targets), 1))
-    np.testing.assert_allclose(losses_of_cache(scorer, contexts, everything, targets), long, atol=2e-5)
-    np.testing.assert_allclose(
-        losses_of_cache(scorer, contexts, everything[:, :0], targets), short, atol=2e-5
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in (*OURS, *FAMILIES) if name not in COUNTING])
-@pytest.mark.parametrize("prefix", [(), (3, 1)])
-@torch.no_grad()
-def test_the_cache_with_some_tokens_is_a_mask_behind_the_far_context(name, prefix):
-    inner, contexts = tiny_adapter(name), make_blocks()
-    adapter = with_prefix(inner, prefix)
-    targets = contexts.all_targets
-    kept = random_subsets(len(targets))
-    losses = losses_of_cache(Scorer(adapter, tokens_per_batch=60), contexts, kept, targets)
-    for row, (block, place) in enumerate(targets):
-        assert losses[row] == pytest.approx(masked_pass(adapter, contexts, block, place, kept[row]), abs=5e-5)
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -107,3 +107,33 @@ def random_blocks(n_long: int, n_short: int, size: int, count: int = 2, vocabula
     text = np.random.default_rng(0).integers(1, vocabulary, (count, n_long + size))
     target_id = np.arange(count * size).reshape(count, size)
     return Contexts(text[:, :-1], text[:, n_long:], target_id, n_short)
+
+
+def plain_greedy(
+    value: Callable[[Sequence[int]], float], candidates: Sequence[int], sinks: Sequence[int], count: int
+) -> tuple[list[int], list[float]]:
+    """Tokens chosen one by one, each the one that lowers ``value`` of all that are kept most, and by how much."""
+    chosen: list[int] = []
+    gains = []
+    for _ in range(count):
+        after = {i: value([*sinks, *chosen, i]) for i in candidates if i not in chosen}
+        best = min(after, key=after.__getitem__)
+        gains.append(value([*sinks, *chosen]) - after[best])
+        chosen.append(best)
+    return chosen, gains
+
+
+def plain_halving(
+    value: Callable[[Sequence[int]], float], candidates: Sequence[int], sinks: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Tokens from the last survivor down, with the influence on ``value`` that each had when it was dropped."""
+    order: list[tuple[int, float]] = []
+    left = list(candidates)
+    while left:
+        whole = value([*sinks, *left])
+        influence = {i: value([*sinks, *(j for j in left if j != i)]) - whole for i in left}
+        ranked = sorted(left, key=lambda i: -influence[i])
+        half = len(ranked) // 2
+        order = [(i, influence[i]) for i in ranked[half:]] + order
+        left = sorted(ranked[:half])
+    return order

@@ -12,7 +12,7 @@ from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from tests.support.families import WINDOWED, random_model, tiny_adapter
-from tests.support.plain import plain_divergence, random_blocks, whole_pass
+from tests.support.plain import plain_divergence, plain_greedy, plain_halving, random_blocks, whole_pass
 from tests.support.refusals import refused
 from tests.support.small_measurement import F as SMALL_FAR
 from tests.support.small_measurement import M as SMALL_NEAR
@@ -134,19 +134,6 @@ def test_sinks_score_above_all_others(name, near):
 # --- step by step ---
 
 
-def plain_halving(plain, sinks):
-    """Best first."""
-    order = []
-    left = list(range(sinks, FAR))
-    while left:
-        effect = {column: plain({*range(sinks), *left} - {column}) for column in left}
-        ranked = sorted(left, key=lambda column: -effect[column])
-        half = len(ranked) // 2
-        order = ranked[half:] + order
-        left = sorted(ranked[:half])
-    return order
-
-
 @pytest.mark.parametrize("near", NEARS)
 @pytest.mark.parametrize(("name", "sinks"), [("llama", 0), ("rope", 2), ("windowed gemma2", 3)])
 def test_halving_drops_the_half_of_least_effect_again_and_again(name, sinks, near):
@@ -157,7 +144,8 @@ def test_halving_drops_the_half_of_least_effect_again_and_again(name, sinks, nea
     scorer.on_read = read.append
     scores = find_reference("halving-kl").scores(BlockReading.of(scorer, contexts, near), sinks=sinks)
     plain = Plain(adapter, contexts, near, range(B))
-    assert by_score(scores)[sinks:] == plain_halving(plain, sinks)
+    ranked = plain_halving(plain, range(sinks, FAR), range(sinks))
+    assert by_score(scores)[sinks:] == [column for column, _ in ranked]
     far = N - 1 if near == NEAR_KEPT else FAR
     row = N - far + B - 1
     rounds = int(np.log2(FAR - sinks)) + 1
@@ -188,11 +176,7 @@ def test_greedy_adds_what_brings_the_block_nearest_to_the_full_cache(name, sinks
     reading = BlockReading.of(Scorer(adapter), contexts, near)
     scores = find_reference("greedy-kl:keys=5").scores(reading, sinks=sinks)
     plain = Plain(adapter, contexts, near, range(B))
-    chosen = []
-    while sinks + len(chosen) < 5:
-        others = [column for column in range(sinks, FAR) if column not in chosen]
-        after = {column: plain({*range(sinks), *chosen, column}) for column in others}
-        chosen.append(min(after, key=after.get))
+    chosen, _ = plain_greedy(plain, range(sinks, FAR), range(sinks), 5 - sinks)
     effects = find_reference("leave-one-out-kl").scores(reading)
     rest = [column for column in by_score(effects) if column >= sinks and column not in chosen]
     assert by_score(scores)[sinks:] == [*chosen, *rest]
