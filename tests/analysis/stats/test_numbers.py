@@ -132,18 +132,18 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles: None, resul
     )
     other = {c: result.loss_nats("leave-one-out", c)[:, 2] for c in ("true", "placebo")}
     net, share, mean, difference = [], [], [], []
-    for rows, drawn in resampled_rows(result, 1000):
+    for rows, drawn in resampled_rows(result, 200):
         gain = (short - long)[rows].sum()
         net.append((loss["placebo"] - loss["true"])[rows].sum() / gain)
         difference.append((other["placebo"] - other["true"])[rows].sum() / gain - net[-1])
         share.append(len(rows) / drawn)
         mean.append(loss["true"][rows].mean())
     where = {"selector": "greedy", "k": 4}
-    recovery, mean_losses = (f(result, resamples=1000) for f in (numbers.recovery, numbers.losses))
-    differences = numbers.differences(result, resamples=1000)
+    recovery, mean_losses = (f(result, resamples=200) for f in (numbers.recovery, numbers.losses))
+    differences = numbers.differences(result, resamples=200)
     assert bounds(recovery, far_context="net", **where) == pytest.approx(middle(net))
     assert bounds(mean_losses, far_context="true", **where) == pytest.approx(middle(mean))
-    assert bounds(numbers.shares(result, resamples=1000), name="share_over_tau") == pytest.approx(
+    assert bounds(numbers.shares(result, resamples=200), name="share_over_tau") == pytest.approx(
         middle(share)
     )
     assert bounds(differences, first="leave-one-out", second="greedy", far_context="net") == pytest.approx(
@@ -161,10 +161,10 @@ def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles: None, resu
     choices.loc[rows, "loss_nats"] = pd.Series(
         list((short + harm)[:, None].repeat(4, 1)), choices.index[rows]
     )
-    recovery = numbers.recovery(replace(result, choices=choices), resamples=1000)
+    recovery = numbers.recovery(replace(result, choices=choices), resamples=200)
     saved = short - result.loss_nats("greedy")[:, 2]
     nets = []
-    for drawn, _ in resampled_rows(result, 1000):
+    for drawn, _ in resampled_rows(result, 200):
         gain = (short - long)[drawn].sum()
         nets.append(saved[drawn].sum() / gain - max(0.0, -harm[drawn].sum() / gain))
     true, placebo, net = (
