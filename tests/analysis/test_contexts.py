@@ -275,16 +275,6 @@ def test_shuffled_far_contexts_are_the_true_ones_in_the_block_s_own_order(texts)
     assert np.array_equal(one.tokens[0], first.tokens[3])
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes("\ufeffw1 w2".encode())
-    (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "w1 w2", "group": "b"}\n'.encode())
-    seen = []
-    open_texts(
-        [tmp_path / "a.txt", tmp_path / "b.jsonl"], TextReader(lambda text: seen.append(text) or np.arange(2))
-    )
-    assert seen == ["w1 w2", "w1 w2"]
-
-
 def words(text):
     return np.arange(len(text.split()))
 

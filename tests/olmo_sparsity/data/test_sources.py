@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,13 +59,6 @@ def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
     assert texts_read == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.jsonl", "a.json.zst"])
-def test_a_byte_order_mark_is_no_text(tmp_path, name):
-    text = "one" if ".txt" in name else '{"text": "one"}\n'
-    write_packed(tmp_path / name, b"\xef\xbb\xbf" + text.encode())
-    assert documents_of(tmp_path / name) == ["one"]
-
-
 def test_parquet_is_read_in_order_with_its_groups(tmp_path):
     texts, urls = [f"text {number}" for number in range(500)], ["https://a.example.org/b", None] * 250
     table = {"id": list(range(500)), "text": [*texts[:-1], " "], "url": urls}
@@ -83,21 +75,6 @@ def test_parquet_is_read_in_order_with_its_groups(tmp_path):
         pq.write_table(pa.table(table), tmp_path / "b.parquet")
         with refused(message):
             list(read_files([str(tmp_path / "b.parquet")], Fields(group="url")))
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
-@pytest.mark.parametrize("damage", ["cut", "middle", "other"])
-def test_damaged_files_are_named(tmp_path, name, damage):
-    texts = [str(random.Random(number).random()) for number in range(5000)]
-    if name.endswith("parquet"):
-        pq.write_table(pa.table({"text": texts}), tmp_path / name)
-    else:
-        write_packed(tmp_path / name, Path(write_lines(tmp_path / "plain.jsonl", texts)).read_bytes())
-    whole = (tmp_path / name).read_bytes()
-    broken = {"cut": whole[:-500], "middle": whole[:9000] + b"\x99" * 99 + whole[9099:], "other": b"text"}
-    (tmp_path / name).write_bytes(broken[damage])
-    with refused(rf"{name}:\d+ cannot be read .*put the file back whole"):
-        documents_of(tmp_path / name)
 
 
 def test_messages_are_no_documents(tmp_path):

@@ -476,6 +476,15 @@ def test_a_cut_gzip_file_is_named_with_the_line_of_the_cut(tmp_path, kind, left)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_packed_file_that_is_damaged_in_the_middle_is_named(tmp_path, packing):
+    texts = [str(random.Random(number).random()) for number in range(5000)]
+    whole = pack("".join(json.dumps({"text": text}) + "\n" for text in texts).encode(), f"a.jsonl{packing}")
+    (tmp_path / f"a.jsonl{packing}").write_bytes(whole[:9000] + b"\x99" * 99 + whole[9099:])
+    with refused(rf"a\.jsonl{packing}:\d+ cannot be read .*put the file back whole"):
+        read(tmp_path / f"a.jsonl{packing}")
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "json", "csv"])
 def test_a_packed_file_that_is_cut_anywhere_or_no_packed_file(tmp_path, kind, packing):
     path = tmp_path / f"a.{kind}{packing}"
