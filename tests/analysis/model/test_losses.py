@@ -1,6 +1,7 @@
 """The scorer against plain passes: shared prefixes, blocks, batches, memory that runs out, gradients and attention."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,6 +25,10 @@ N, M, B = 24, 6, 6
 FAR = N - M
 NOT_FADING = [name for name, attention in ATTENTIONS.items() if not attention.supports_presence]
 FADING = [name for name in OURS if name not in NOT_FADING]
+
+EVERY = [*OURS, *FAMILIES]
+QUICK = ("rope", "alibi", "learned", "windowed hybrid", "fox", "entmax", "grouped")
+QUICK += ("llama", "gpt2", "gemma3", "xglm")
 
 make_contexts = partial(random_contexts, N, M)
 make_blocks = partial(random_blocks, N, M, B)
@@ -50,7 +55,7 @@ def plain_log_p(model, contexts, block, place, far):
 # --- subsets ---
 
 
-@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+@pytest.mark.parametrize("name", slow_but(EVERY, *QUICK))
 def test_shared_prefixes_change_nothing(name):
     model, contexts, keep = tiny_adapter(name), make_contexts(), without_each()
     tokens_read = []
@@ -81,8 +86,12 @@ def test_subsets_with_and_without_a_prefix_keep_their_order():
     np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
-@pytest.mark.parametrize("tokens_per_batch", [30, 10_000])
+@pytest.mark.parametrize(
+    ("name", "tokens_per_batch"),
+    slow_but(
+        product(EVERY, [30, 10_000]), *product(QUICK, [30]), *product(["rope", "llama", "gpt2"], [10_000])
+    ),
+)
 def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_per_batch, monkeypatch):
     """Losses, hits and divergences from the long context: of all targets at once, some rows of logits at a time."""
     monkeypatch.setattr(losses_module, "LOGITS_PER_SLICE", 3 * B * 128)
@@ -104,7 +113,7 @@ def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_pe
 # --- attention ---
 
 
-@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+@pytest.mark.parametrize("name", EVERY)
 def test_attention_of_a_block_is_that_of_each_target(name):
     scorer, contexts = Scorer(tiny_adapter(name)), make_blocks()
     together = scorer.last_attention(contexts, contexts.all_targets)
@@ -182,7 +191,7 @@ def attributions(model, contexts):
     return {name: find_selector(name)(SelectorInput(Scorer(model), contexts, 0, FAR)) for name in names}
 
 
-@pytest.mark.parametrize("name", slow_but([*OURS, *FAMILIES], "rope", "alibi", "fox", "gpt_neox"))
+@pytest.mark.parametrize("name", slow_but(EVERY, "rope", "alibi", "fox", "gpt_neox"))
 def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
     """Norms by autograd, and as the slope of the loss in the gradient's own direction."""
     model, contexts = tiny_adapter(name), make_contexts(2)
