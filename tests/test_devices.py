@@ -1,6 +1,7 @@
 """Devices and types as a GPU would meet them, found without one; and how often the processor waits for it."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from olmo_sparsity.training.loop import forward_backward
 from tests.support import tiny, tiny_task
 from tests.support.engines import prepared_engine
 from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
+from tests.support.slow import slow_but
 
 T = 16
-PRECISIONS = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+TIED = {"weight_tying": True, "scale_logits": True, "include_bias": True}
+PRECISIONS = ("fp32", "bf16")
+MODELS = {"gpt_neox": {}, "olmo": tiny_task.OLMO}
+SCHEMES = ("predicted", "coupled", "pose")
 
 
-def autocast(bf16):
-    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16)
+def autocast(precision):
+    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def batch(ids=False):
@@ -33,12 +38,17 @@ def batch(ids=False):
     ).to(DEVICE)
 
 
-@PRECISIONS
-@pytest.mark.parametrize("encoding", tiny.ENCODINGS)
-@pytest.mark.parametrize("changes", [{}, {"weight_tying": True, "scale_logits": True, "include_bias": True}])
-def test_training_of_olmo_stays_on_the_device(encoding, changes, bf16):
-    model = tiny.model(**tiny.ENCODINGS[encoding], **changes)
-    with fake_cuda(), HostReads() as reads, autocast(bf16):
+@pytest.mark.parametrize(
+    ("encoding", "weights", "precision"),
+    slow_but(
+        product(tiny.ENCODINGS, ["plain", "tied"], PRECISIONS),
+        *product(tiny.ENCODINGS, ["plain"], PRECISIONS),
+        ("rope", "tied", "bf16"),
+    ),
+)
+def test_training_of_olmo_stays_on_the_device(encoding, weights, precision):
+    model = tiny.model(**tiny.ENCODINGS[encoding], **(TIED if weights == "tied" else {}))
+    with fake_cuda(), HostReads() as reads, autocast(precision):
         on_fake_cuda(model)
         one = batch()
         sums = model(**one.model_inputs, **one.targets, z_weight=1e-4)
@@ -46,14 +56,18 @@ def test_training_of_olmo_stays_on_the_device(encoding, changes, bf16):
     assert reads.seen == []
 
 
-@PRECISIONS
-@pytest.mark.parametrize("rotate", ["ids", "index", "none"])
-@pytest.mark.parametrize("scheme", ["predicted", "coupled", "pose"])
-@pytest.mark.parametrize("model", [{}, tiny_task.OLMO], ids=["gpt_neox", "olmo"])
-def test_training_on_tasks_stays_on_the_device(tmp_path, model, scheme, rotate, bf16):
-    config = tiny_task.config(tmp_path, model=model, positions={"scheme": scheme, "rotate": rotate})
+@pytest.mark.parametrize(
+    ("model", "scheme", "rotate", "precision"),
+    slow_but(
+        product(MODELS, SCHEMES, ["ids", "index", "none"], PRECISIONS),
+        *product(MODELS, SCHEMES, ["ids", "index", "none"], ["fp32"]),
+        *product(MODELS, SCHEMES, ["ids"], ["bf16"]),
+    ),
+)
+def test_training_on_tasks_stays_on_the_device(tmp_path, model, scheme, rotate, precision):
+    config = tiny_task.config(tmp_path, model=MODELS[model], positions={"scheme": scheme, "rotate": rotate})
     built = build_model(config)
-    with fake_cuda(), HostReads() as reads, autocast(bf16):
+    with fake_cuda(), HostReads() as reads, autocast(precision):
         one = batch(ids=scheme == "predicted")
         sums = on_fake_cuda(built)(**one.model_inputs, **one.targets)
         assert {total.device.type for total in sums.values()} == {"cuda"}
