@@ -2,7 +2,7 @@
 
 import shutil
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from olmo_sparsity.training.loop import forward_backward, train
 from tests.support import tiny, tiny_task
 from tests.support.engines import prepared_engine
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 
 def rows_of(folder):
@@ -167,8 +168,17 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
         train(tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]"), resume=True)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
-@pytest.mark.parametrize("scheme", [*SCHEMES, *COUPLED_SCHEMES])
+EVERY_SCHEME = [*SCHEMES, *COUPLED_SCHEMES]
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    slow_but(
+        product(["gpt_neox", "olmo"], EVERY_SCHEME),
+        *product(["gpt_neox"], EVERY_SCHEME),
+        *product(["olmo"], ["contiguous", "coupled", "predicted"]),
+    ),
+)
 def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
     changes = {"model": tiny_task.OLMO if family == "olmo" else {}, "positions": {"scheme": scheme}}
     config = tiny_task.config(tmp_path, "evaluation.interval=6", "evaluation.windows=2", **changes)
