@@ -126,9 +126,7 @@ def test_the_readme_runs_with_each_extra_alone(environment: tuple[str, Run], tmp
         model = write_gguf(tmp_path / "model.gguf", random_model(initializer_range=0.3))
         write_texts(work, WORDS[12:])
     else:
-        weights, tokenizer = small_measurement.model()
-        weights.save_pretrained(model)
-        tokenizer.save(str(model / "tokenizer.json"))
+        small_measurement.saved(model)
         write_texts(work, [f"w{number}" for number in range(1, 50)])
     (work / "lines.py").write_text(
         smaller(block_after("In Python, a model and texts that are in the clone:"), model)

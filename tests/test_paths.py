@@ -22,8 +22,10 @@ from tests.support import small_measurement
 from tests.support.corpora import text_settings, write_lines
 from tests.support.refusals import refused
 from tests.support.results import made_result
+from tests.support.slow import slow_but
 from tests.support.xrays import made_map
 
+QUICK_NAMES = ("~/runs/a", "file:x", "a b#c%20?d")
 NAMES = ("~/a", "~/runs/a", "smol:1024", "s3:x/y", "file:x", "a b#c%20?d")
 QUICK: dict[str, Any] = {"targets": 20, "ks": (1,), "selectors": "random", "placebos": ()}
 
@@ -51,13 +53,13 @@ def read_back(read: Callable[[Any], Any], name: str) -> Any:
     return one
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("name", slow_but(NAMES, *QUICK_NAMES))
 def test_a_measurement_is_written_there_and_goes_on_there(name, home):
-    first = small_measurement.small(
-        out=name, shard="1/2", tau_nats=0.5, targets_per_block=5, **QUICK | {"targets": 130}
-    )
+    settings = {**QUICK, "targets": 35, "tau_nats": 0.5, "targets_per_block": 5}
+    first = small_measurement.small(out=name, shard="1/2", **settings)
     assert (place(name, home) / "parts").is_dir()
-    whole = small_measurement.small(out=name, tau_nats=0.5, targets_per_block=5, **QUICK | {"targets": 130})
+    whole = small_measurement.small(out=name, **settings)
     assert len(first.targets) < len(whole.targets)
     pd.testing.assert_frame_equal(read_back(load, name).targets, whole.targets)
     assert sorted(path.name for path in place(name, home).glob("*"))[0] == "choices.parquet"
@@ -71,9 +73,14 @@ def test_what_is_saved_is_loaded(name, home):
     drawn.save(name)
     pd.testing.assert_frame_equal(read_back(InfluenceMap.load, name).tokens, drawn.tokens, check_dtype=False)
     drawn.to_html(f"{name}/page.html")
-    result.figure2(f"{name}/figure")
     made = {path.name for path in place(name, home).iterdir()}
-    assert made >= {"result.json", "choices.parquet", "xray.parquet", "page.html", "figure.png"}
+    assert made >= {"result.json", "choices.parquet", "xray.parquet", "page.html"}
+
+
+@pytest.mark.parametrize("name", slow_but(NAMES, *QUICK_NAMES))
+def test_a_figure_is_drawn_there(name, home):
+    made_result(40).figure2(f"{name}/figure")
+    assert [path.name for path in place(name, home).iterdir()] == ["figure.png"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,9 +110,7 @@ def test_a_corpus_a_run_and_a_config_are_at_home(home):
 
 
 def test_commands_expand_what_the_shell_does_not(home, call_main):
-    model, tokenizer = small_measurement.model()
-    model.save_pretrained(home / "model")
-    tokenizer.save(str(home / "model" / "tokenizer.json"))
+    small_measurement.saved(home / "model")
     texts = [text for of_group in small_measurement.TEXTS.values() for text in of_group]
     (home / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     sizes = ["--n-long", 40, "--n-short", 5, "--targets", 20, "--targets-per-block", 1]

@@ -70,10 +70,7 @@ def test_a_folder_is_a_corpus_where_it_has_a_manifest(tmp_path, rows):
 
 
 def test_one_text_of_a_file_is_x_rayed(tmp_path, call_main):
-    model = tmp_path / "model"
-    weights, tokenizer = small_measurement.model()
-    weights.save_pretrained(model)
-    tokenizer.save(str(model / "tokenizer.json"))
+    model = small_measurement.saved(tmp_path / "model")
     texts = [" ".join(f"w{token}" for token in range(first, first + 12)) for first in (1, 20)]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"body": text} for text in texts], indent=1))

@@ -211,10 +211,7 @@ def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatc
 
 def test_a_model_that_is_named_otherwise_is_not_measured_again(tmp_path, monkeypatch):
     """Its weights say which it is; what is kept of it is read, unless it is damaged."""
-    folder = tmp_path / "llama"
-    model, tokenizer = small_measurement.model()
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    folder = small_measurement.saved(tmp_path / "llama")
     link = tmp_path / "link"
     link.symlink_to(folder)
     out = tmp_path / "out"

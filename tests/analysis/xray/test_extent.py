@@ -13,7 +13,7 @@ from analysis.xray import InfluenceMap, influence_map
 from analysis.xray import map as map_file
 from analysis.xray.map import chunks_left_out, estimated_seconds, tokens_read, windows
 from olmo_sparsity.util.errors import UserError
-from tests.support.small_measurement import model
+from tests.support.small_measurement import model, saved
 
 N, M = 20, 4
 WORDS = [f"w{token}" for token in np.random.default_rng(0).integers(1, 50, 50)]
@@ -111,9 +111,7 @@ def test_every_far_token_is_left_out_in_one_chunk(length: int) -> None:
 def test_the_command_reads_the_first_n_tokens_or_all(
     tmp_path: Path, call_main: Callable[..., tuple[int | None, str]]
 ) -> None:
-    inner, tokenizer = model()
-    inner.save_pretrained(tmp_path / "model")
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    saved(tmp_path / "model")
     (tmp_path / "a.txt").write_text(TEXT)
     given = (tmp_path / "model", "--text", tmp_path / "a.txt", "--n-long", N, "--n-short", M)
     for options, extent in (((), "20 tokens (the first of 50)"), (("--whole",), "50 tokens")):
