@@ -1,7 +1,6 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.support.refusals import refused
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # as scripts/benchmark.py finds its modules
 
 import benchmark
-from benchmarks import gpu, records, save, sizes, start, train
+from benchmarks import gpu, save, sizes, start, train
 from benchmarks.timing import rates, time_in_turn
 
 
@@ -140,36 +139,6 @@ def test_a_part_that_goes_on_from_a_run_cut_off_is_not_right(monkeypatch, tmp_pa
     failed = {case: gpu.read_run("run", case, 1e-3, None, tmp_path, "")["failed"] for case in losses}
     assert failed == {case: case not in ("run", "near") for case in losses}
     assert not gpu.read_run("run", "none", 1e-3, 4, tmp_path, "")["failed"]  # compared with none
-
-
-def test_a_record_is_shown_by_what_stands_beside_each_other(tmp_path):
-    """Names and numbers as they stand on the pages of benchmarks."""
-    ratio = {"ratio": 2.384, "ratio_low": 1.85, "ratio_high": 2.426}
-    record = {
-        "checksum": "ab",
-        "benchmark": "measure",
-        "rounds": 3,
-        "results": {
-            "plain loop": {"rate": 0.4863, "to plain": [1, 1, 1], **ratio},
-            "engine": {"rate": 96_314.2, "to plain": [2.0, 1.5, 2.5], **ratio},
-        },
-        "net": {
-            "1": {"recovery": {"value": 0.5, "low": 0.25, "high": 0.75}, "losses": [4.0, 1.0, 2.0, 9.0, 3.0]}
-        },
-    }
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(record))
-    about, of_record, table, net = records.show([path]).split("\n\n")
-    assert (about, of_record) == (f"{path}:", "benchmark measure, rounds 3")
-    assert [line.split("  ") for line in re.sub(" {2,}", "  ", table).splitlines()] == [
-        ["", "rate", "to plain", "ratio"],
-        ["results, plain loop", "0.4863", "1 [1, 1]", "2.384 [1.85, 2.426]"],
-        ["results, engine", "96,314", "2 [1.5, 2.5]", "2.384 [1.85, 2.426]"],
-    ]
-    assert net == "net, 1: recovery 0.5 [0.25, 0.75], losses 3 [1, 9]"
-    lines = tmp_path / "metrics.jsonl"
-    lines.write_text('{"step": 1}\n{"step": 960, "loss_nats": 3.714}\n')
-    assert records.show([lines]).endswith("step 960, loss_nats 3.714")
 
 
 def test_the_records_of_the_page_of_benchmarks_are_shown(capsys, monkeypatch):
