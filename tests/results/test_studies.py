@@ -18,7 +18,7 @@ import pytest
 from analysis import Result, load, load_study
 from analysis.measurement import save_study
 from analysis.stats import numbers
-from analysis.stats.comparisons import result_differences, smallest_k_differences
+from analysis.stats.comparisons import smallest_k_differences
 from analysis.stats.tables import interval_text
 from tests.support.small_measurement import assert_same, small
 
@@ -284,24 +284,12 @@ def test_synthetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "scratchpad_parity/leave-one-out-kl/seed=1" in printed
 
 
-def test_a_renamed_column_is_noticed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frame of differences, with another name for one of its columns."""
-    module = import_module("results.books.study")
-    study = load_study(records / "books")
-
-    def renamed(*results: Result, **options: Any) -> pd.DataFrame:
-        return result_differences(*results, **options).rename(columns={"far_context": "context"})
-
-    monkeypatch.setattr(module, "result_differences", renamed)
-    with pytest.raises(KeyError, match="far_context"):
-        module.compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
-
-
+@pytest.mark.usefixtures("small_batches")
 def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells of run.sh, one of them interrupted, are collected and printed; half floats hold the effects."""
     study = import_module("results.cache.study")
     exact = "leave-one-out-kl/cache:4"
-    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 64, "tau_nats": 0.5}
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 32, "tau_nats": 0.5}
     whole = small(
         **settings, ks=(1, 4, 16), selectors=(exact, "attention"), keep_as=("cache:4",), effects=True
     )
@@ -312,10 +300,10 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         selectors=(exact,),
         keep_as=("text:4", *two_before, "cache:4"),
         placebos=("placebo", "other-target"),
-        batches=(0,),
+        batches=(0, 1),
     )
     ladder.save(tmp_path / "out" / "smollm2-code-ladder" / "parts" / "targets-00000000")
-    longer = small(**settings, ks=(1, 4), selectors=(exact,), keep_as=("cache:4",), batches=(0,))
+    longer = small(**settings, ks=(1, 4), selectors=(exact,), keep_as=("cache:4",), batches=(0, 1))
     longer.save(tmp_path / "out" / "smollm2-code-n1024")
     records = tmp_path / "records"
     study.main(["collect", str(tmp_path / "out"), "--records", str(records)])
@@ -346,10 +334,11 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         np.testing.assert_allclose(given, measured, rtol=0.005, atol=1e-6)
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_texts_of_the_ladder_are_taken_together() -> None:
     """Two cells of other targets give what one measurement of all these targets gives."""
     study = import_module("results.cache.study")
-    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 128, "tau_nats": 0.5}
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 32, "tau_nats": 0.5}
     settings |= {"selectors": ("attention",), "keep_as": ("text:4/before:2", "text:4/ranked:2")}
     cells = {
         f"smollm2-{text}-ladder": small(**settings, batches=(batch,)) for batch, text in enumerate(("a", "b"))
@@ -358,10 +347,11 @@ def test_texts_of_the_ladder_are_taken_together() -> None:
     assert together["value"].tolist() == numbers.recovery(small(**settings))["value"].tolist()
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_cell_is_collected_where_its_parts_were_measured(tmp_path: Path) -> None:
     """Batches that were measured on two machines, one of them on both, give what one machine gives."""
     study = import_module("results.cache.study")
-    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 128, "tau_nats": 0.5, "effects": True}
+    settings: dict[str, Any] = {"targets_per_block": 8, "targets": 32, "tau_nats": 0.5, "effects": True}
     settings |= {"selectors": ("leave-one-out-kl/cache:4",), "keep_as": ("cache:4",), "ks": (1, 4)}
     batches = [small(**settings, batches=(batch,)) for batch in (0, 1)]
     for name, machines in {"apart": ((1,), (0, 1)), "once": ((0, 1),)}.items():
