@@ -72,7 +72,7 @@ FILES: dict[str, tuple[bytes, str]] = {
         gzip.compress(LINES.encode())[:-20],
         r"cut.jsonl.gz:\d+ cannot be read .*cut or damaged",
     ),
-    "no.gz": (LINES.encode(), "not packed with gzip|measured"),
+    "no.gz": (LINES.encode(), "no.gz:1 cannot be read .*not packed with gzip"),
     "list.jsonl": ((LINES + '["w1"]\n').encode(), "list.jsonl:3 is a list"),
     "number.jsonl": ((LINES + "3\n").encode(), "number.jsonl:3 is a number"),
     "null.jsonl": ((LINES + '{"text": null}\n').encode(), "null.jsonl:3"),
