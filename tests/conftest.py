@@ -22,10 +22,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files of 20 seconds of processor time or more. One that came last would keep one process busy and the others waiting.
+# The longest files. One that came last would keep one process busy and the others waiting.
 LONGEST_FIRST = (
-    "distributed", "resume", "devices", "losses", "crossfit", "engine", "structure", "figure2", "faults",
-    "adapter", "ours", "length_probe", "needle_probe", "compiling",
+    "studies", "distributed", "resume", "engine", "faults", "thesis", "run", "figure2", "losses", "nothing_over_tau",
+    "light_install", "numbers", "other_contexts", "structure", "adapter", "compiling", "paths", "task_training",
+    "needle_probe", "far_cache", "submit", "devices", "saving", "selectors", "reference",
 )  # fmt: skip
 
 
