@@ -165,5 +165,6 @@ def _key_text(value: Any) -> str:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        # a column of whole numbers, some of which are missing, is one of floats
+        return f"{int(value):,}" if value.is_integer() else f"{value:.3g}"
     return str(value)

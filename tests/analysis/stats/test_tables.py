@@ -52,6 +52,20 @@ def test_losses_are_never_per_cents() -> None:
     assert show(frame).splitlines()[1:] == ["gain_nats  0.50 [0.25, 0.75]", "share      50.0 [25.0, 75.0]"]
 
 
+def test_whole_numbers_of_a_column_with_gaps_are_printed_as_such() -> None:
+    nan = float("nan")
+    lengths = [nan, 512, 4096, 1024.5, float("inf")]
+    frame = pd.DataFrame({"length": lengths, "value": [1.0, 2, 3, 4, 5], "low": nan, "high": nan})
+    shown = show(frame, percent=False).splitlines()
+    assert [line.split() for line in shown[1:]] == [
+        ["1.00"],
+        ["512", "2.00"],
+        ["4,096", "3.00"],
+        ["1.02e+03", "4.00"],
+        ["inf", "5.00"],
+    ]
+
+
 def test_a_value_without_an_interval_stands_alone() -> None:
     nan = float("nan")
     assert interval_text({"value": 0.79, "low": nan, "high": nan}, percent=True) == "79.0"
