@@ -410,7 +410,8 @@ VERIFY = """Measure some targets of a result again, and compare losses and choic
 example:
   olmo-sparsity verify runs/a --text texts/*.txt
 
-Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
+What is measured, with which prefix and number format, is what RESULT says. Losses may differ by rounding between
+machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
 
 
 def run_verify() -> None:
@@ -423,8 +424,8 @@ def run_verify() -> None:
     add("--targets", type=whole_number, default=100, metavar="COUNT", help=targets)
     seed = "random seed of the targets (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
-    add_text_options(parser, default="the texts that RESULT names")
-    add_model_options(parser)
+    add_text_options(parser, default="the texts that RESULT names", again=True)
+    add_model_options(parser, again=True)
     arguments = parser.parse_args()
     show_log("analysis")
     from analysis.api import load
@@ -439,7 +440,8 @@ def run_verify() -> None:
             raise UserError(
                 f"{arguments.result} was measured on {read}; name this text with --text or --corpus"
             )
-    options = {name: getattr(arguments, name) for name in ("device", "tokens_per_batch")}
+    names = ("tokenizer", "device", "attn_implementation", "tokens_per_batch")
+    options = {name: getattr(arguments, name) for name in names}
     comparison = verify(result, model, read, targets=arguments.targets, seed=arguments.seed, **options)
     print(comparison)
     if not comparison.holds:

@@ -31,28 +31,39 @@ TEXT_OPTIONS = ("text", "text_field", "group_field", "encoding", "corpus")
 """What `texts_of` takes from the command line: no arguments of `measure`."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """How a model is opened and run: the options that every measurement shares, named as in `analysis.measure`."""
+def add_model_options(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
+    """How a model is opened and run: the options that every measurement shares, named as in `analysis.measure`.
+
+    ``again``: without those that the settings of a result decide, which is measured again.
+    """
     add = parser.add_argument_group("the model").add_argument
     add("--tokenizer", metavar="PATH", help="tokenizer.json to use (default: the model's own)")
-    add("--prefix", default="auto", metavar="TOKENS", help=PREFIX)
-    add("--dtype", default="fp32", choices=DTYPES, help=DTYPE)
+    if not again:
+        add("--prefix", default="auto", metavar="TOKENS", help=PREFIX)
+        add("--dtype", default="fp32", choices=DTYPES, help=DTYPE)
     add("--device", help=DEVICE)
     add("--attn-implementation", choices=("eager", "sdpa"), help=ATTENTION)
     add("--tokens-per-batch", type=whole_number, metavar="N", help=PASS)
 
 
 def add_text_options(
-    parser: argparse.ArgumentParser, default: str = "the corpus that the run was trained on"
+    parser: argparse.ArgumentParser,
+    default: str = "the corpus that the run was trained on",
+    *,
+    again: bool = False,
 ) -> None:
-    """What is read: files, or a prepared corpus; ``default``, in words, where neither is given."""
+    """What is read: files, or a prepared corpus; ``default``, in words, where neither is given.
+
+    ``again``: as of `add_model_options`.
+    """
     group = parser.add_argument_group("the text")
     source = group.add_mutually_exclusive_group().add_argument
     source("--text", nargs="+", type=path, metavar="FILE", help=TEXT)
     source("--corpus", type=path, metavar="DIR", help=CORPUS.format(default=default))
     add_field_options(group)
     group.add_argument("--group-field", metavar="NAME", help=GROUP_FIELD)
-    group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")
+    if not again:
+        group.add_argument("--split", default="heldout", help="part of the corpus to read (default: heldout)")
 
 
 def add_field_options(group: Any) -> None:
