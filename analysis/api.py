@@ -346,7 +346,8 @@ class Result(Measurement):
         """The block with the most targets over tau, of one text or of all, to be pointed at: nothing is measured.
 
         What a target needs are the far tokens that the selector, by default the first, scored or chose. Raises
-        `UserError` where no target is over tau, or the result has no text of such a block.
+        `UserError` where no target is over tau, the selector was not measured, or the result has no text of such a
+        block.
         """
         return xray(self, text_number, selector=selector)
 

@@ -5,6 +5,7 @@ Shapes: N tokens of long context, F far tokens, blocks of B targets, k_max token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,8 @@ def chosen_tokens(
     if len(result.over) == 0:
         raise UserError("no target is over tau, so no token was chosen; measure with a lower tau")
     selector = selector or result.selectors[0]
-    for measured, name in ((result.selectors, selector), (result.far_contexts, far_context)):
-        if name not in measured:
-            raise UserError(f"{name!r} was not measured; choose from {', '.join(measured)}")
+    check_measured(selector, result.selectors)
+    check_measured(far_context, result.far_contexts)
     way = _way_of(result, {"level": level, "unit": unit, "sinks": sinks})
     choices = result.choices.iloc[result.rows_of_choices.get((selector, far_context, *way), [])]
     if target_id is not None:
@@ -64,6 +64,12 @@ def chosen_tokens(
         n_long=contexts.n_long,
         targets_per_block=contexts.targets_per_block,
     )
+
+
+def check_measured(name: str, measured: Sequence[str]) -> None:
+    """Raise `UserError` that lists the choices where a selector or far context is not among those measured."""
+    if name not in measured:
+        raise UserError(f"{name!r} was not measured; choose from {', '.join(measured)}")
 
 
 def _way_of(result: Measurement, requested: dict[str, Any]) -> tuple[Any, ...]:

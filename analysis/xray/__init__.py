@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from analysis.chosen import check_measured
 from analysis.stats.recovery import why_no_recovery
 from analysis.xray.map import InfluenceMap, influence_map
 from olmo_sparsity.util.errors import UserError
@@ -22,7 +23,8 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
 
     What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where
     the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
-    Raises `UserError` where no target is over tau, or the Result has no text of such a block.
+    Raises `UserError` where no target is over tau, the selector was not measured, or the Result has no text of such a
+    block.
     """
     result = (result.runs or (result,))[0]
     if not result.selectors or len(result.over) == 0:
@@ -34,6 +36,7 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     settings = result.settings
     size = settings.contexts.targets_per_block
     selector = selector or result.selectors[0]
+    check_measured(selector, result.selectors)
     targets = result.targets.assign(block=result.targets["target_id"] // size)
     shown = targets["block"].isin(result.texts["block"])
     if text_number is not None:

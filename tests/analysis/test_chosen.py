@@ -76,6 +76,11 @@ def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
         replace(result, texts=None).xray()
 
 
+def test_an_x_ray_by_a_selector_that_was_not_measured_is_refused_with_the_choices() -> None:
+    with pytest.raises(UserError, match="^'nonsense' was not measured; choose from leave-one-out, random$"):
+        in_blocks(4).xray(selector="nonsense")
+
+
 def test_the_tokens_of_another_target_are_shown_as_text_of_the_true_far_context() -> None:
     result = small(**FEW, placebos=("other-target",), targets_per_block=4)
     shown = result.chosen(far_context="other-target")
