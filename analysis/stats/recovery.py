@@ -59,6 +59,12 @@ def ways_kept(result: Measurement) -> list[dict[str, Any]]:
     return result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
 
 
+def usual_way(result: Measurement) -> dict[str, Any]:
+    """The way of keeping that is shown where one is: `AS_TEXT` where the result has it, else its first."""
+    ways = ways_kept(result)
+    return AS_TEXT if AS_TEXT in ways else ways[0]
+
+
 def way_in_words(level: str, unit: str, sinks: int) -> str:
     """Such as "cache, 4 sinks" or "text, each with 2 before it"."""
     words = [level]
@@ -73,15 +79,11 @@ def way_in_words(level: str, unit: str, sinks: int) -> str:
 def of_one_way(result: Measurement, way: Mapping[str, Any] | None = None) -> Measurement:
     """The result with the choices kept in one way alone, and of their columns those that were measured of it.
 
-    ``way``: by default `AS_TEXT` where the result has it, else its first; then raises `UserError` where recovery is
-    undefined.
+    ``way``: by default the `usual_way`; then raises `UserError` where recovery is undefined.
     """
     if way is None:
         refuse_without_gain(result)
-        ways = ways_kept(result)
-        way = ways[0]
-        if AS_TEXT in ways:
-            way = AS_TEXT
+        way = usual_way(result)
     is_way = result.choices[list(way)] == list(way.values())
     chosen = is_way.all(axis=1)
     runs = tuple(of_one_way(run, way) for run in result.runs)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.chosen import check_measured
-from analysis.stats.recovery import why_no_recovery
+from analysis.stats.recovery import of_one_way, usual_way, why_no_recovery
 from analysis.xray.map import InfluenceMap, influence_map
 from olmo_sparsity.util.errors import UserError
 
@@ -22,7 +22,8 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     """The block of a Result with the most targets over tau, of one text or of all, to be read: nothing is measured.
 
     What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where
-    the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
+    the Result has scores, else the chosen ones, kept as text where it has this way, else in its first; `influence_map`
+    measures every token of a text.
     Raises `UserError` where no target is over tau, the selector was not measured, or the Result has no text of such a
     block.
     """
@@ -56,7 +57,9 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     for name in ("loss_long_nats", "loss_short_nats"):
         tokens.loc[places, name] = of_block[name].to_numpy()
     influence = [np.empty(0, dtype=np.float32)] * len(tokens)
-    table = result.choices if result.scores is None else result.scores
+    table = result.scores
+    if table is None:
+        table = of_one_way(result, usual_way(result)).choices
     of_selector = (table["selector"] == selector) & (table["far_context"] == "true")
     for row in table[of_selector & table["target_id"].isin(of_block.index)].itertuples():
         scores = np.full(result.n_far, np.nan, dtype=np.float32)

@@ -76,6 +76,23 @@ def test_an_x_ray_of_no_text_is_refused_in_one_line() -> None:
         replace(result, texts=None).xray()
 
 
+@pytest.mark.parametrize("keep_as", [("text", "cache:4"), ("cache:4", "text"), ("cache", "cache:4")])
+def test_an_x_ray_shows_the_tokens_of_the_way_that_chosen_shows(keep_as: tuple[str, ...]) -> None:
+    result = small(**FEW, keep_as=keep_as, targets_per_block=4)
+    shown = result.targets.groupby(result.targets["target_id"] // 4)["over_tau"].sum().idxmax()
+    drawn = result.xray()
+
+    def of_block(**way: Any) -> dict[int, list[int]]:
+        chosen = result.chosen(**way)
+        chosen = chosen[chosen["target_id"] // 4 == shown].sort_values("position_id")
+        return chosen.groupby("target_id")["position_id"].agg(list).to_dict()
+
+    assert of_block() != of_block(sinks=4), "a way without sinks chooses among them, too"
+    for target_id, chosen in of_block().items():
+        strongest = drawn.strongest(N + target_id % 4, KS[-1])
+        assert sorted(place for place, _ in strongest) == chosen
+
+
 def test_an_x_ray_by_a_selector_that_was_not_measured_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match="^'nonsense' was not measured; choose from leave-one-out, random$"):
         in_blocks(4).xray(selector="nonsense")
