@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from analysis.policies.seen import Seen
 
 ALL = "all"
-"""Stands for every policy, aware and blind, and the controls."""
+"""Stands for every policy, aware and blind, and the controls; for no blind one where near tokens are not read again."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +112,28 @@ def check_registered_names() -> None:
             raise UserError(f"a policy is registered as {name!r}, which {taken}; register it by another name")
 
 
-def policy_names(names: Sequence[str]) -> list[str]:
-    """The names with what `ALL` stands for in its place. Raises `UserError` where one comes twice."""
+def policy_names(names: Sequence[str], near: Sequence[str] = NEARS) -> list[str]:
+    """The names with what `ALL` stands for in its place. Raises `UserError` where one comes twice.
+
+    ``near``: the ways of the near tokens in which they are judged.
+    """
     listed: list[str] = []
     for name in names:
         if name == ALL:
-            listed += every_policy()
+            listed += every_policy(blind=NEAR_REREAD in near)
         else:
             listed.append(name)
     check_once("policy", listed)
     return listed
 
 
-def every_policy() -> list[str]:
-    """Names of all policies, those that may be blind in both ways, and of the controls."""
+def every_policy(*, blind: bool = True) -> list[str]:
+    """Names of all policies, those that may be blind in both ways, and of the controls; or without the blind ones."""
     names = []
     for name, item in POLICIES.items():
-        names.append(name)
-        if "blind" in defaults(item):
+        if blind or not find_policy(name).blind:
+            names.append(name)
+        if blind and "blind" in defaults(item):
             names.append(f"{name}:blind=1")
     return [*names, *CONTROLS]
 
@@ -205,7 +209,7 @@ class Contest:
         check_contexts(contexts)
         check_registered_names()
         keys = keys_of(budgets, contexts.n_far, sinks)
-        names = policy_names(policies)
+        names = policy_names(policies, near)
         check_once("reference", references)
         if not names:
             raise UserError(f"there is no policy to judge; name some, or {ALL}")

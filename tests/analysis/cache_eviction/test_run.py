@@ -13,12 +13,14 @@ import pytest
 import analysis
 from analysis import saved
 from analysis.cache_eviction import run
+from analysis.cache_eviction.contenders import Contest
 from analysis.cache_eviction.judge import BlockJudge
 from analysis.cache_eviction.record import FRAMES
 from analysis.cache_eviction.reference import RankedBlock
 from analysis.cache_eviction.result import EvictionResult
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES
+from analysis.settings import ContextSettings
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
@@ -329,6 +331,15 @@ def test_what_makes_no_sense_is_refused_before_a_model_is_opened(monkeypatch, ch
     monkeypatch.setattr(run, "open_model", lambda *_, **__: pytest.fail("a model was opened"))
     with refused(message):
         small(**changes)
+
+
+def test_all_are_those_that_can_be_judged_in_the_ways_of_the_near_tokens():
+    contexts = ContextSettings(n_long=N, n_short=M, targets_per_block=B, seed=0)
+    options = {"budgets": (0.5,), "sinks": 2, "policies": ("all",), "references": ()}
+    all_policies = Contest.of(contexts, **options).policies
+    that_have_seen_the_near = Contest.of(contexts, **options, near=("kept",)).policies
+    assert that_have_seen_the_near == [one for one in all_policies if one.sees != "far"]
+    assert {one.sees for one in that_have_seen_the_near} == {"far and near", "nothing"}
 
 
 @pytest.mark.parametrize("name", ["random", "all", "sinks", "leave-one-out-kl", "mine:2", "a,b"])
