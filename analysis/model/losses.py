@@ -45,6 +45,7 @@ BACKWARD_TOKENS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AnyOnDevice = TypeVar("AnyOnDevice", bound=OnDevice)
 LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
 """Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
 Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
@@ -59,12 +60,12 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def retry_smaller_on_oom(
-    method: Callable[Concatenate[Scorer, P], T],
-) -> Callable[Concatenate[Scorer, P], T]:
+    method: Callable[Concatenate[AnyOnDevice, P], T],
+) -> Callable[Concatenate[AnyOnDevice, P], T]:
     """Do it again with half the tokens in a batch when memory runs out."""
 
     @wraps(method)
-    def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self: AnyOnDevice, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
             try:
                 return method(self, *args, **kwargs)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.model.adapter import Adapter
-from analysis.model.losses import LOGITS_PER_BATCH
+from analysis.model.losses import LOGITS_PER_BATCH, retry_smaller_on_oom
 from analysis.model.on_device import LOGITS_PER_SLICE, OnDevice, chunks
 from olmo_sparsity.util.errors import UserError
 
@@ -32,21 +32,32 @@ class TokenLosses(OnDevice):
         most_by_tokens = self.tokens_per_batch // length
         return chunks(np.arange(count), min(most_by_tokens, most_by_logits))
 
+    @retry_smaller_on_oom
     def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
-        """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
+        """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64.
 
         ``tokens``: (R, L + 1) ids; each scored token is given every token before it in its row. ``first_ids``: (R,)
         position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
         answers with something that is not finite.
         """
-        logits = self._logits(tokens[:, :-1], scored, first_ids)
-        return self._losses(logits, tokens)
+        if first_ids is None:
+            first_ids = np.zeros(len(tokens))
+        losses = []
+        for rows in self.batches(len(tokens), tokens.shape[1] - 1, scored):
+            logits = self._logits(tokens[rows, :-1], scored, first_ids[rows])
+            losses.append(self._losses(logits, tokens[rows]))
+        return np.concatenate(losses)
 
+    @retry_smaller_on_oom
     def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
         """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
-        logits = self._logits(tokens[:, :-1], scored)
-        likeliest = logits.argmax(dim=-1)
-        return self._losses(logits, tokens), likeliest.cpu().numpy()
+        losses = []
+        likeliest = []
+        for rows in self.batches(len(tokens), tokens.shape[1] - 1, scored):
+            logits = self._logits(tokens[rows, :-1], scored)
+            likeliest.append(logits.argmax(dim=-1).cpu().numpy())
+            losses.append(self._losses(logits, tokens[rows]))
+        return np.concatenate(losses), np.concatenate(likeliest)
 
     @torch.inference_mode()
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:

@@ -256,6 +256,27 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch):
         scorer.losses(contexts, keep)
 
 
+def test_rows_of_probes_that_do_not_fit_are_halved_too(monkeypatch):
+    model, tokens = tiny_adapter("rope"), np.random.default_rng(0).integers(1, 50, (8, 21))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    expected, likeliest = TokenLosses(model).last_losses_and_likeliest(tokens, 5)
+    losses = TokenLosses(model, tokens_per_batch=160)
+    forward, sizes = model.forward, []
+
+    def small_forward(input_ids, position_ids=None, **options):
+        sizes.append(len(input_ids))
+        if len(input_ids) > 4:
+            raise torch.OutOfMemoryError("no")
+        return forward(input_ids, position_ids, **options)
+
+    model.forward = small_forward
+    np.testing.assert_allclose(losses.last_losses(tokens, 5), expected, atol=2e-5)
+    assert sizes == [8, 4, 4] and losses.tokens_per_batch == 80
+    again, likeliest_again = losses.last_losses_and_likeliest(tokens, 5)
+    np.testing.assert_allclose(again, expected, atol=2e-5)
+    assert np.array_equal(likeliest_again, likeliest) and sizes == [8, 4, 4, 4, 4]
+
+
 # --- the last tokens of rows ---
 
 
