@@ -206,7 +206,7 @@ def _scorer(
     loaded: LoadedModel, contexts: ContextSettings, choices: ChoiceSettings, tokens_per_batch: int | None
 ) -> Scorer:
     """Of a model that reads the longest context. Raises `UserError` where it cannot."""
-    selectors = parse_names(choices.selectors).values()
+    selectors = parse_names(choices.selectors)
     longest = max((contexts.n_context, *contexts.lengths))
     length_name = "N"
     if longest > contexts.n_context:
@@ -220,8 +220,9 @@ def _scorer(
         gap=contexts.gap,
         drops_tokens=drops_tokens(choices),
         in_cache=leaves_out_of_cache(choices),
-        by_head=any(name.chooses_by_head for name in selectors),
-        changes_embeddings=any(name.changes_embeddings for name in selectors),
+        may_keep_in_cache=True,
+        by_head=[text for text, name in selectors.items() if name.chooses_by_head] or None,
+        changes_embeddings=any(name.changes_embeddings for name in selectors.values()),
     )
     return Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 

@@ -130,7 +130,7 @@ def eviction(
         count = blocks * contexts.targets_per_block
         sampled = sample_targets(source, count, **contexts.drawn_by, placebo=placebo)
         loaded.check_context(
-            contexts.n_long, contexts.targets_per_block, drops_tokens=False, in_cache=True, by_head=True
+            contexts.n_long, contexts.targets_per_block, drops_tokens=False, in_cache=True, by_head=()
         )
         scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
         judge = BlockJudge(scorer, contest, loaded.encode, kept_sets)

@@ -6,7 +6,7 @@ Shapes: N tokens of long context, B targets of a block, V vocabulary (logits).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +35,8 @@ def check_long_context(
     gap: int = 0,
     drops_tokens: bool = True,
     in_cache: bool = False,
-    by_head: bool = False,
+    may_keep_in_cache: bool = False,
+    by_head: Collection[str] | None = None,
     changes_embeddings: bool = False,
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
@@ -60,13 +61,18 @@ def check_long_context(
         drops_tokens: whether subsequences are read. A window counts the tokens it is given, so that in these it is
             another one; where nothing is dropped it may end within the context.
         in_cache: whether far keys and values are left out.
-        by_head: whether tokens are ranked, and maybe kept, by each head of keys.
+        may_keep_in_cache: whether messages may name this as the remedy.
+        by_head: the selectors that rank tokens, and maybe keep them, by each head of keys, which messages want left
+            out; where none are named, as all would have to be, another model. None: nothing ranks so.
         changes_embeddings: whether logits are read of embeddings that are none of the table's.
     """
     more = targets_per_block - 1 + len(model.prefix)
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
-    _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens)
+    in_cache_instead = ""
+    if may_keep_in_cache:
+        in_cache_instead = ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
+    _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens, in_cache_instead)
     _warn_of_length(n_long + more + gap, reach, name, length_name)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
@@ -77,12 +83,23 @@ def check_long_context(
             _try_embeddings(tried, name)
         if in_cache:
             model.shares_far_keys = _try_cache(tried, length, name)
-        if by_head:
-            _try_heads(tried, length, name, gathers=in_cache and not model.shares_far_keys)
+        if by_head is not None:
+            remedy = "give another model"
+            if by_head:
+                remedy = f"leave {', '.join(by_head)} out"
+            gathers = in_cache and not model.shares_far_keys
+            _try_heads(tried, length, name, remedy, gathers)
 
 
 def _check_limits(
-    model: Adapter, n_long: int, more: int, gap: int, name: str, length_name: str, drops_tokens: bool
+    model: Adapter,
+    n_long: int,
+    more: int,
+    gap: int,
+    name: str,
+    length_name: str,
+    drops_tokens: bool,
+    in_cache_instead: str,
 ) -> None:
     """Raise `UserError` where N tokens, those of block and prefix, and a gap are beyond the first of `limits`."""
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
@@ -94,7 +111,7 @@ def _check_limits(
         further += f" and a gap of {gap:,}"
         remedy = f"lower {length_name}, B or the gap"
     elif what.endswith("sliding window"):
-        remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
+        remedy += in_cache_instead
     raise UserError(
         f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
     )
@@ -266,7 +283,7 @@ def _try_cache(model: TransformersAdapter, n_long: int, name: str) -> bool:
 
 
 @torch.inference_mode()
-def _try_heads(model: TransformersAdapter, n_long: int, name: str, gathers: bool) -> None:
+def _try_heads(model: TransformersAdapter, n_long: int, name: str, remedy: str, gathers: bool) -> None:
     """Count layers of keys and of attention; where each head's keys are gathered, also take every second key away."""
     tokens = _random_tokens(model, n_long)
     near = min(_NEAR_TOKENS, n_long - 1)
@@ -276,7 +293,6 @@ def _try_heads(model: TransformersAdapter, n_long: int, name: str, gathers: bool
     reading.shares_far_keys = False
     far = reading.far_key_values(tokens[:, :num_far])
     of_attention = reading.attention(tokens[:, :near], ids[:, :near], 1)
-    remedy = "leave h2o and snapkv out"
     if len(of_attention) != len(far):
         raise UserError(
             f"{name} has keys of {len(far)} layers and attention of {len(of_attention)}, so that heads of keys have no "

@@ -223,7 +223,7 @@ class LoadedModel:
         *,
         length_name: str = "N",
         gap: int = 0,
-        **uses: bool,
+        **uses: Any,
     ) -> None:
         """Raise `UserError` where it cannot be measured on N tokens; arguments as of `check_long_context`."""
         check_long_context(

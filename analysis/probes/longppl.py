@@ -117,7 +117,7 @@ class LongPPLProbe(Probe):
 
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""
-        loaded.check_context(self.n_long)
+        loaded.check_context(self.n_long, drops_tokens=False)
 
     def draw_sample(self, source: Texts) -> Segments:
         return sample_segments(source, self.segments, length=self.n_long, seed=self.seed)

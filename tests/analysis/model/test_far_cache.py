@@ -176,6 +176,8 @@ def test_a_model_that_caches_a_state_is_refused():
 def test_a_window_is_refused_for_text_and_not_for_the_cache():
     adapter = adapter_named("windowed gemma3_text", shares=False)
     with refused("9 tokens of a sliding window of the model; lower N or B, or rank and keep in the cache"):
+        check_long_context(adapter, N, name="the model", in_cache=True, may_keep_in_cache=True)
+    with refused("9 tokens of a sliding window of the model; lower N or B$"):
         check_long_context(adapter, N, name="the model", in_cache=True)
     check_long_context(adapter, N, name="the model", drops_tokens=False, in_cache=True)
     assert adapter.shares_far_keys

@@ -16,7 +16,7 @@ from analysis.probes import longppl
 from analysis.probes.longppl import LongPPL, LongPPLProbe, target_losses
 from analysis.probes.segments import Segments, sample_segments
 from tests.support import small_measurement
-from tests.support.families import random_model
+from tests.support.families import WINDOWED, random_model
 from tests.support.plain import plain_loss
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
@@ -60,6 +60,17 @@ def test_losses_equal_a_plain_loop_over_tokens(segments, family, window):
     losses = target_losses(token_losses(family), tokens, n_short=M, window=window)
     model = model_of(family)[0].eval()
     expected = np.array([plain_rows(model, text, window) for text in tokens])
+    np.testing.assert_allclose(np.stack(losses, axis=-1), expected, atol=1e-4)
+
+
+def test_a_window_within_the_segment_is_no_reason_to_refuse_a_model(segments):
+    """Nothing is dropped, so that a window of its own counts the same tokens; Gemma 3 has one at the default N."""
+    model = random_model("gemma3_text", **WINDOWED["gemma3_text"])
+    measured = replace(PROBE, segments=2).measure((model, small_measurement.model()[1]), TEXTS, **HOW)
+    assert measured.settings["segments_measured"] == 2
+    model.eval()
+    losses = target_losses(TokenLosses(open_model((model, None)).model), segments.tokens[:1], M, S)
+    expected = np.array([plain_rows(model, segments.tokens[0], S)])
     np.testing.assert_allclose(np.stack(losses, axis=-1), expected, atol=1e-4)
 
 
