@@ -240,7 +240,9 @@ def run_figure2() -> None:
         length = LossByPosition.load(arguments.length)
         looks["length"] = length.with_training(length.numbers)
     for label, result in results.items():
-        text = summary(result, arguments.k, **bootstrap) if arguments.tables else findings(result)
+        text = (
+            summary(result, arguments.k, **bootstrap) if arguments.tables else findings(result, **bootstrap)
+        )
         print("\n".join(filter(None, [label, text, ""])))
     folder = arguments.out or arguments.results[0]
     written = [

@@ -35,8 +35,11 @@ IN_RECOVERY = {numbers.OWN, PLACEBO, numbers.RANDOM}
 """Rungs of the ladder of specificity that the table of recoveries has as well."""
 
 
-def findings(result: Measurement) -> str:
-    """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
+def findings(result: Measurement, **bootstrap: int) -> str:
+    """The main numbers in a few lines, and what to call next: what `print(result)` shows.
+
+    ``bootstrap``: resamples and seed of the intervals, as of `numbers.recovery`.
+    """
     settings = result.settings
     size = numbers.counts(result)
     lengths = settings.contexts
@@ -53,18 +56,20 @@ def findings(result: Measurement) -> str:
         of_kind = _of_gains if len(result.over) else _of_losses
         if not result.selectors:
             of_kind = _of_losses_alone
-        lines += of_kind(result, size, by)
+        lines += of_kind(result, size, by, bootstrap)
     return "\n".join(lines)
 
 
-def _of_losses(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+def _of_losses(
+    result: Measurement, size: Mapping[str, int], by: str, bootstrap: Mapping[str, int]
+) -> list[str]:
     """What is said where no target is over tau; ``by``: what intervals are by."""
-    rows = numbers.shares(result).to_dict("records")
+    rows = numbers.shares(result, **bootstrap).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in rows}
     loss = {row["name"]: interval_text(row) for row in rows}
     return [
         f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
-        *_of_documents(result),
+        *_of_documents(result, bootstrap),
         f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
         "short one",
         *_measured_in(result),
@@ -74,11 +79,13 @@ def _of_losses(result: Measurement, size: Mapping[str, int], by: str) -> list[st
     ]
 
 
-def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+def _of_losses_alone(
+    result: Measurement, size: Mapping[str, int], by: str, bootstrap: Mapping[str, int]
+) -> list[str]:
     """What is said where nothing was chosen: losses, gains, and the texts whose far context is worth most."""
-    shares = numbers.shares(result)
+    shares = numbers.shares(result, **bootstrap)
     loss = {row["name"]: interval_text(row) for row in shares.to_dict("records")}
-    rows = pd.concat([shares, numbers.persistence(result)]).to_dict("records")
+    rows = pd.concat([shares, numbers.persistence(result, **bootstrap)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in rows}
     lines = [
         f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
@@ -93,7 +100,12 @@ def _of_losses_alone(result: Measurement, size: Mapping[str, int], by: str) -> l
     )
     if result.crossfit and len(result.over):
         lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
-    lines += [*_of_documents(result), *_measured_in(result), by, _ranking(context_worth.documents(result))]
+    lines += [
+        *_of_documents(result, bootstrap),
+        *_measured_in(result),
+        by,
+        _ranking(context_worth.documents(result)),
+    ]
     return [*lines, "next: .shares(), .documents() and .contexts(); selectors, to choose tokens"]
 
 
@@ -107,11 +119,14 @@ def _ranking(documents: pd.DataFrame) -> str:
     return f"{title}\n{table}"
 
 
-def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str]:
+def _of_gains(
+    result: Measurement, size: Mapping[str, int], by: str, bootstrap: Mapping[str, int]
+) -> list[str]:
     """What is said of targets over tau, and of their recovery; ``size``: how much was measured."""
     settings = result.settings
     lines = []
-    of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)]).to_dict("records")
+    frames = [numbers.shares(result, **bootstrap), numbers.persistence(result, **bootstrap)]
+    of_targets = pd.concat(frames).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in of_targets}
     lines.append(
         f"{size['targets_over_tau']:,} gain more than {nats(settings.choices.tau_nats)} from the long context: "
@@ -126,10 +141,10 @@ def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str
     if size["targets_measured"] < size["targets_over_tau"]:
         lines.append(f"unfinished: {size['targets_measured']:,} measured so far")
     if reason := why_no_recovery(result):
-        return [*lines, *_of_documents(result), reason]
-    lines += _recoveries(result)
-    lines += _of_selectors(result)
-    lines += _of_documents(result) + _measured_in(result)
+        return [*lines, *_of_documents(result, bootstrap), reason]
+    lines += _recoveries(result, bootstrap)
+    lines += _of_selectors(result, bootstrap)
+    lines += _of_documents(result, bootstrap) + _measured_in(result)
     lines.append(f"{by}; net: recovery minus the placebo, where positive")
     following = 'next: .recovery() and more frames; .figure2("a.png")'
     if result.has_xray:
@@ -140,10 +155,10 @@ def _of_gains(result: Measurement, size: Mapping[str, int], by: str) -> list[str
     return [*lines, following]
 
 
-def _recoveries(result: Measurement) -> list[str]:
+def _recoveries(result: Measurement, bootstrap: Mapping[str, int]) -> list[str]:
     """Recovery of the default selector at the usual k, a line for every way of keeping."""
     lines = []
-    recovery = numbers.recovery(result)
+    recovery = numbers.recovery(result, **bootstrap)
     k = choose_k(result.ks)
     recovery = recovery[recovery["k"] == k].replace({"far_context": {TRUE: "recovery"}})
     for way, of_way in recovery.groupby([*KEPT_AS_COLUMNS], sort=False):
@@ -155,7 +170,7 @@ def _recoveries(result: Measurement) -> list[str]:
     return lines
 
 
-def _of_selectors(result: Measurement) -> list[str]:
+def _of_selectors(result: Measurement, bootstrap: Mapping[str, int]) -> list[str]:
     """Net recovery at every k, a line for every selector, the largest at the usual k first; nothing of one alone.
 
     Tokens are kept in one way: as text, or as was measured first. Without a placebo it is recovery.
@@ -163,7 +178,7 @@ def _of_selectors(result: Measurement) -> list[str]:
     if len(result.selectors) == 1:
         return []
     one_way = of_one_way(result)
-    recovery = numbers.recovery(one_way)
+    recovery = numbers.recovery(one_way, **bootstrap)
     is_net = PLACEBO in result.far_contexts
     is_shown = (recovery["far_context"] == (NET if is_net else TRUE)) & (recovery["selector"] != BEST)
     shown = recovery.loc[is_shown, ["selector", "k", *INTERVAL]]
@@ -184,22 +199,24 @@ def _measured_in(result: Measurement) -> list[str]:
     return [f"measured in {seconds:,.0f} s on {machine['gpu'] or machine['processor']}"]
 
 
-def _of_documents(result: Measurement) -> list[str]:
+def _of_documents(result: Measurement, bootstrap: Mapping[str, int]) -> list[str]:
     """Whether the texts were divided into documents, and that special tokens are no targets; nothing without any."""
     lines = []
     texts = result.settings.texts
     if documents := texts.documents:
         lines.append(f"tokens that end or begin a document divide the texts into {documents:,} documents")
     if special := texts.special_tokens:
-        lines.append(f"{special:,} special tokens in the texts are no targets{_chosen_special(result)}")
+        lines.append(
+            f"{special:,} special tokens in the texts are no targets{_chosen_special(result, bootstrap)}"
+        )
     return lines
 
 
-def _chosen_special(result: Measurement) -> str:
+def _chosen_special(result: Measurement, bootstrap: Mapping[str, int]) -> str:
     """How many of the chosen tokens are special, of the default selector at the usual k; empty without choices."""
     if why_no_recovery(result):
         return ""
-    shares = numbers.special_tokens(result)
+    shares = numbers.special_tokens(result, **bootstrap)
     if shares.empty:
         return ""
     selector = default_selector(shares["selector"])
@@ -217,10 +234,10 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
     if why_no_recovery(result):
         frames = {name: _frame(name, result, k, bootstrap) for name in _defined(result)}
         tables = [_table(frame, name, name, "far_context") for name, frame in frames.items() if len(frame)]
-        return "\n\n".join([findings(result), *tables])
+        return "\n\n".join([findings(result, **bootstrap), *tables])
     default = default_selector(result.choices["selector"])
     hidden = [*KEPT_AS_COLUMNS] if ways_kept(result) == [AS_TEXT] else []
-    tables = [findings(result)]
+    tables = [findings(result, **bootstrap)]
     for name in _defined(result):
         frame = _frame(name, result, k, bootstrap).drop(columns=hidden, errors="ignore")
         across = "far_context"

@@ -121,9 +121,22 @@ def test_the_findings_are_those_of_the_frames(result: Result) -> None:
     assert text.splitlines()[-1].startswith("next: .recovery()")
 
 
+@pytest.mark.parametrize("options", [{"resamples": 200}, {"seed": 1}])
+def test_findings_have_the_intervals_of_the_resamples_that_are_wanted(options: dict[str, int]) -> None:
+    """The command prints them beside a numbers.csv and figures of these. Of few documents none are drawn."""
+    result = made_result(3000, texts=300)
+    text = findings(result, **options)
+    assert text != findings(result)
+    row = recovery(result, selector="leave-one-out", far_context="true", k=4, **options).iloc[0]
+    assert f"leave-one-out, k = 4: recovery {interval_text(row, percent=True)} %" in text
+    share = numbers.shares(result, **options).set_index("name").loc["share_over_tau"]
+    assert f"{interval_text(share, percent=True)} % of all" in text
+    assert summary(result, **options).startswith(text)
+
+
 def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
     text = summary(result, resamples=200)
-    assert text.startswith(findings(result))
+    assert text.startswith(findings(result, resamples=200))
     frame = recovery(result, resamples=200)
     for selector in ("leave-one-out", "greedy", "random", "best"):
         row = frame[
