@@ -259,7 +259,10 @@ def summary(result: Measurement, k: int | None = None, **bootstrap: int) -> str:
         if len(frame):
             tables.append(_table(frame, name, title, across))
     for run in result.runs:
-        title = f"recovery, training seed {run.settings.model.training_seed} by itself"
+        of_run = run.settings.model.name
+        if run.settings.model.training_seed is not None:  # not known of models that others trained
+            of_run = f"training seed {run.settings.model.training_seed}"
+        title = f"recovery, {of_run} by itself"
         if reason := why_no_recovery(run):
             tables.append(f"{title}: {reason}")
             continue

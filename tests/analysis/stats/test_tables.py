@@ -152,3 +152,6 @@ def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
     assert interval_text(never, percent=True) in text
     joined = Result.join([made_result(run=number, kinds=KINDS) for number in (1, 2)])
     assert "recovery, training seed 1 by itself" in summary(joined, resamples=200)
+    others = [made_result(run=number, kinds=KINDS, training_seed=None) for number in (1, 2)]
+    of_others = summary(Result.join(others), resamples=200)
+    assert "recovery, runs/1 by itself" in of_others and "recovery, runs/2 by itself" in of_others
