@@ -15,10 +15,10 @@ Shapes: n targets, R resamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -47,6 +47,8 @@ _FIRST_BIN = 4
 """Targets in the first bin of `by_distance`; later bins are as long as all before them."""
 Column = tuple[str, str, float]
 """Policy, near and budget."""
+Bins = Iterator[tuple[dict[str, Any], np.ndarray]]
+"""What a bin is, and which targets are in it, (n,) bool."""
 
 
 class Measured:
@@ -68,6 +70,12 @@ class Measured:
         self._agreement = _wide(record.choices, far_context, "block", [SPEARMAN, OVERLAP]).loc[
             blocks["block"]
         ]
+
+    @classmethod
+    def of_far_contexts(cls, record: EvictionRecord, *, resamples: int, seed: int) -> Iterator[Self]:
+        """Of every far context of a record."""
+        for far_context in record.far_contexts:
+            yield cls(record, far_context, resamples=resamples, seed=seed)
 
     def columns(self, near: str | None = None) -> list[Column]:
         """Of everything that was judged, in its order; of one way of the near tokens, or of all."""
@@ -161,14 +169,13 @@ def gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: in
     Names: loss_full_nats (with the full cache), loss_short_nats (without far keys), gain_nats (their difference).
     """
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         full = measured.full(NEAR_REREAD)
         gains = measured.gains(NEAR_REREAD)
         values = {"loss_full_nats": full, "loss_short_nats": full + gains, "gain_nats": gains}
         for name, of_targets in values.items():
             interval = measured.interval(measured.draws(of_targets))
-            rows.append({"far_context": far_context, "name": name, **interval})
+            rows.append({"far_context": measured.far_context, "name": name, **interval})
     return interval_frame(rows, ["far_context", "name"])
 
 
@@ -182,12 +189,11 @@ def caches(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: 
     if settings.sinks:
         shares = {SINKS: settings.sinks / settings.contexts.n_far, NONE: 0.0}
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for near in record.nears:
             for name, share in shares.items():
                 interval = measured.interval(measured.draws(measured.over_full((name, near, share))))
-                rows.append({"far_context": far_context, "policy": name, "near": near, **interval})
+                rows.append({"far_context": measured.far_context, "policy": name, "near": near, **interval})
     return interval_frame(rows, ["far_context", "policy", "near"])
 
 
@@ -205,8 +211,7 @@ def summary(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed:
     In the placebo far context there are no gains to share.
     """
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for near in record.nears:
             gains = measured.gains(near)
             is_gain = measured.interval(measured.draws(gains))["low"] > 0
@@ -214,7 +219,7 @@ def summary(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed:
                 keys = measured.keys(column)
                 for name, interval in _means(measured, column):
                     rows.append({**keys, "name": name, **interval})
-                if far_context == TRUE:
+                if measured.far_context == TRUE:
                     for name, interval in _of_gains(measured, column, gains, is_gain):
                         rows.append({**keys, "name": name, **interval})
     return interval_frame(rows, [*KEYS, "name"])
@@ -260,8 +265,7 @@ def differences(
     """
     _check_near(record, near)
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         columns = measured.columns(near)
         judged = list(dict.fromkeys(policy for policy, *_ in columns))
         for name in (reference, *(policies or ())):
@@ -269,8 +273,6 @@ def differences(
                 raise UserError(
                     f"{name!r} was not judged with near tokens {near!r}; choose from {', '.join(judged) or 'none'}"
                 )
-        of_context = []
-        tested = []
         for column in columns:
             policy, _, budget = column
             of_reference = (reference, near, budget)
@@ -278,11 +280,8 @@ def differences(
                 continue
             if policies is not None and policy not in policies:
                 continue
-            difference = measured.difference(column, of_reference)
-            of_context.append({**measured.keys(column), **difference})
-            tested.append(np.nan if policy in record.settings.references else difference["p"])
-        rows += _adjusted(of_context, tested)
-    return _with_p(rows, KEYS)
+            rows.append({**measured.keys(column), **measured.difference(column, of_reference)})
+    return _with_p(rows, KEYS, untested=record.settings.references)
 
 
 def aware_less_blind(
@@ -305,18 +304,15 @@ def aware_less_blind(
     _check_near(record, near)
     pairs = _aware_and_blind(record)
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         columns = set(measured.columns())
-        of_context = []
         for aware, blind in pairs:
             for budget in record.settings.budgets:
                 first = (aware, near, budget)
                 second = (blind, NEAR_REREAD, budget)
                 if first in columns and second in columns:
                     difference = measured.difference(first, second)
-                    of_context.append({**measured.keys(first), "blind": blind, **difference})
-        rows += _adjusted(of_context, [row["p"] for row in of_context])
+                    rows.append({**measured.keys(first), "blind": blind, **difference})
     return _with_p(rows, [*KEYS, "blind"])
 
 
@@ -340,18 +336,17 @@ def _check_near(record: EvictionRecord, near: str) -> None:
         raise UserError(f"near tokens were not treated as {near!r}; choose from {', '.join(record.nears)}")
 
 
-def _adjusted(rows: list[dict[str, Any]], tested: Sequence[float]) -> list[dict[str, Any]]:
-    """The rows with ``p_holm`` of the tests that count, whose p is not NaN in ``tested``."""
-    adjusted = holm(np.array(tested))
-    return [{**row, "p_holm": p_holm} for row, p_holm in zip(rows, adjusted, strict=True)]
-
-
-def _with_p(rows: Sequence[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
-    """Rows with an interval and both p as a frame."""
-    frame = interval_frame(rows, keys)
-    for name in ("p", "p_holm"):
-        frame[name] = [row[name] for row in rows]
-    return frame
+def _with_p(
+    rows: Sequence[dict[str, Any]], keys: Sequence[str], untested: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Rows with an interval and p as a frame, and p_holm, adjusted by far context but for policies that are no test."""
+    frame = interval_frame(rows, [*keys, "p"])
+    tested = frame["p"].mask(frame["policy"].isin(untested))
+    frame["p_holm"] = np.nan
+    for far_context in frame["far_context"].unique():
+        of_context = frame["far_context"] == far_context
+        frame.loc[of_context, "p_holm"] = holm(tested[of_context].to_numpy())
+    return frame[[*keys, *INTERVAL, "p", "p_holm"]]
 
 
 def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -370,8 +365,7 @@ def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, se
     order = np.random.default_rng([Stream.HALVES, seed]).permutation(blocks)
     in_first = record.targets["block"].isin(order[: len(order) // 2]).to_numpy()
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for near in record.nears:
             columns = measured.columns(near)
             for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
@@ -379,7 +373,7 @@ def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, se
                 by_first = min(judged, key=lambda column: measured.kl(column)[in_first].mean())
                 by_second = min(judged, key=lambda column: measured.kl(column)[~in_first].mean())
                 keys = {
-                    "far_context": far_context,
+                    "far_context": measured.far_context,
                     "near": near,
                     "budget": budget,
                     "keys": count,
@@ -400,17 +394,12 @@ def by_distance(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, s
     """
     distance = 1 + record.targets["place"].to_numpy()
     edges = distance_edges(record.settings.contexts.targets_per_block)
-    rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
-        for column in measured.columns():
-            over = measured.over_full(column)
-            for start, end in pairwise(edges):
-                inside = (start <= distance) & (distance < end)
-                if inside.any():
-                    interval = measured.interval(measured.draws(over, inside))
-                    rows.append({**measured.keys(column), "from_tokens": start, "to_tokens": end, **interval})
-    return interval_frame(rows, [*KEYS, "from_tokens", "to_tokens"])
+
+    def bins_of(measured: Measured, column: Column) -> Bins:
+        for start, end in pairwise(edges):
+            yield {"from_tokens": start, "to_tokens": end}, (start <= distance) & (distance < end)
+
+    return _in_bins(record, bins_of, ["from_tokens", "to_tokens"], resamples, seed)
 
 
 def by_gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -420,19 +409,13 @@ def by_gain(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed:
     the full cache is low by luck, too: what differs between policies within a bin is free of that. Columns: `KEYS`,
     above_nats, up_to_nats (`GAIN_EDGES_NATS`), n_targets, value, low, high.
     """
-    rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
-        for column in measured.columns():
-            over = measured.over_full(column)
-            gains = measured.gains(column[1])
-            for above, up_to in pairwise(GAIN_EDGES_NATS):
-                inside = (above < gains) & (gains <= up_to)
-                if inside.any():
-                    keys = {"above_nats": above, "up_to_nats": up_to, "n_targets": int(inside.sum())}
-                    interval = measured.interval(measured.draws(over, inside))
-                    rows.append({**measured.keys(column), **keys, **interval})
-    return interval_frame(rows, [*KEYS, "above_nats", "up_to_nats", "n_targets"])
+
+    def bins_of(measured: Measured, column: Column) -> Bins:
+        gains = measured.gains(column[1])
+        for above, up_to in pairwise(GAIN_EDGES_NATS):
+            yield {"above_nats": above, "up_to_nats": up_to}, (above < gains) & (gains <= up_to)
+
+    return _in_bins(record, bins_of, ["above_nats", "up_to_nats", "n_targets"], resamples, seed)
 
 
 def by_kind(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -440,19 +423,32 @@ def by_kind(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed:
 
     Columns: `KEYS`, kind, n_targets, value, low, high.
     """
-    rows = []
     of_targets = record.targets["kind"].to_numpy()
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+
+    def bins_of(measured: Measured, column: Column) -> Bins:
+        for kind in KINDS:
+            yield {"kind": kind}, of_targets == kind
+
+    return _in_bins(record, bins_of, ["kind", "n_targets"], resamples, seed)
+
+
+def _in_bins(
+    record: EvictionRecord,
+    bins_of: Callable[[Measured, Column], Bins],
+    names: Sequence[str],
+    resamples: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Mean loss over that with the full cache in each bin that has targets: `KEYS`, ``names``, value, low, high."""
+    rows = []
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for column in measured.columns():
             over = measured.over_full(column)
-            for kind in KINDS:
-                inside = of_targets == kind
+            for bin_keys, inside in bins_of(measured, column):
                 if inside.any():
-                    interval = measured.interval(measured.draws(over, inside))
-                    keys = {"kind": kind, "n_targets": int(inside.sum())}
-                    rows.append({**measured.keys(column), **keys, **interval})
-    return interval_frame(rows, [*KEYS, "kind", "n_targets"])
+                    keys = {**measured.keys(column), **bin_keys, "n_targets": int(inside.sum())}
+                    rows.append({**keys, **measured.interval(measured.draws(over, inside))})
+    return interval_frame(rows, [*KEYS, *names])
 
 
 def keeps(
@@ -467,9 +463,8 @@ def keeps(
     if "kept_share" not in record.choices:
         raise UserError("no kept sets were saved; measure with kept_sets=True")
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
-        choices = record.choices[record.choices["far_context"] == far_context]
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
+        choices = record.choices[record.choices["far_context"] == measured.far_context]
         kept = choices.set_index(["policy", "near", "budget", "block"])["kept_share"].sort_index()
         for column in measured.columns():
             of_column = kept.loc[column]
@@ -499,8 +494,7 @@ def agreement_tells(
     and 1.
     """
     rows = []
-    for far_context in record.far_contexts:
-        measured = Measured(record, far_context, resamples=resamples, seed=seed)
+    for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for near in record.nears:
             for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
                 columns: list[Column] = []
@@ -519,7 +513,7 @@ def agreement_tells(
                     if np.isnan(draws[0]):
                         continue
                     keys = {
-                        "far_context": far_context,
+                        "far_context": measured.far_context,
                         "near": near,
                         "budget": budget,
                         "keys": count,
