@@ -58,13 +58,14 @@ from analysis.stats.recovery import (
     over_tau_column,
     refuse_without_gain,
     selecting_gain_nats,
+    ways_kept,
     why_no_recovery,
     with_over_tau,
 )
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_frame
 from olmo_sparsity.util.errors import UserError
 
-ENOUGH = {"half": 0.5, "nine_tenths": 0.9}
+ENOUGH = {"half": 0.5, "nine_tenths": SHARE_NEEDED}
 """Shares of a target's gain that count as enough."""
 SAME_GROUP = "same-group"
 """The far context from elsewhere in the target's group."""
@@ -156,8 +157,7 @@ def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
         selector = default_selector(measured.selectors)
         gains = measured.gain_nats
         for context in measured.far_contexts:
-            saved = measured.short_nats[:, None] - measured.losses[selector, context]
-            reached = np.logical_or.accumulate(saved >= SHARE_NEEDED * gains[:, None], axis=1)
+            reached = _reached(measured, selector, context)["nine_tenths"]
             for k, at_k in zip(measured.ks, reached.T, strict=True):
                 of_few = measured.column(np.where(at_k, gains, 0.0))
                 draws = measured.bootstrap.ratio(of_few, measured.result.gain_nats)
@@ -261,7 +261,7 @@ def kept_as_differences(
     Columns: selector, far_context ("true", "placebo" and "net"), k, value, low, high. Raises `UserError` for a way
     that was not measured.
     """
-    there = result.choices[list(KEPT_AS_COLUMNS)].drop_duplicates().to_dict("records")
+    there = ways_kept(result)
     for way in (first, second):
         if dict(way) not in there:
             raise UserError(f"{dict(way)} was not measured; choose among {', '.join(map(str, there))}")
