@@ -25,7 +25,7 @@ def pytest_configure() -> None:
 # The longest files. One that came last would keep one process busy and the others waiting.
 LONGEST_FIRST = (
     "studies", "distributed", "resume", "engine", "faults", "thesis", "run", "figure2", "losses", "nothing_over_tau",
-    "light_install", "numbers", "other_contexts", "structure", "adapter", "compiling", "paths", "task_training",
+    "numbers", "other_contexts", "structure", "adapter", "compiling", "paths", "task_training",
     "needle_probe", "far_cache", "submit", "devices", "saving", "selectors", "reference",
 )  # fmt: skip
 

