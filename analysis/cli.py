@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -304,29 +305,11 @@ def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
 
 def checked_measure(arguments: list[str]) -> Any:
     """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
-    from analysis.arguments import names
-    from analysis.options import DEFAULT_SELECTORS, check_options, far_contexts
-    from analysis.settings import ChoiceSettings, ContextSettings
+    from analysis.options import DEFAULT_SELECTORS, measure_settings
 
     parsed = measure_parser().parse_args(arguments)
-    choices = ChoiceSettings(
-        tau_nats=parsed.tau_nats,
-        ks=tuple(parsed.ks),
-        selectors=tuple(names("selectors", parsed.selectors or DEFAULT_SELECTORS)),
-        far_contexts=far_contexts(names("placebos", parsed.placebos)),
-        keep_as=tuple(parsed.keep_as),
-        effects=parsed.effects,
-    )
-    contexts = ContextSettings(
-        n_long=parsed.n_long,
-        n_short=parsed.n_short,
-        seed=parsed.seed,
-        targets_per_block=parsed.targets_per_block,
-        lengths=parsed.lengths,
-        before=parsed.before,
-        gap=parsed.gap,
-    )
-    check_options(contexts, choices)
+    options = {**vars(parsed), "selectors": parsed.selectors or DEFAULT_SELECTORS}
+    measure_settings(**{name: options[name] for name in signature(measure_settings).parameters})
     return parsed
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
+from analysis.settings import ContextSettings
 from analysis.texts import Texts
 from olmo_sparsity.util.rng import Stream
 
@@ -132,6 +134,29 @@ def long_contexts(
         windows[row, : len(window)] = window
     target_id = np.asarray(first_id)[:, None] + np.arange(targets_per_block)
     return Contexts(windows[:, :-1], windows[:, n_long:], target_id, n_short)
+
+
+def blocks_of(
+    texts: Texts, targets: pd.DataFrame, lengths: ContextSettings, *, n_long: int | None = None
+) -> tuple[Contexts, np.ndarray]:
+    """The long contexts of the blocks that hold some targets, ascending, and where each stands in them, (m, 2).
+
+    ``targets``: target_id, text and position; ``n_long``: N, where it is another one than that of the settings.
+    """
+    size = lengths.targets_per_block
+    target_id = targets["target_id"].to_numpy()
+    offset = target_id % size
+    first_id, first, block = np.unique(target_id - offset, return_index=True, return_inverse=True)
+    contexts = long_contexts(
+        texts,
+        targets["text"].to_numpy()[first],
+        targets["position"].to_numpy()[first] - offset[first],
+        first_id,
+        n_long=n_long or lengths.n_long,
+        n_short=lengths.n_short,
+        targets_per_block=size,
+    )
+    return contexts, np.stack([block, offset], axis=1)
 
 
 def placebo_contexts(texts: Texts, contexts: Contexts, text: np.ndarray, start: np.ndarray) -> Contexts:

@@ -23,7 +23,7 @@ from analysis.contexts import (
     SAME_GROUP,
     SHUFFLED,
     Contexts,
-    long_contexts,
+    blocks_of,
     placebo_column,
     placebo_contexts,
     shuffled_contexts,
@@ -401,18 +401,8 @@ class Engine:
 
         ``n_long``: N, where it is another one than that of the settings.
         """
-        target_id = targets["target_id"].to_numpy()
-        offset = target_id % self.size
-        first_id, first, block = np.unique(target_id - offset, return_index=True, return_inverse=True)
-        contexts = long_contexts(
-            self.texts,
-            targets["text"].to_numpy()[first],
-            targets["position"].to_numpy()[first] - offset[first],
-            first_id,
-            n_long=n_long or self.lengths.n_long,
-            n_short=self.lengths.n_short,
-            targets_per_block=self.size,
-        )
+        contexts, index = blocks_of(self.texts, targets, self.lengths, n_long=n_long)
+        _, first = np.unique(index[:, 0], return_index=True)
         blocks = targets.iloc[first]
         if far_context in ELSEWHERE:
             text, start = _places(blocks, ELSEWHERE[far_context])
@@ -424,7 +414,7 @@ class Engine:
             contexts = contexts.behind(stretches(self.texts, text, start, self.lengths.before))
         if self.lengths.gap:
             contexts = contexts.with_gap(self.lengths.gap)
-        return contexts, np.stack([block, offset], axis=1)
+        return contexts, index
 
     def _pieces(self, text: int, start: int, end: int) -> list[str]:
         """The text of some tokens of a text, in pieces."""

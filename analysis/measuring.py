@@ -12,7 +12,6 @@ from analysis import arguments
 from analysis.api import Result
 from analysis.contexts import SAME_GROUP
 from analysis.engine import Engine
-from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.model.loaded import LoadedModel
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
@@ -20,10 +19,9 @@ from analysis.open_texts import open_texts
 from analysis.options import (
     DEFAULT_SELECTORS,
     PLACEBOS,
-    check_options,
     drops_tokens,
-    far_contexts,
     leaves_out_of_cache,
+    measure_settings,
 )
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
@@ -129,7 +127,7 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
     measurement.
     """
-    contexts = arguments.context_settings(
+    contexts, choices = measure_settings(
         n_long=n_long,
         n_short=n_short,
         targets_per_block=targets_per_block,
@@ -137,20 +135,15 @@ def measure(
         lengths=lengths,
         before=before,
         gap=gap,
-    )
-    choices = ChoiceSettings(
-        tau_nats=arguments.finite_number("tau_nats", tau_nats),
-        ks=tuple(arguments.whole_numbers("ks", ks)),
-        selectors=tuple(arguments.names("selectors", selectors)),
-        far_contexts=far_contexts(arguments.names("placebos", placebos)),
-        keep_as=tuple(arguments.names("keep_as", keep_as)),
+        tau_nats=tau_nats,
+        ks=ks,
+        selectors=selectors,
+        placebos=placebos,
+        keep_as=keep_as,
         scores=scores,
         effects=effects,
         faithfulness=faithfulness,
-        subsets=SUBSETS if faithfulness else None,
-        keep_rate=SUBSET_KEEP_RATE if faithfulness else None,
     )
-    check_options(contexts, choices)
     targets = arguments.whole_number("targets", targets)
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis import arguments
 from analysis.contexts import OTHER_TARGET, PLACEBO, SAME_GROUP, SHUFFLED
+from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.kept import KeptAs
 from analysis.selectors import SelectorName
 from analysis.selectors.names import parse_names
@@ -28,6 +30,53 @@ def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     if unknown := [name for name in placebos if name not in PLACEBOS]:
         raise UserError(f"{unknown[0]!r} is no placebo; choose from {', '.join(PLACEBOS)}")
     return "true", *(name for name in PLACEBOS if name in placebos)
+
+
+def measure_settings(
+    *,
+    n_long: Any,
+    n_short: Any,
+    targets_per_block: Any,
+    seed: Any,
+    lengths: Any,
+    before: Any,
+    gap: Any,
+    tau_nats: Any,
+    ks: Any,
+    selectors: Any,
+    placebos: Any,
+    keep_as: Any,
+    scores: bool,
+    effects: bool,
+    faithfulness: bool,
+) -> tuple[ContextSettings, ChoiceSettings]:
+    """The settings that arguments of `analysis.measure` are.
+
+    Raises `UserError`, before a model is opened, where one is nothing of its kind, or they do not go together.
+    """
+    contexts = arguments.context_settings(
+        n_long=n_long,
+        n_short=n_short,
+        targets_per_block=targets_per_block,
+        seed=seed,
+        lengths=lengths,
+        before=before,
+        gap=gap,
+    )
+    choices = ChoiceSettings(
+        tau_nats=arguments.finite_number("tau_nats", tau_nats),
+        ks=tuple(arguments.whole_numbers("ks", ks)),
+        selectors=tuple(arguments.names("selectors", selectors)),
+        far_contexts=far_contexts(arguments.names("placebos", placebos)),
+        keep_as=tuple(arguments.names("keep_as", keep_as)),
+        scores=scores,
+        effects=effects,
+        faithfulness=faithfulness,
+        subsets=SUBSETS if faithfulness else None,
+        keep_rate=SUBSET_KEEP_RATE if faithfulness else None,
+    )
+    check_options(contexts, choices)
+    return contexts, choices
 
 
 def drops_tokens(choices: ChoiceSettings) -> bool:

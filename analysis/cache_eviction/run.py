@@ -20,7 +20,7 @@ from analysis.cache_eviction.known_effects import KnownEffects, measured_effects
 from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS, PLACEBO, TRUE
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import BUDGETS, NEARS, EvictionSettings
-from analysis.contexts import Contexts, long_contexts, placebo_contexts
+from analysis.contexts import Contexts, blocks_of, placebo_contexts
 from analysis.measuring import identity_of
 from analysis.model.losses import Scorer
 from analysis.model.tokenizer import TextDecoder
@@ -137,7 +137,7 @@ def eviction(
         sampled["block"] = sampled["target_id"] // contexts.targets_per_block
         if only_blocks is not None:
             sampled = _of_blocks(sampled, only_blocks)
-        first = _contexts(source, sampled[sampled["block"] == sampled["block"].min()], contexts)
+        first, _ = blocks_of(source, sampled[sampled["block"] == sampled["block"].min()], contexts)
         judge = judge.of_those_that_can(first, leave_out=ALL in arguments.names("policies", policies))
         settings = EvictionSettings(
             model=loaded.identity,
@@ -190,21 +190,6 @@ def _of_blocks(sampled: pd.DataFrame, only_blocks: Sequence[int]) -> pd.DataFram
             f"only_blocks takes numbers from 0 to {drawn.max()}, as blocks are drawn, not {only_blocks}"
         )
     return sampled[sampled["block"].isin(wanted)].reset_index(drop=True)
-
-
-def _contexts(source: Texts, targets: pd.DataFrame, contexts: ContextSettings) -> Contexts:
-    """The contexts of one block, some of whose targets are given."""
-    target = targets.iloc[0]
-    place = target["target_id"] % contexts.targets_per_block
-    return long_contexts(
-        source,
-        np.array([target["text"]]),
-        np.array([target["position"] - place]),
-        np.array([target["target_id"] - place]),
-        n_long=contexts.n_long,
-        n_short=contexts.n_short,
-        targets_per_block=contexts.targets_per_block,
-    )
 
 
 @dataclass(frozen=True)
@@ -276,7 +261,7 @@ class _Comparison:
             rounds = Rounds(write)
             try:
                 for _, targets in to_judge.groupby("block"):
-                    contexts = _contexts(self.source, targets, self.settings.contexts)
+                    contexts, _ = blocks_of(self.source, targets, self.settings.contexts)
                     work.begin_batch(len(targets), 0.0, 0.0)
                     work.begin_steps([self.judge.tokens(contexts) * (1 + self.settings.placebo)])
                     rounds.add(self._frames(targets, contexts))
