@@ -6,7 +6,7 @@ Probes and synthetic tasks have theirs beside what they measure.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -305,11 +305,17 @@ def named_cells(parts: Sequence[str], measured: Sequence[str]) -> list[str]:
 
 def checked_measure(arguments: list[str]) -> Any:
     """The arguments of `measure`. Raises `UserError` for options that it refuses before it opens a model."""
-    from analysis.options import DEFAULT_SELECTORS, measure_settings
+    from analysis.arguments import context_settings
+    from analysis.options import DEFAULT_SELECTORS, check_options, choice_settings
 
     parsed = measure_parser().parse_args(arguments)
     options = {**vars(parsed), "selectors": parsed.selectors or DEFAULT_SELECTORS}
-    measure_settings(**{name: options[name] for name in signature(measure_settings).parameters})
+
+    def made_by(function: Callable[..., Any]) -> Any:
+        """What a function makes of the options that are its parameters."""
+        return function(**{name: options[name] for name in signature(function).parameters})
+
+    check_options(made_by(context_settings), made_by(choice_settings))
     return parsed
 
 

@@ -19,9 +19,10 @@ from analysis.open_texts import open_texts
 from analysis.options import (
     DEFAULT_SELECTORS,
     PLACEBOS,
+    check_options,
+    choice_settings,
     drops_tokens,
     leaves_out_of_cache,
-    measure_settings,
 )
 from analysis.runner import Runner
 from analysis.sampling import sample_targets
@@ -127,7 +128,7 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, or ``out`` has another
     measurement.
     """
-    contexts, choices = measure_settings(
+    contexts = arguments.context_settings(
         n_long=n_long,
         n_short=n_short,
         targets_per_block=targets_per_block,
@@ -135,6 +136,8 @@ def measure(
         lengths=lengths,
         before=before,
         gap=gap,
+    )
+    choices = choice_settings(
         tau_nats=tau_nats,
         ks=ks,
         selectors=selectors,
@@ -144,6 +147,7 @@ def measure(
         effects=effects,
         faithfulness=faithfulness,
     )
+    check_options(contexts, choices)
     targets = arguments.whole_number("targets", targets)
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)

@@ -32,15 +32,8 @@ def far_contexts(placebos: Sequence[str]) -> tuple[str, ...]:
     return "true", *(name for name in PLACEBOS if name in placebos)
 
 
-def measure_settings(
+def choice_settings(
     *,
-    n_long: Any,
-    n_short: Any,
-    targets_per_block: Any,
-    seed: Any,
-    lengths: Any,
-    before: Any,
-    gap: Any,
     tau_nats: Any,
     ks: Any,
     selectors: Any,
@@ -49,21 +42,9 @@ def measure_settings(
     scores: bool,
     effects: bool,
     faithfulness: bool,
-) -> tuple[ContextSettings, ChoiceSettings]:
-    """The settings that arguments of `analysis.measure` are.
-
-    Raises `UserError`, before a model is opened, where one is nothing of its kind, or they do not go together.
-    """
-    contexts = arguments.context_settings(
-        n_long=n_long,
-        n_short=n_short,
-        targets_per_block=targets_per_block,
-        seed=seed,
-        lengths=lengths,
-        before=before,
-        gap=gap,
-    )
-    choices = ChoiceSettings(
+) -> ChoiceSettings:
+    """How tokens are chosen and kept. Raises `UserError`, which names the argument, where one is not of its kind."""
+    return ChoiceSettings(
         tau_nats=arguments.finite_number("tau_nats", tau_nats),
         ks=tuple(arguments.whole_numbers("ks", ks)),
         selectors=tuple(arguments.names("selectors", selectors)),
@@ -75,8 +56,6 @@ def measure_settings(
         subsets=SUBSETS if faithfulness else None,
         keep_rate=SUBSET_KEEP_RATE if faithfulness else None,
     )
-    check_options(contexts, choices)
-    return contexts, choices
 
 
 def drops_tokens(choices: ChoiceSettings) -> bool:

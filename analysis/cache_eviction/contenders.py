@@ -38,7 +38,7 @@ class Random(Policy):
         heads = sum(seen.key_heads)
         orders = [
             np.tile(generator.permutation(seen.n_far), (heads, 1))
-            for generator in _of_blocks(seen, Stream.RANDOM_EVICTION, self.seed)
+            for generator in _generators(seen, Stream.RANDOM_EVICTION, self.seed)
         ]
         return np.stack(orders).astype(float)
 
@@ -52,7 +52,7 @@ class RandomByHead(Policy):
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F)."""
         shape = (sum(seen.key_heads), seen.n_far)
-        generators = _of_blocks(seen, Stream.RANDOM_EVICTION_BY_HEAD, self.seed)
+        generators = _generators(seen, Stream.RANDOM_EVICTION_BY_HEAD, self.seed)
         return np.stack([generator.random(shape) for generator in generators])
 
 
@@ -69,7 +69,7 @@ class Nearest(Policy):
         return np.broadcast_to(np.arange(seen.n_far, dtype=float), shape)
 
 
-def _of_blocks(seen: Seen, stream: Stream, seed: int) -> list[np.random.Generator]:
+def _generators(seen: Seen, stream: Stream, seed: int) -> list[np.random.Generator]:
     """A generator for each block."""
     first_targets = seen.contexts.target_id[seen.targets[:, 0], 0]
     return [np.random.default_rng([stream, seed, target]) for target in first_targets]

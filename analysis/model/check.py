@@ -69,10 +69,7 @@ def check_long_context(
     more = targets_per_block - 1 + len(model.prefix)
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
-    in_cache_instead = ""
-    if may_keep_in_cache:
-        in_cache_instead = ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
-    _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens, in_cache_instead)
+    _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens, may_keep_in_cache)
     _warn_of_length(n_long + more + gap, reach, name, length_name)
     if not isinstance(tried, TransformersAdapter):
         return  # this project's own models are shown to be right by its tests
@@ -84,11 +81,8 @@ def check_long_context(
         if in_cache:
             model.shares_far_keys = _try_cache(tried, length, name)
         if by_head is not None:
-            remedy = "give another model"
-            if by_head:
-                remedy = f"leave {', '.join(by_head)} out"
             gathers = in_cache and not model.shares_far_keys
-            _try_heads(tried, length, name, remedy, gathers)
+            _try_heads(tried, length, name, by_head, gathers)
 
 
 def _check_limits(
@@ -99,7 +93,7 @@ def _check_limits(
     name: str,
     length_name: str,
     drops_tokens: bool,
-    in_cache_instead: str,
+    may_keep_in_cache: bool,
 ) -> None:
     """Raise `UserError` where N tokens, those of block and prefix, and a gap are beyond the first of `limits`."""
     limit, what = min(limits(model, drops_tokens), default=(None, ""))
@@ -110,8 +104,8 @@ def _check_limits(
     if gap:
         further += f" and a gap of {gap:,}"
         remedy = f"lower {length_name}, B or the gap"
-    elif what.endswith("sliding window"):
-        remedy += in_cache_instead
+    elif may_keep_in_cache and what.endswith("sliding window"):
+        remedy += ", or rank and keep in the cache: leave-one-out-kl/cache:4, kept as cache:4"
     raise UserError(
         f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
     )
@@ -283,7 +277,9 @@ def _try_cache(model: TransformersAdapter, n_long: int, name: str) -> bool:
 
 
 @torch.inference_mode()
-def _try_heads(model: TransformersAdapter, n_long: int, name: str, remedy: str, gathers: bool) -> None:
+def _try_heads(
+    model: TransformersAdapter, n_long: int, name: str, by_head: Collection[str], gathers: bool
+) -> None:
     """Count layers of keys and of attention; where each head's keys are gathered, also take every second key away."""
     tokens = _random_tokens(model, n_long)
     near = min(_NEAR_TOKENS, n_long - 1)
@@ -293,6 +289,7 @@ def _try_heads(model: TransformersAdapter, n_long: int, name: str, remedy: str, 
     reading.shares_far_keys = False
     far = reading.far_key_values(tokens[:, :num_far])
     of_attention = reading.attention(tokens[:, :near], ids[:, :near], 1)
+    remedy = f"leave {', '.join(by_head)} out" if by_head else "give another model"
     if len(of_attention) != len(far):
         raise UserError(
             f"{name} has keys of {len(far)} layers and attention of {len(of_attention)}, so that heads of keys have no "

@@ -40,11 +40,10 @@ class TokenLosses(OnDevice):
         position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
         answers with something that is not finite.
         """
-        if first_ids is None:
-            first_ids = np.zeros(len(tokens))
         losses = []
         for rows in self.batches(len(tokens), tokens.shape[1] - 1, scored):
-            logits = self._logits(tokens[rows, :-1], scored, first_ids[rows])
+            first = None if first_ids is None else first_ids[rows]
+            logits = self._logits(tokens[rows, :-1], scored, first)
             losses.append(self._losses(logits, tokens[rows]))
         return np.concatenate(losses)
 
