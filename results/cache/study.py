@@ -302,6 +302,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     csv = "file to write all numbers to (default: none)"
     parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     options = parser.parse_args(arguments)
+    if options.command and options.of is None:
+        parser.error(f"{options.command} needs the folder OUT")
     if options.command == "collect":
         collect(options.of, options.records)
         return
