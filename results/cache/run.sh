@@ -28,7 +28,7 @@ cell() {
     [smollm2-books-n256]=26 [smollm2-code-n256]=16 [smollm2-releases-n256]=14
     [gemma-books-n256]=10 [gemma-code-n256]=8 [gemma-releases-n256]=8
     [smollm2-books-n1024]=8 [smollm2-code-n1024]=16 [smollm2-releases-n1024]=7
-    [smollm2-books-n4096]=1 [smollm2-code-n4096]=1 [smollm2-releases-n4096]=1
+    [smollm2-books-n4096]=4 [smollm2-code-n4096]=3 [smollm2-releases-n4096]=3
   )
   local of_ladder=6
   [[ $model == gemma ]] && of_ladder=4

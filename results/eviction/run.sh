@@ -23,7 +23,7 @@ cell() {
   [[ $model == gemma ]] && path=$gemma
   # as in results/cache/run.sh, so that the blocks are the same ones; of code at N 1,024 only half as many are drawn
   declare -A n256=([books]=26 [code]=16 [releases]=14) n1024=([books]=8 [code]=8 [releases]=7)
-  declare -A n4096=([books]=1 [code]=1 [releases]=1)
+  declare -A n4096=([books]=4 [code]=3 [releases]=3)
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
