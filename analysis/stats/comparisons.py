@@ -54,7 +54,6 @@ from analysis.stats.recovery import (
     Row,
     choose_k,
     default_selector,
-    of_one_way,
     over_tau_column,
     refuse_without_gain,
     selecting_gain_nats,
@@ -266,7 +265,7 @@ def kept_as_differences(
         if dict(way) not in there:
             raise UserError(f"{dict(way)} was not measured; choose among {', '.join(map(str, there))}")
     bootstrap = {"resamples": resamples, "seed": seed}
-    of_first, of_second = (Measured(of_one_way(result, way), **bootstrap) for way in (first, second))
+    of_first, of_second = (Measured(result, way=way, **bootstrap) for way in (first, second))
     rows: list[Row] = []
     for selector in of_first.selectors:
         if selector in of_second.selectors:

@@ -110,26 +110,33 @@ def with_over_tau(result: Measurement, is_over: Callable[[Measurement], np.ndarr
 class Measured:
     """The targets over tau whose choices are finished, and what is computed from their losses, kept in one way.
 
-    The way is that of `of_one_way`. ``losses`` has L_k, (m, K) nats, by selector and far context; NaN where a target
-    has no such far context. `BEST` is there where two or more selectors are no controls: the lowest L_k, taken for each
-    target, k and far context by itself. It says that k tokens exist which recover so much, not how to find them without
-    the answer; the placebo's best is what the same search finds in text that has nothing to do with the target. It is
-    the evaluating model that takes the lowest, so `BEST` is never cross-fitted.
+    ``losses`` has L_k, (m, K) nats, by selector and far context; NaN where a target has no such far context. `BEST` is
+    there where two or more selectors are no controls: the lowest L_k, taken for each target, k and far context by
+    itself. It says that k tokens exist which recover so much, not how to find them without the answer; the placebo's
+    best is what the same search finds in text that has nothing to do with the target. It is the evaluating model that
+    takes the lowest, so `BEST` is never cross-fitted.
 
-    ``k`` is that of what is shown at one k, see `choose_k`; ``bootstrap``: its resamples and seed. Raises `UserError`
-    where recovery is undefined.
+    ``way``: that of keeping, by default the `usual_way`; ``k``: that of what is shown at one k, see `choose_k`;
+    ``bootstrap``: its resamples and seed. Raises `UserError` where recovery is undefined.
     """
 
     @classmethod
     def of_all_ways(cls, result: Measurement, k: int | None = None, **bootstrap: int) -> list[Measured]:
         """One for every way."""
         refuse_without_gain(result)
-        return [cls(of_one_way(result, way), k, **bootstrap) for way in ways_kept(result)]
+        return [cls(result, k, way, **bootstrap) for way in ways_kept(result)]
 
-    def __init__(self, result: Measurement, k: int | None = None, **bootstrap: int):
-        self.result = of_one_way(result)
+    def __init__(
+        self,
+        result: Measurement,
+        k: int | None = None,
+        way: Mapping[str, Any] | None = None,
+        **bootstrap: int,
+    ):
+        refuse_without_gain(result)
+        self.way = dict(way or usual_way(result))
+        self.result = of_one_way(result, self.way)
         self.options = bootstrap
-        [self.way] = ways_kept(self.result)
         self.ks = result.ks
         self.k = choose_k(result.ks, k)
         chosen_by = self.result.choices["selector"].unique()

@@ -29,7 +29,7 @@ from analysis.parquet import stacked
 from analysis.saved import without_folders
 from analysis.stats import comparisons, numbers
 from analysis.stats.recovery import with_over_tau
-from analysis.stats.tables import save_numbers, show
+from analysis.stats.tables import interval_frame, save_numbers, show
 
 HERE = Path(__file__).parent
 EXACT = "leave-one-out-kl/cache:4"
@@ -193,15 +193,25 @@ def add_cell(tables: Tables, cell: str, result: Result) -> None:
     bins = numbers.target_bins(result, selector=EXACT, far_context="net", k=4)
     tables.add(f"{cell}, net, by gain and by p_long", bins)
     if result.targets["plain_word"].any():
+        is_plain = result.targets["plain_word"].to_numpy()[result.over]
+        of_gain = is_plain @ result.gain_nats[result.over] / result.gain_nats[result.over].sum()
         words = with_over_tau(
             result, lambda one: (one.targets["over_tau"] & one.targets["plain_word"]).to_numpy()
         )
         of_words = numbers.recovery(words, selector=EXACT, far_context="net")
-        tables.add(f"{cell}, {len(words.over)} targets in words of letters alone", of_words, across="k")
+        title = f"{cell}, {len(words.over)} targets in words of letters alone, {of_gain:.0%} of the gain"
+        tables.add(title, of_words, across="k")
     specificity = numbers.specificity(result, selector=EXACT)
     tables.add(f"{cell}, specificity; sinks alone: k 0", specificity, across="k")
     if cell.endswith("-ladder"):
-        tables.add(f"{cell}, two before less as many", windows(result), across="k")
+        tables.add(f"{cell}, far tokens read and kept", rungs(result), percent=False, across="k")
+        tables.add(f"{cell}, one way to keep less another", steps(result), across="k")
+        return
+    for by in ("gain_nats", "p_long"):
+        frame = comparisons.by_bins(numbers.specificity, result, by, selector=EXACT, k=4)
+        tables.add(f"{cell}, specificity by {by}", frame, across="name")
+    kinds = numbers.kinds(result, selector=EXACT, far_context="net", k=4)
+    tables.add(f"{cell}, net, by kind", kinds[kinds["name"] == "recovery"])
 
 
 def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
@@ -224,18 +234,44 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
     for model, name in MODELS.items():
         ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
         if ladders:
-            title = f"{name}, {len(ladders)} texts together, two before less as many"
-            tables.add(title, windows(of_all_texts(ladders)), across="k")
+            together = of_all_texts(ladders)
+            title = f"{name}, {len(ladders)} texts together"
+            recovery = numbers.recovery(together, selector=EXACT)
+            tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
+            tables.add(f"{title}, one way to keep less another", steps(together), across="k")
 
 
-def windows(result: Result) -> pd.DataFrame:
-    """The two tokens before each chosen one, less as many others: behind, of the ranking, drawn."""
-    before = {"level": "text", "unit": "before:2", "sinks": 4}
+STEPS = [
+    *((("text", "before:2"), ("text", unit)) for unit in ("behind:2", "ranked:2", "drawn:2")),
+    (("text", "before:2"), ("text", "token")),
+    (("cache", "token"), ("text", "before:2")),
+    (("cache", "token"), ("text", "ranked:2")),
+    *((("cache", "token"), ("cache", f"read:{window}")) for window in (1, 2, 4, 16)),
+]
+"""Level and unit of two ways to keep tokens, behind four sinks: of each pair the difference is taken, paired."""
+
+
+def steps(result: Result) -> pd.DataFrame:
+    """Recovery of tokens kept in one way less that of another: every pair of `STEPS`."""
     frames = []
-    for unit in ("behind:2", "ranked:2", "drawn:2"):
-        frame = comparisons.kept_as_differences(result, before, before | {"unit": unit})
-        frames.append(frame.assign(less=unit))
+    for ways in STEPS:
+        first, second = ({"level": level, "unit": unit, "sinks": 4} for level, unit in ways)
+        frame = comparisons.kept_as_differences(result, first, second)
+        names = [f"{level}/{unit}" for level, unit in ways]
+        frames.append(frame.assign(way=names[0], less=names[1]))
     return pd.concat(frames, ignore_index=True)
+
+
+def rungs(result: Result) -> pd.DataFrame:
+    """How many far tokens the model reads and keeps in every way to keep them, means over targets."""
+    choices = result.choices
+    choices = choices[choices["far_context"] == "true"]
+    rows = []
+    for (level, unit), of_way in choices.groupby(["level", "unit"], sort=False):
+        for name in ("tokens_read", "tokens_kept"):
+            for k, value in zip(result.ks, np.stack(of_way[name]).mean(axis=0), strict=True):
+                rows.append({"way": f"{level}/{unit}", "name": name, "k": k, "value": value})
+    return interval_frame(rows, ["way", "name", "k"])
 
 
 def of_all_texts(cells: Mapping[str, Result]) -> Result:
@@ -258,32 +294,43 @@ def of_all_texts(cells: Mapping[str, Result]) -> Result:
     return replace(first, targets=stacked(targets), choices=stacked(choices))
 
 
+CRITERIA = {
+    "half": "have half their gain",
+    "nine_tenths": "have nine tenths",
+    "all_but_a_tenth_of_a_nat": "lack at most 0.1 nats",
+}
+"""Names of `smallest_k`, and what the figure says of the targets that are counted."""
+
+
 def figure(study: Mapping[str, Result]) -> Figure | None:
-    """Share of the targets that have nine tenths of their gain from k keys and values, a panel a text; None without."""
+    """Share of the targets that have enough from k keys and values: rows are criteria, columns texts; None without."""
     frames = []
     for cell, result in study.items():
         model, text, kind = cell.split("-", 2)
         if kind in ("n256", "n1024", "n4096"):
             frame = comparisons.smallest_k(result)
-            exact = (frame["selector"] == EXACT) & (frame["name"] == "nine_tenths")
             label = f"{MODELS[model]}, N {result.settings.contexts.n_long:,}"
-            frames.append(frame[exact].assign(text=text, cell=label))
+            frames.append(frame[frame["selector"] == EXACT].assign(text=text, cell=label))
     if not frames:
         return None
     curves = pd.concat(frames, ignore_index=True)
     curves[["value", "low", "high"]] *= 100
     looks = model_styles(dict.fromkeys(curves["cell"]))
-    drawn = new_figure(6.75, 2.7)
     texts = [text for text in TEXTS if text in set(curves["text"])]
-    panels = drawn.subplots(1, len(texts), sharey=True, squeeze=False)[0]
-    for axes, text in zip(panels, texts, strict=True):
-        draw(axes, curves[curves["text"] == text], looks, "cell", "k")
-        log_axis(axes, sorted(set(curves["k"]))[::2])
+    drawn = new_figure(6.75, 5.6)
+    panels = drawn.subplots(len(CRITERIA), len(texts), sharex=True, sharey=True, squeeze=False)
+    for row, (criterion, label) in zip(panels, CRITERIA.items(), strict=True):
+        for axes, text in zip(row, texts, strict=True):
+            inside = (curves["text"] == text) & (curves["name"] == criterion)
+            draw(axes, curves[inside], looks, "cell", "k")
+        row[0].set_ylabel(f"{label}\n[% of targets]")
+    for axes, text in zip(panels[0], texts, strict=True):
         axes.set_title(text, loc="left")
+        axes.set_ylim(0, 100)
+    for axes in panels[-1]:
+        log_axis(axes, sorted(set(curves["k"]))[::2])
         axes.set_xlabel("k")
-    panels[len(panels) // 2].set_xlabel("k [far keys and values, beside 4 sinks]")
-    panels[0].set_ylabel("targets with nine tenths\nof their gain [%]")
-    panels[0].set_ylim(0, 100)
+    panels[-1][len(texts) // 2].set_xlabel("k [far keys and values, beside 4 sinks]")
     add_legend(drawn, looks)
     return drawn
 

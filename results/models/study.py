@@ -28,7 +28,7 @@ from analysis.parquet import read_parquet, stacked
 from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured, of_one_way
+from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured
 from analysis.stats.tables import show
 
 HERE = Path(__file__).parent
@@ -245,7 +245,7 @@ def print_cell(cell: str, result: Result) -> None:
 
 def print_sinks(cell: str, result: Result) -> None:
     """Print which share of four chosen tokens is another where sinks are not kept by themselves."""
-    chosen_at = [Measured(of_one_way(result, way)) for way in (WITH_SINKS, WITHOUT_SINKS)]
+    chosen_at = [Measured(result, way=way) for way in (WITH_SINKS, WITHOUT_SINKS)]
     for selector in chosen_at[0].selectors:
         columns = [one.of_choices("selected", selector, "true")[:, :4] for one in chosen_at]
         others = 4 - np.rint(4 * numbers.overlap(*columns))
@@ -256,7 +256,7 @@ def print_sinks(cell: str, result: Result) -> None:
 
 def print_neighbors(result: Result) -> None:
     """Print how many tokens the first four choices are with the token before and the one behind."""
-    measured = Measured(of_one_way(result, {"level": "text", "unit": "neighbors", "sinks": 0}))
+    measured = Measured(result, way={"level": "text", "unit": "neighbors", "sinks": 0})
     selected = measured.of_choices("selected", "leave-one-out-kl", "true")[:, :4].astype(int)
     numbers_of_tokens = [
         len(

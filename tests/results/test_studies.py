@@ -298,7 +298,7 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ladder = small(
         **settings,
         selectors=(exact,),
-        keep_as=("text:4", *two_before, "cache:4"),
+        keep_as=("text:4", *two_before, *(f"cache:4/read:{window}" for window in (1, 2, 4, 16)), "cache:4"),
         placebos=("placebo", "other-target"),
         batches=(0, 1),
     )
@@ -314,8 +314,19 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [net] = numbers.recovery(whole, selector=exact, far_context="net", k=4).to_dict("records")
     of_k_4 = printed.split("smollm2-code-n256, recovery as cache:4/token")[1]
     assert interval_text(net, percent=True, digits=0) in of_k_4
-    assert "smollm2-code-ladder, two before less as many" in printed
     written = pd.read_csv(csv)
+    chosen = ladder.choices.query("far_context == 'true' and unit == 'before:2'")
+    read = [
+        len({i - back for i in row[:4] for back in range(3)} | set(range(4))) for row in chosen["selected"]
+    ]
+    rung = written[written["of"] == "smollm2-code-ladder, far tokens read and kept"]
+    rung = rung.query("way == 'text/before:2' and name == 'tokens_read' and k == 4")
+    assert rung["value"].item() == pytest.approx(np.mean(read), rel=1e-5)
+    step = written[written["of"] == "smollm2-code-ladder, one way to keep less another"]
+    step = step.query("way == 'cache/token' and less == 'text/before:2' and far_context == 'true' and k == 4")
+    of_ways = numbers.recovery(ladder, far_context="true", k=4).set_index(["level", "unit"])["value"]
+    expected = of_ways["cache", "token"] - of_ways["text", "before:2"]
+    assert step["value"].item() == pytest.approx(expected, rel=1e-5)
     needed = written[written["of"] == "smollm2-code-n1024 less N 256, enough from k or fewer"]
     expected = smallest_k_differences(longer, whole)
     np.testing.assert_allclose(needed[["k", "value"]], expected[["k", "value"]], rtol=1e-5, atol=1e-12)
