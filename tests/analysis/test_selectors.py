@@ -28,6 +28,7 @@ from tests.support import plain
 from tests.support.families import random_model
 from tests.support.plain import (
     encode,
+    plain_spans,
     random_blocks,
     random_contexts,
     selected_losses,
@@ -86,30 +87,6 @@ def choose(name, scorer, contexts, k, seed=0):
     return find_selector(name)(given(scorer, contexts, k, seed))
 
 
-def best_spans(model, contexts, row, k, width, split):
-    """Leave-one-out of spans by one pass each, from coarse to fine: {token: influence of its shortest span}."""
-    everything = range(N)
-    full = plain_loss(model, contexts, row, everything)
-    starts, influence = list(range(0, FAR, width)), {}
-    while True:
-        for start in starts:
-            dropped = set(range(min(start, FAR - width), min(start, FAR - width) + width))
-            influence[start] = (
-                plain_loss(model, contexts, row, [i for i in everything if i not in dropped]) - full
-            )
-        ranked = sorted(starts, key=lambda start: -influence[start])
-        if width <= subsets._SHORTEST:
-            break
-        ranked = ranked[: max(2, -(-2 * k // width))]
-        width //= split
-        starts, influence = [start + part * width for start in ranked for part in range(split)], {}
-    tokens = {}
-    for start in starts:
-        for i in range(min(start, FAR - width), min(start, FAR - width) + width):
-            tokens[i] = max(tokens.get(i, -np.inf), influence[start])
-    return tokens
-
-
 @pytest.mark.parametrize(("split", "shortest", "width"), [(2, 2, 4), (4, 1, 4), (4, 4, 4)])
 def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, split, shortest, width):
     """10 far tokens: the last span overlaps the one before where the width does not divide them."""
@@ -118,7 +95,11 @@ def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, spli
     contexts, k = make_contexts(), 2
     chosen = choose("spans", Scorer(model), contexts, k)
     for row in range(len(contexts)):
-        tokens = best_spans(model, contexts, row, k, width, split)
+
+        def value(kept, row=row):
+            return plain_loss(model, contexts, row, [*sorted(kept), *range(FAR, N)])
+
+        tokens = plain_spans(value, range(FAR), (), k, width=width, split=split, shortest=shortest)
         expected = sorted(tokens.values(), reverse=True)[:k]
         np.testing.assert_allclose(chosen.influence[row], expected, atol=2e-5)
         of_chosen = [tokens[i] for i in chosen.columns[row].tolist()]

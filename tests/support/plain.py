@@ -124,16 +124,59 @@ def plain_greedy(
 
 
 def plain_halving(
-    value: Callable[[Sequence[int]], float], candidates: Sequence[int], sinks: Sequence[int]
+    value: Callable[[Sequence[int]], float],
+    candidates: Sequence[int],
+    sinks: Sequence[int],
+    others: Sequence[int] = (),
 ) -> list[tuple[int, float]]:
-    """Tokens from the last survivor down, with the influence on ``value`` that each had when it was dropped."""
+    """Tokens from the last survivor down, with the influence on ``value`` that each had when it was dropped.
+
+    ``others``: what is kept beside the candidates in the first round.
+    """
     order: list[tuple[int, float]] = []
     left = list(candidates)
+    beside = [*sinks, *others]
     while left:
-        whole = value([*sinks, *left])
-        influence = {i: value([*sinks, *(j for j in left if j != i)]) - whole for i in left}
+        whole = value([*beside, *left])
+        influence = {i: value([*beside, *(j for j in left if j != i)]) - whole for i in left}
         ranked = sorted(left, key=lambda i: -influence[i])
         half = len(ranked) // 2
         order = [(i, influence[i]) for i in ranked[half:]] + order
         left = sorted(ranked[:half])
+        beside = list(sinks)
     return order
+
+
+def plain_spans(
+    value: Callable[[Sequence[int]], float],
+    candidates: Sequence[int],
+    sinks: Sequence[int],
+    count: int,
+    *,
+    width: int,
+    split: int,
+    shortest: int,
+) -> dict[int, float]:
+    """What ``value`` rises by without the shortest span that each token is in, or the larger number of two, by token.
+
+    From coarse to fine: of the spans of every width, those without which it rises most, of ``2 * count`` tokens and at
+    least two, are cut into ``split`` parts.
+    """
+    number = len(candidates)
+    whole = value([*sinks, *candidates])
+    starts = [min(start, number - width) for start in range(0, number, width)]
+    while True:
+        influence = {}
+        for start in starts:
+            left = [*candidates[:start], *candidates[start + width :]]
+            influence[start] = value([*sinks, *left]) - whole
+        if width <= shortest:
+            break
+        ranked = sorted(starts, key=lambda start: -influence[start])[: max(2, -(-2 * count // width))]
+        width //= split
+        starts = [start + part * width for start in ranked for part in range(split)]
+    of_tokens: dict[int, float] = {}
+    for start in starts:
+        for i in candidates[start : start + width]:
+            of_tokens[i] = max(of_tokens.get(i, -np.inf), influence[start])
+    return of_tokens

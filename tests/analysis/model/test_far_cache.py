@@ -13,10 +13,17 @@ from analysis.model.check import check_long_context
 from analysis.model.far_attention import FarKeys, Scores, attend
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
-from analysis.selectors import SelectorInput, SelectorName, find_selector
+from analysis.selectors import SelectorInput, SelectorName, find_selector, subsets
 from olmo_sparsity.util.errors import UserError
 from tests.support.families import FAMILIES, OURS, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
-from tests.support.plain import plain_divergence, plain_greedy, plain_halving, random_blocks, whole_pass
+from tests.support.plain import (
+    plain_divergence,
+    plain_greedy,
+    plain_halving,
+    plain_spans,
+    random_blocks,
+    whole_pass,
+)
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -272,30 +279,55 @@ def plain_leave_one_in(value, candidates, sinks):
     return {i: base - value({*sinks, i}) for i in candidates}
 
 
-FORMS = [("leave-one-out", "loss"), ("leave-one-out-kl", "kl"), ("leave-one-out-tv", "tv"),
-         ("leave-one-in", "loss"), ("leave-one-in-kl", "kl")]  # fmt: skip
+FORMS = {"": "loss", "-absolute": "loss", "-kl": "kl", "-tv": "tv"}
+"""Measures by the forms of leaving one out and in."""
+WHERE = [("cache", ()), ("cache:3", ()), ("cache:3", (3, 1))]
+"""With and without sinks, and behind a prefix."""
 
 
-@pytest.mark.parametrize("ranked_in", ["cache", "cache:3"])
-@pytest.mark.parametrize(("name", "measure"), FORMS)
-def test_single_tokens_are_ranked_as_by_whole_passes(name, measure, ranked_in):
+@pytest.mark.parametrize(("ranked_in", "prefix"), WHERE)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("base", ["leave-one-out", "leave-one-in"])
+def test_single_tokens_are_ranked_as_by_whole_passes(base, form, ranked_in, prefix):
     contexts = random_blocks(N, M, B)
-    adapter = adapter_named("windowed gemma2", shares=True)
+    adapter = with_prefix(adapter_named("windowed gemma2", shares=True), prefix)
     targets = np.array([[0, 2], [1, 0]])
-    selection = find_selector(f"{name}/{ranked_in}")(SelectorInput(Scorer(adapter), contexts, 0, 4, targets))
+    name = f"{base}{form}/{ranked_in}"
+    selection = find_selector(name)(SelectorInput(Scorer(adapter), contexts, 0, 4, targets))
     sinks = range(3 if ranked_in == "cache:3" else 0)
     candidates = range(len(sinks), FAR)
     for row, (block, place) in enumerate(targets):
-        value = Plain(adapter, contexts, block, place, measure)
-        if name.startswith("leave-one-out"):
+        value = Plain(adapter, contexts, block, place, FORMS[form])
+        if base == "leave-one-out":
             expected = plain_leave_one_out(value, candidates)
         else:
             expected = plain_leave_one_in(value, candidates, sinks)
+        if form == "-absolute":
+            expected = {i: abs(influence) for i, influence in expected.items()}
         np.testing.assert_allclose(
             selection.scores[row, len(sinks) :], [expected[i] for i in candidates], atol=5e-5
         )
         assert np.isnan(selection.scores[row, : len(sinks)]).all()
         assert selection.columns[row].tolist() == sorted(expected, key=lambda i: -expected[i])[:4]
+
+
+@pytest.mark.parametrize(("sinks", "prefix"), [(0, ()), (2, (3, 1))])
+def test_spans_are_left_out_from_coarse_to_fine(monkeypatch, sinks, prefix):
+    """Of 8, 4 and 2 tokens; the last span overlaps the one before where the width does not divide the candidates."""
+    monkeypatch.setattr(subsets, "_SPLIT", 2)
+    monkeypatch.setattr(subsets, "_SHORTEST", 2)
+    contexts = random_blocks(N, M, B)
+    adapter = with_prefix(adapter_named("windowed gemma2", shares=True), prefix)
+    targets = np.array([[0, 2], [1, 0]])
+    given = SelectorInput(Scorer(adapter), contexts, 0, 2, targets)
+    selection = find_selector(f"spans/cache:{sinks}")(given)
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, "loss")
+        of_tokens = plain_spans(value, range(sinks, FAR), range(sinks), 2, width=8, split=2, shortest=2)
+        expected = sorted(of_tokens.values(), reverse=True)[:2]
+        np.testing.assert_allclose(selection.influence[row], expected, atol=5e-5)
+        of_chosen = [of_tokens[i] for i in selection.columns[row].tolist()]
+        np.testing.assert_allclose(of_chosen, expected, atol=5e-5)
 
 
 @pytest.mark.parametrize(("name", "measure"), [("greedy", "loss"), ("greedy-kl", "kl")])
