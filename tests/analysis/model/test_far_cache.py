@@ -1,6 +1,7 @@
 """Far keys and values that are left out of the cache, against one whole masked pass a subset."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -279,6 +280,11 @@ def plain_leave_one_in(value, candidates, sinks):
     return {i: base - value({*sinks, i}) for i in candidates}
 
 
+def by_influence(influence):
+    """Tokens and their influence, the largest first."""
+    return sorted(influence.items(), key=lambda of_token: -of_token[1])
+
+
 FORMS = {"": "loss", "-absolute": "loss", "-kl": "kl", "-tv": "tv"}
 """Measures by the forms of leaving one out and in."""
 WHERE = [("cache", ()), ("cache:3", ()), ("cache:3", (3, 1))]
@@ -308,7 +314,7 @@ def test_single_tokens_are_ranked_as_by_whole_passes(base, form, ranked_in, pref
             selection.scores[row, len(sinks) :], [expected[i] for i in candidates], atol=5e-5
         )
         assert np.isnan(selection.scores[row, : len(sinks)]).all()
-        assert selection.columns[row].tolist() == sorted(expected, key=lambda i: -expected[i])[:4]
+        assert selection.columns[row].tolist() == [i for i, _ in by_influence(expected)][:4]
 
 
 @pytest.mark.parametrize(("sinks", "prefix"), [(0, ()), (2, (3, 1))])
@@ -358,17 +364,31 @@ def test_halving_drops_the_half_of_least_influence_again_and_again(name, measure
         np.testing.assert_allclose(selection.influence[row], [gain for _, gain in expected], atol=5e-5)
 
 
-def test_a_screened_form_ranks_in_the_cache_among_the_proposed_that_are_no_sinks():
+@pytest.mark.parametrize("name", ["leave-one-out-kl", "leave-one-in", "greedy-kl", "halving"])
+@pytest.mark.parametrize("proposer", ["attention", "leave-one-in-tv/cache:2"])
+def test_a_screened_form_decides_by_whole_passes_among_the_proposed_that_are_no_sinks(name, proposer):
+    """In the first round of halving all far tokens are there, in the others the sinks and what is left."""
     contexts = random_blocks(N, M, B)
-    scorer = Scorer(adapter_named("llama", shares=True))
-    proposed = find_selector("attention")(SelectorInput(scorer, contexts, 0, FAR)).columns
-    whole = find_selector("leave-one-out-kl/cache:4")(SelectorInput(scorer, contexts, 0, FAR - 4))
-    name = "leave-one-out-kl/cache:4@attention:6"
-    screened = find_selector(name)(SelectorInput(scorer, contexts, 0, 3, names=(SelectorName.parse(name),)))
-    for row, by_attention in enumerate(proposed):
-        candidates = [i for i in by_attention.tolist() if i >= 4][:6]
-        best = sorted(candidates, key=lambda i: -whole.scores[row, i])[:3]
-        assert screened.columns[row].tolist() == best
+    adapter = adapter_named("llama", shares=True)
+    targets = np.array([[0, 1], [1, 2]])
+    inputs = SelectorInput(Scorer(adapter), contexts, 0, FAR - 2, targets)
+    proposed = find_selector(proposer)(inputs).columns
+    selection = find_selector(f"{name}/cache:4@{proposer}:6")(replace(inputs, k=3))
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, "kl" if name.endswith("-kl") else "loss")
+        candidates = sorted([i for i in proposed[row].tolist() if i >= 4][:6])
+        if name == "leave-one-out-kl":
+            expected = by_influence(plain_leave_one_out(value, candidates))
+        elif name == "leave-one-in":
+            expected = by_influence(plain_leave_one_in(value, candidates, range(4)))
+        elif name == "greedy-kl":
+            expected = list(zip(*plain_greedy(value, candidates, range(4), 3), strict=True))
+        else:
+            others = sorted({*range(4, FAR)} - {*candidates})
+            expected = plain_halving(value, candidates, range(4), others)
+        expected = expected[:3]
+        assert selection.columns[row].tolist() == [i for i, _ in expected]
+        np.testing.assert_allclose(selection.influence[row], [gain for _, gain in expected], atol=5e-5)
 
 
 def test_forms_share_their_passes_only_where_they_rank_in_the_same_place():
