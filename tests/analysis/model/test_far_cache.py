@@ -36,13 +36,17 @@ SHARING = [name for name in FAMILIES if name not in BYPASSING]
 
 
 def adapter_named(name, *, shares):
-    """The model of a name; it reads far keys that rows share, or copies of a row each."""
-    if name.startswith("windowed "):
-        family = name.removeprefix("windowed ")
-        if family in WINDOWED:
-            adapter = TransformersAdapter(random_model(family, **WINDOWED[family])).requires_grad_(False)
-            adapter.shares_far_keys = shares
-            return adapter
+    """The model of a name; it reads far keys that rows share, or copies of a row each.
+
+    Of transformers' models with windows it is such as "windowed gemma2", or "windowed gemma2 of 3" with other ones.
+    """
+    family, _, window = name.removeprefix("windowed ").partition(" of ")
+    if name.startswith("windowed ") and family in WINDOWED:
+        changes = {"sliding_window": int(window)} if window else {}
+        model = random_model(family, **{**WINDOWED[family], **changes})
+        adapter = TransformersAdapter(model).requires_grad_(False)
+        adapter.shares_far_keys = shares
+        return adapter
     adapter = tiny_adapter(name)
     if isinstance(adapter, TransformersAdapter):
         adapter.shares_far_keys = shares
@@ -73,6 +77,9 @@ def whole_losses(adapter, contexts, masks, targets):
 CASES = [(name, True) for name in (*OURS, *SHARING)]
 CASES += [(name, False) for name in FAMILIES]
 CASES += [(f"windowed {family}", shares) for family in WINDOWED for shares in (True, False)]
+SHORT_WINDOWS = ("windowed gemma2 of 3", "windowed gpt_oss of 4", "windowed phi3 of 4")
+"""Shorter than the near part of M + B - 1 tokens, whose last ones see no far key in such a layer."""
+CASES += [(name, shares) for name in SHORT_WINDOWS for shares in (True, False)]
 QUICK = [(name, True) for name in (*OURS, "llama", "windowed gemma2", "windowed gpt_oss")]
 QUICK += [("xglm", False)]
 
