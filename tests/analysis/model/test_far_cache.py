@@ -16,7 +16,7 @@ from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
 from analysis.selectors import SelectorInput, SelectorName, find_selector, subsets
 from olmo_sparsity.util.errors import UserError
-from tests.support.families import FAMILIES, OURS, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
+from tests.support.families import FAMILIES, OURS, REACH, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
 from tests.support.plain import (
     plain_divergence,
     plain_greedy,
@@ -146,6 +146,47 @@ def test_measures_are_those_of_whole_passes(name):
             expected = [-log_p[token], float(log_p.argmax() == token)]
             expected += [plain_divergence(kind, log_long, log_p) for kind in ("kl", "tv")]
             assert measured[row, subset] == pytest.approx(expected, abs=3e-5)
+
+
+def scoring(family, scores):
+    """A model of one layer that gives the keys of some tokens these scores, {token: score}, and others about 0.
+
+    Each of these tokens has a dimension of the embeddings to itself. Its key has it in the pair of dimensions that RoPE
+    turns least, by 0.001 a position, and the queries of all tokens are 1 there.
+    """
+    changes = {"sliding_window": REACH, "num_hidden_layers": 1, "attention_bias": True}
+    model = random_model(family, **{**WINDOWED.get(family, {}), **changes}).requires_grad_(False)
+    embedding, attention = model.get_input_embeddings().weight, model.model.layers[0].self_attn
+    slowest = torch.arange(32) % 4 == 3  # heads have 8 dimensions, pairs are 4 apart
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight[slowest[: len(projection.weight)]] = 0
+    attention.q_proj.weight *= 0.2
+    attention.q_proj.bias[3::8] = 1
+    for dimension, (token, score) in enumerate(scores.items()):
+        embedding[:, dimension] = 0
+        embedding[token] = 0
+        embedding[token, dimension] = 1  # sqrt(32) behind the norm
+        attention.k_proj.weight[3::8, dimension] = score * 8**0.5 / 32**0.5
+    return TransformersAdapter(model)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_a_column_that_holds_all_attention_may_be_hidden(family, shares):
+    """Its weight is 1 in float32: subtracted from a finished softmax it leaves rounding. GPT-OSS has sink logits."""
+    heavy, column = 49, 5
+    contexts = random_blocks(N, M, B, vocabulary=heavy)
+    contexts.tokens[:, column] = heavy
+    adapter = scoring(family, {heavy: 200.0})
+    adapter.shares_far_keys = shares
+    tokens = torch.from_numpy(contexts.tokens)
+    [attention] = adapter.attention(tokens, torch.arange(tokens.shape[1]).expand(2, -1), M + B - 1)
+    assert (attention[:, :, column] == 1).all()
+    targets, masks = contexts.all_targets, random_masks(7)
+    assert masks[:3, column].tolist() == [True, False, False] and masks[2].sum() == FAR - 1
+    losses = far_cache.measures(Scorer(adapter), contexts, masks, ("loss",), targets)[..., 0]
+    np.testing.assert_allclose(losses, whole_losses(adapter, contexts, masks, targets), atol=1e-5)
+    assert (abs(losses[:, 2] - losses[:, 0]) > 0.1).any()
 
 
 @pytest.mark.slow
