@@ -412,6 +412,30 @@ def test_halving_drops_the_half_of_least_influence_again_and_again(name, measure
         np.testing.assert_allclose(selection.influence[row], [gain for _, gain in expected], atol=5e-5)
 
 
+def test_what_stands_in_for_one_another_is_seen_by_halving_and_missed_by_leaving_one_out():
+    """Columns 3 and 9 are one token, to which all attend most; to that in column 12 they attend 0.6 times as much."""
+    twice, once = 48, 49
+    contexts = random_blocks(N, M, B, vocabulary=twice)
+    contexts.tokens[:, [3, 9]] = twice
+    contexts.tokens[:, 12] = once
+    adapter = scoring("llama", {twice: 6.0, once: 5.5})
+    adapter.shares_far_keys = True
+    targets = np.array([[0, 0], [1, 0]])
+    given = SelectorInput(Scorer(adapter), contexts, 0, 3, targets)
+    by_leaving_one_out = find_selector("leave-one-out-kl/cache")(given).columns
+    by_halving = find_selector("halving-kl/cache")(given).columns
+    for row, (block, place) in enumerate(targets):
+        value = Plain(adapter, contexts, block, place, "kl")
+        influence = plain_leave_one_out(value, range(FAR))
+        assert by_leaving_one_out[row].tolist() == [i for i, _ in by_influence(influence)][:3]
+        assert by_halving[row].tolist() == [i for i, _ in plain_halving(value, range(FAR), ())][:3]
+        best, *others = by_leaving_one_out[row]
+        assert best == 12 and sorted(others) == [3, 9]
+        first, second, _ = by_halving[row]
+        assert first in (3, 9) and second == 12
+        assert value([first]) < value([best])
+
+
 @pytest.mark.parametrize("name", ["leave-one-out-kl", "leave-one-in", "greedy-kl", "halving"])
 @pytest.mark.parametrize("proposer", ["attention", "leave-one-in-tv/cache:2"])
 def test_a_screened_form_decides_by_whole_passes_among_the_proposed_that_are_no_sinks(name, proposer):
