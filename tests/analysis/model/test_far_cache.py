@@ -16,7 +16,16 @@ from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
 from analysis.selectors import SelectorInput, SelectorName, find_selector, subsets
 from olmo_sparsity.util.errors import UserError
-from tests.support.families import FAMILIES, OURS, REACH, WINDOWED, random_model, tiny_adapter, tiny_causal_lm
+from tests.support.families import (
+    FAMILIES,
+    OURS,
+    REACH,
+    VOCABULARY,
+    WINDOWED,
+    random_model,
+    tiny_adapter,
+    tiny_causal_lm,
+)
 from tests.support.plain import (
     plain_divergence,
     plain_greedy,
@@ -129,6 +138,24 @@ def test_a_far_context_is_read_once_where_it_is_kept_and_the_next_one_anew():
     assert reads.count(FAR) == 4
 
 
+@pytest.mark.parametrize(("most", "passes"), [(1, 7), (2 * 3 * VOCABULARY, 4), (1 << 27, 1)])
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_pass_has_no_more_logits_than_it_may_or_one_row(monkeypatch, shares, most, passes):
+    """Of the 7 rows of a block, each with the logits before three targets."""
+    monkeypatch.setitem(far_cache.LOGITS_PER_BATCH, "cpu", most)
+    contexts = random_blocks(N, M, B, count=1)
+    adapter = adapter_named("llama", shares=shares)
+    scorer = Scorer(adapter)
+    reads = []
+    scorer.on_read = reads.append
+    masks = random_masks(7)
+    losses = far_cache.measures(scorer, contexts, masks, ("loss",), contexts.all_targets)[..., 0]
+    expected = whole_losses(adapter, contexts, masks, contexts.all_targets)
+    np.testing.assert_allclose(losses, expected, atol=3e-5)
+    assert reads[0] == FAR and len(reads) == 1 + passes
+    assert sum(reads[1:]) == 7 * (M + B - 1)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "windowed gemma2", "rope"])
 def test_measures_are_those_of_whole_passes(name):
     contexts = random_blocks(N, M, B)
@@ -209,6 +236,13 @@ def test_every_family_is_measured_right_or_refused_by_name(name):
     targets, masks = contexts.all_targets, random_masks(5)
     losses = far_cache.measures(Scorer(adapter), contexts, masks, ("loss",), targets)[..., 0]
     np.testing.assert_allclose(losses, whole_losses(adapter, contexts, masks, targets), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_rows_of_our_models_share_far_keys_where_the_attention_is_a_softmax(name):
+    """Other attentions compute weights of their own from all keys, so that each row reads a copy."""
+    softmax = ("rope", "nope", "alibi", "learned", "hybrid", "windowed hybrid", "grouped")
+    assert tiny_adapter(name).shares_far_keys == (name in softmax)
 
 
 @pytest.mark.parametrize(("name", "shares"), [("llama", True), ("gpt2", True), ("xglm", False)])
