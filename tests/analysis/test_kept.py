@@ -15,8 +15,8 @@ from analysis.model.losses import Scorer
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
 from olmo_sparsity.util.rng import Stream
-from tests.support.families import random_model, tiny_adapter
-from tests.support.plain import plain_loss, random_blocks
+from tests.support.families import layers_of_other_heads, random_model, tiny_adapter
+from tests.support.plain import plain_loss, random_blocks, whole_pass_by_head
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens
@@ -57,33 +57,27 @@ def masked_pass(model, contexts, block, place, kept):
     return -logits.log_softmax(-1)[contexts.targets[block, place]].item()
 
 
-@pytest.mark.parametrize("shares", [True, False])
-@torch.no_grad()
-def test_every_layer_and_head_may_keep_tokens_of_its_own(shares):
-    inner, contexts = random_model("llama"), make_blocks()
+@pytest.mark.parametrize(
+    ("model", "heads", "shares"),
+    [
+        (random_model, 2 * [2], True),
+        (random_model, 2 * [2], False),
+        (layers_of_other_heads, [*5 * [2], 1], True),
+    ],
+    ids=["llama", "llama, copied", "gemma 4"],
+)
+def test_every_layer_and_head_may_keep_tokens_of_its_own(model, heads, shares):
+    inner, contexts = model(), make_blocks()
     adapter = TransformersAdapter(inner).requires_grad_(False)
     adapter.shares_far_keys = shares
     scorer, targets = Scorer(adapter), contexts.all_targets
-    heads = 4  # two of keys in each of the two layers
-    kept = random_subsets(len(targets) * heads).reshape(len(targets), heads, 4)
+    assert scorer.key_heads(contexts) == heads
+    kept = random_subsets(len(targets) * sum(heads)).reshape(len(targets), sum(heads), 4)
     losses = losses_of_cache(scorer, contexts, kept, targets)
-    masks = {}
-
-    def of_its_own(layer, _module, positional, named):
-        return positional, {**named, "attention_mask": masks[layer]}
-
-    for number, layer in enumerate(inner.model.layers):
-        layer.self_attn.register_forward_pre_hook(partial(of_its_own, number), with_kwargs=True)
     for row, (block, place) in enumerate(targets):
-        length = N_LONG + place
-        for layer in range(2):
-            mask = torch.full((length, length), LOWEST).triu(1).repeat(1, 4, 1, 1)
-            for head in range(4):
-                mask[0, head, FAR:, :FAR] = hides(kept[row, 2 * layer + head // 2])
-            masks[layer] = mask
-        tokens = torch.from_numpy(contexts.tokens[block, :length])[None]
-        expected = -inner(tokens).logits[0, -1].double().log_softmax(-1)[contexts.targets[block, place]]
-        assert losses[row] == pytest.approx(expected.item(), abs=5e-5)
+        tokens = contexts.tokens[block, : N_LONG + place]
+        log_p = whole_pass_by_head(inner, tokens, FAR, kept[row])
+        assert losses[row] == pytest.approx(-log_p[contexts.targets[block, place]], abs=5e-5)
 
 
 # --- windows ---

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +92,43 @@ def whole_pass(adapter: Adapter, tokens: np.ndarray, n_far: int, kept: Sequence[
             mask = torch.minimum(mask, alibi_causal_bias(adapter.model.config, index[None]))
         logits = adapter.model(ids, position_ids=index[None], attention_bias=mask).logits
     return logits[0, p + n_far :].double().log_softmax(-1).numpy()
+
+
+@torch.no_grad()
+def whole_pass_by_head(model: Any, tokens: np.ndarray, n_far: int, kept: np.ndarray) -> np.ndarray:
+    """log p after the last of far and near tokens (F + L,), (V,), by one pass of a model of transformers.
+
+    Near queries see other far columns ``kept`` in every head of keys, (G, j), layer after layer; in a layer with a
+    window only those within it.
+    """
+    index = torch.arange(len(tokens))
+    distance = index[:, None] - index
+    layers = model.model.layers
+    kinds = getattr(model.config, "layer_types", None) or len(layers) * ["full_attention"]
+    heads = iter(kept)
+    hooks = []
+    for layer, kind in zip(layers, kinds, strict=True):
+        attention = layer.self_attn
+        num_queries = attention.q_proj.out_features // attention.head_dim
+        num_keys = attention.k_proj.out_features // attention.head_dim
+        seen = (distance >= 0).repeat(num_keys, 1, 1)
+        if kind == "sliding_attention":
+            seen &= distance < model.config.sliding_window
+        for of_head in seen:
+            dropped = np.setdiff1d(np.arange(n_far), next(heads))
+            of_head[n_far:, dropped] = False
+        seen = seen.repeat_interleave(num_queries // num_keys, dim=0)
+        mask = torch.zeros(1, *seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        hooks.append(attention.register_forward_pre_hook(partial(_with_mask, mask), with_kwargs=True))
+    logits = model(torch.from_numpy(tokens)[None]).logits
+    for hook in hooks:
+        hook.remove()
+    return logits[0, -1].double().log_softmax(-1).numpy()
+
+
+def _with_mask(mask: torch.Tensor, _module: Any, positional: Any, named: Any) -> Any:
+    """What a layer's attention is called with, with this mask (1, H, L, L) in place of another."""
+    return positional, {**named, "attention_mask": mask}
 
 
 def random_contexts(

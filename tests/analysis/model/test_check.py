@@ -21,7 +21,7 @@ from tests.support.families import (
     layers_of_other_heads,
     random_model,
 )
-from tests.support.plain import random_blocks
+from tests.support.plain import random_blocks, whole_pass_by_head
 from tests.support.refusals import refused
 
 LONGROPE = {
@@ -231,4 +231,8 @@ def test_layers_may_differ_in_their_heads_of_keys():
         words = np.zeros((4, 18), dtype=int)
         losses = KeptAs("cache").losses(Scorer(model), contexts, contexts.all_targets, choice, words, (6, 18))
         np.testing.assert_allclose(losses[:, 1], long, atol=1e-5)
+        kept = np.argsort(-choice.by_head, axis=-1, kind="stable")[..., :6]
+        for row, (block, place) in enumerate(contexts.all_targets):
+            log_p = whole_pass_by_head(model.model, contexts.tokens[block, : 24 + place], 18, kept[row])
+            assert losses[row, 0] == pytest.approx(-log_p[contexts.targets[block, place]], abs=2e-5)
         assert (np.abs(losses[:, 0] - long) > 1e-3).any()
