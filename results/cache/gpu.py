@@ -43,7 +43,7 @@ def settings_of(n_long: int, tiny: bool) -> dict[str, Any]:
     return {**shape, "selectors": SELECTORS, "keep_as": ("cache:4",), "effects": True, "progress": False}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure until the minutes are gone."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--n-long", type=int, default=4096)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     settings = settings_of(options.n_long, options.tiny)
     start = time.monotonic()
     model = open_model(options.model)

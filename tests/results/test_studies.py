@@ -3,6 +3,7 @@
 That the numbers are right is tested where they are computed, in `tests/analysis/stats/`.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,14 +16,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import Result, load, load_study
+from analysis import Result, load, load_study, measure
 from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.comparisons import smallest_k_differences
 from analysis.stats.tables import interval_text
 from tests.support.small_measurement import assert_same, small
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 GROUPS = 5
 """A cut has so many groups or, without groups, texts; from four on there are intervals."""
 OVER, BELOW = 6, 2
@@ -343,6 +345,26 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("kl_nats", "loss_change_nats"):
         given, measured = np.stack(restored.effects[name]), np.stack(whole.effects[name])
         np.testing.assert_allclose(given, measured, rtol=0.005, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_the_script_of_the_cache_for_a_gpu_measures_its_texts_in_turn(tmp_path: Path) -> None:
+    gpu = import_module("results.cache.gpu")
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    paths = [tmp_path / "even.jsonl", tmp_path / "odd.jsonl"]
+    for first, path in enumerate(paths):
+        lines = [json.dumps({"text": page.read_text(encoding="utf8")}) for page in pages[first::2]]
+        path.write_text("\n".join(lines), encoding="utf8")
+    checkpoint = str(RESULTS / "checkpoint")
+    gpu.main([checkpoint, str(tmp_path / "out"), *map(str, paths), "--tiny"])
+    measured = load_study(tmp_path / "out")
+    assert [*measured] == ["even-n64", "odd-n64"]
+    assert [len(result.effects) for result in measured.values()] == [64, 64]
+    expected = measure(checkpoint, [paths[1]], **gpu.settings_of(4096, tiny=True))
+    assert_same(measured["odd-n64"], replace(expected, texts=None))
+    speed = json.loads((tmp_path / "out" / "speed.json").read_text(encoding="utf8"))
+    assert [row["over_tau"] for row in speed] == [len(result.over) for result in measured.values()]
 
 
 @pytest.mark.usefixtures("small_batches")
