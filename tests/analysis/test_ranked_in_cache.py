@@ -1,16 +1,20 @@
 """A measurement whose tokens are ranked in the cache, from texts to recovery, against whole passes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from analysis.api import load
+from analysis.engine import Engine
 from analysis.model.adapter import TransformersAdapter
 from analysis.open_model import adapter_of
 from analysis.selectors import find_selector
+from analysis.work import tokens_to_choose
 from tests.support.families import WINDOWED, random_model
-from tests.support.plain import plain_divergence, whole_pass
+from tests.support.plain import plain_divergence, plain_greedy, plain_halving, whole_pass
 from tests.support.refusals import refused
-from tests.support.small_measurement import F, model, read, small, small_tokens, window
+from tests.support.small_measurement import F, M, model, read, small, small_tokens, window
 
 KL = "leave-one-out-kl/cache:2"
 CACHE = {"selectors": (KL, "leave-one-in/cache:2", "nearest"), "keep_as": ("cache:2",)}
@@ -124,6 +128,82 @@ def test_the_trial_is_made_for_who_proposes_in_the_cache_too(monkeypatch):
     monkeypatch.setattr(TransformersAdapter, "near_logits", spied)
     small(selectors=("leave-one-out-kl@leave-one-out/cache:2:9",), targets=2, tau_nats=-9.0)
     assert shares[-1], "rows share far keys, as a trial has allowed"
+
+
+class Counted:
+    """A value of subsets that says nothing, and of how many it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, kept):
+        self.asked += 1
+        return 0.0
+
+
+@pytest.fixture
+def read_in_rounds(monkeypatch):
+    """What is read of the cache in every round of the engine: far contexts, rows of near tokens, and their tokens."""
+    rounds = []
+    choose, far, near = Engine.choose, TransformersAdapter.far_key_values, TransformersAdapter.near_logits
+
+    def counted_choose(self, targets):
+        rounds.append({"far": 0, "rows": 0, "tokens": 0})
+        return choose(self, targets)
+
+    def counted_far(self, tokens):
+        if rounds:  # the trial comes before
+            rounds[-1]["far"] += len(tokens)
+        return far(self, tokens)
+
+    def counted_near(self, far, visible, tokens, *further):
+        if rounds:
+            rounds[-1]["rows"] += len(tokens)
+            rounds[-1]["tokens"] += tokens.numel()
+        return near(self, far, visible, tokens, *further)
+
+    monkeypatch.setattr(Engine, "choose", counted_choose)
+    monkeypatch.setattr(TransformersAdapter, "far_key_values", counted_far)
+    monkeypatch.setattr(TransformersAdapter, "near_logits", counted_near)
+    return rounds
+
+
+@pytest.mark.parametrize("name", ["leave-one-out", "leave-one-in", "halving", "greedy"])
+def test_as_many_rows_are_read_as_the_method_says(read_in_rounds, name):
+    """F a block and far context; of halving F more a target, of greedy at most k F a target.
+
+    A plain loop says of how many subsets. The first round of those that go in rounds is one of the block.
+    """
+    size, k = 3, 4
+    result = small(selectors=(f"{name}/cache",), targets_per_block=size, tau_nats=1.0, targets=18, ks=(k,))
+    choices = result.targets.groupby(result.targets["target_id"] // size)["over_tau"].sum().tolist()
+    assert {*choices} == {0, 1, 2}
+
+    plain = Counted()
+    more = 0
+    claimed = [F * (count > 0) for count in choices]
+    if name == "halving":
+        plain_halving(plain, range(F), ())
+        more = plain.asked - (F + 1)
+        claimed = [F * (count + 1) * (count > 0) for count in choices]
+    elif name == "greedy":
+        plain_greedy(plain, range(F), (), k)
+        more = plain.asked - (F + 1) - (k - 1)  # what all before gave is known
+        claimed = [k * F * count for count in choices]
+    rows = np.array([(F + 1 + more * count) * (count > 0) for count in choices])
+    far_contexts = 2
+    assert [read["rows"] for read in read_in_rounds] == (far_contexts * rows).tolist()
+    assert [read["far"] for read in read_in_rounds] == [far_contexts * (count > 0) for count in choices]
+    assert (rows <= 1.1 * np.array(claimed)).all()
+
+    tokens = sum(read["tokens"] for read in read_in_rounds)
+    assert tokens <= far_contexts * rows.sum() * (M + size - 1)
+    no_search = replace(result.settings.choices, selectors=("nearest",))
+    expected, of_losses = (
+        tokens_to_choose(settings, sum(choices), np.count_nonzero(choices))
+        for settings in (result.settings, replace(result.settings, choices=no_search))
+    )
+    assert tokens / 2 < expected - of_losses < 2 * tokens, "what the time left is estimated from"
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,9 @@ def test_the_script_of_the_cache_for_a_gpu_measures_its_texts_in_turn(tmp_path: 
     assert [len(result.effects) for result in measured.values()] == [64, 64]
     expected = measure(checkpoint, [paths[1]], **gpu.settings_of(4096, tiny=True))
     assert_same(measured["odd-n64"], replace(expected, texts=None))
+    for name in ("kl_nats", "loss_change_nats"):
+        effects = (np.stack(result.effects[name]) for result in (measured["odd-n64"], expected))
+        np.testing.assert_array_equal(*effects)
     speed = json.loads((tmp_path / "out" / "speed.json").read_text(encoding="utf8"))
     assert [row["over_tau"] for row in speed] == [len(result.over) for result in measured.values()]
 
