@@ -43,6 +43,37 @@ def save_numbers(path: str | Path, frames: Mapping[str, pd.DataFrame]) -> None:
         in_order.to_csv(temporary, index=False, float_format="%.6g")
 
 
+class Tables:
+    """Frames of numbers of a study, which are printed as they are added, and can be written as one CSV file.
+
+    Args:
+        options: of `show`, for all tables to which `add` gives no others.
+    """
+
+    def __init__(self, **options: Any):
+        self.options = options
+        self.frames: dict[str, pd.DataFrame] = {}
+        """By title."""
+
+    def add(self, title: str, frame: pd.DataFrame, *, by: Sequence[str] = (), **options: Any) -> None:
+        """Print a frame as `show` has it, behind an empty line. Raises `ValueError` for a title that is there.
+
+        ``by``: columns; rows that differ in them are printed as tables of their own.
+        """
+        if title in self.frames:
+            raise ValueError(f"there are two tables {title!r}")
+        self.frames[title] = frame
+        tables = [frame]
+        if by:
+            tables = [table for _, table in frame.groupby([*by], sort=False, dropna=False)]
+        for table in tables:
+            print("\n" + show(table, title=title, **{**self.options, **options}))
+
+    def save(self, path: str | Path) -> None:
+        """See `save_numbers`."""
+        save_numbers(path, self.frames)
+
+
 def show(
     frame: pd.DataFrame, *, across: str | None = None, percent: bool = True, digits: int = 1, title: str = ""
 ) -> str:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +28,7 @@ from analysis.parquet import stacked
 from analysis.saved import without_folders
 from analysis.stats import comparisons, numbers
 from analysis.stats.recovery import with_over_tau
-from analysis.stats.tables import interval_frame, save_numbers, show
+from analysis.stats.tables import Tables, interval_frame
 
 HERE = Path(__file__).parent
 EXACT = "leave-one-out-kl/cache:4"
@@ -157,18 +156,6 @@ def run_around(pieces: Sequence[str], place: int) -> str:
     if after == text:
         before = re.split(r"\s", "".join(pieces[:place]))[-1]
     return before + re.split(r"\s", after, maxsplit=1)[0]
-
-
-class Tables:
-    """Prints frames of numbers, and keeps them by their titles."""
-
-    def __init__(self) -> None:
-        self.frames: dict[str, pd.DataFrame] = {}
-
-    def add(self, title: str, frame: pd.DataFrame, **options: Any) -> None:
-        """Print a frame as `show` has it."""
-        self.frames[title] = frame
-        print("\n" + show(frame, title=title, digits=options.pop("digits", 0), **options))
 
 
 def add_cell(tables: Tables, cell: str, result: Result) -> None:
@@ -358,12 +345,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         restore(options.records, options.of)
         return
     study = load_study(options.records)
-    tables = Tables()
+    tables = Tables(digits=0)
     for cell, result in study.items():
         add_cell(tables, cell, result)
     add_comparisons(tables, study)
     if options.numbers:
-        save_numbers(options.numbers, tables.frames)
+        tables.save(options.numbers)
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         save_figure(drawn, options.figures / "needed.png")

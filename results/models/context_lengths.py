@@ -2,6 +2,7 @@
 
     python results/models/context_lengths.py                            prints the tables
     python results/models/context_lengths.py --figures results/models   draws recent.png, too
+    python results/models/context_lengths.py --numbers results/models/recent/numbers.csv   writes all numbers, too
 
 `olmo-sparsity measure --selectors none --lengths …` makes such records, and their numbers are `Result.contexts()`.
 Targets stand in blocks of 16, so that target b of a block has n + b tokens. The figure has a row for each of MODELS.
@@ -22,7 +23,7 @@ from analysis import Result, load_study
 from analysis.figures.style import save_figure
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import rows_with
-from analysis.stats.tables import show
+from analysis.stats.tables import Tables
 
 HERE = Path(__file__).parent
 NEAR_NATS = 0.1
@@ -80,7 +81,7 @@ def draw_all(study: Mapping[str, Result], folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table of every record, and draw those of trained models where a folder for it is given."""
+    """Print tables of every record; write them, and draw those of trained models, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,18 +89,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: it is not drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     given = parser.parse_args(arguments)
     study = load_study(given.records / "recent")
+    tables = Tables()
     for cell, result in study.items():
         counts = result.counts()
         title = f"{cell}: {counts['targets']:,} targets of {counts['documents']} texts"
-        print("\n" + show(result.contexts(), across="name", title=title))
+        tables.add(title, result.contexts(), across="name")
         near = rows_with(result.contexts(tau_nats=NEAR_NATS), name="share_within_tau")
-        print("\n" + show(near, title=f"{cell}: loss within {NEAR_NATS} nats of that given all tokens"))
-        print("\n" + show(between(result, 32, 128), title=f"{cell}: from 33 to 128 tokens back"))
+        tables.add(f"{cell}: loss within {NEAR_NATS} nats of that given all tokens", near)
+        tables.add(f"{cell}: from 33 to 128 tokens back", between(result, 32, 128))
     with_bos = study["smollm2-bos-books-n256"]
     without = study["smollm2-none-books-n256"]
-    print("\n" + show(more_over_tau(with_bos, without, length=32)))
+    title = "smollm2-books-n256: over tau beyond 32 tokens"
+    tables.add(title, more_over_tau(with_bos, without, length=32))
+    if given.numbers:
+        tables.save(given.numbers)
     if given.figures:
         draw_all(study, given.figures)
 

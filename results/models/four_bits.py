@@ -2,6 +2,7 @@
 
     python results/models/four_bits.py round results/checkpoint OUT     the same model with Q4_1 weights
     python results/models/four_bits.py                                  prints what the two measurements say
+    python results/models/four_bits.py --numbers results/models/checkpoint/numbers.csv    writes those with intervals
 
 Matrices of layers are rounded to Q4_1 and the embedding, which is the output layer, too, to Q8_0, by the gguf package;
 norms stay. The rounded one is the cell checkpoint-q4-n128 of this study, the other is in its folder checkpoint.
@@ -23,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from analysis import load, load_study
 from analysis.stats import numbers
 from analysis.stats.comparisons import result_differences, result_overlaps
-from analysis.stats.tables import interval_text, show
+from analysis.stats.recovery import KEPT_AS_COLUMNS
+from analysis.stats.tables import Tables, interval_text
 
 HERE, WEIGHTS, EMBEDDING = Path(__file__).parent, "model.safetensors", "model.embed_tokens.weight"
 CELL = "checkpoint-q4-n128"
@@ -50,32 +52,39 @@ def round_model(source: str, out: str) -> None:
 
 
 def compare(arguments: Sequence[str] | None = None) -> None:
-    """Print both measurements, and how they differ on the same targets."""
+    """Print both measurements, and how they differ on the same targets; write that where it is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    records = parser.parse_args(arguments).records
-    whole, coarse = load(records / "checkpoint"), load_study(records)[CELL]
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    given = parser.parse_args(arguments)
+    whole, coarse = load(given.records / "checkpoint"), load_study(given.records)[CELL]
+    tables = Tables()
     for cell, result in {"checkpoint": whole, CELL: coarse}.items():
-        print("\n" + show(numbers.shares(result), title=cell))
-        for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
-            print("\n" + show(recovery, across="far_context", digits=0, title=cell))
-    differences = result_differences(coarse, whole).set_index("name")
+        tables.add(cell, numbers.shares(result))
+        recovery = numbers.recovery(result)
+        tables.add(f"{cell}, recovery", recovery, by=KEPT_AS_COLUMNS, across="far_context", digits=0)
+    differences = result_differences(coarse, whole)
+    tables.frames[f"{CELL} less checkpoint"] = differences
     for name in ("loss_long_nats", "loss_short_nats"):
-        shown = interval_text(differences.loc[name].to_dict(), digits=3)
-        print(f"{name} is higher by {shown} with four bits")
+        [row] = differences[differences["name"] == name].to_dict("records")
+        print(f"{name} is higher by {interval_text(row, digits=3)} with four bits")
     print("correlation of the gains", np.corrcoef(whole.gain_nats, coarse.gain_nats)[0, 1])
     of_whole, of_coarse = (result.targets["over_tau"].to_numpy(bool) for result in (whole, coarse))
     print(f"over tau: {of_whole.sum()}, {of_coarse.sum()}, both {(of_whole & of_coarse).sum()}")
     overlaps = result_overlaps(whole, coarse)
+    tables.frames["the same tokens"] = overlaps
     overlaps = overlaps[(overlaps["selector"] == "leave-one-out-kl") & (overlaps["far_context"] == "true")]
     same = dict(zip(overlaps["k"], overlaps["value"], strict=True))
     print(
         f"of four chosen tokens {same[4]:.0%} are the same, the first in {same[1]:.0%} of "
         f"{overlaps['n_targets'].iloc[0]} targets"
     )
+    if given.numbers:
+        tables.save(given.numbers)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python results/models/halves.py measure MODEL TEXTS.jsonl N M TARGETS results/models/halves-TEXTS.parquet
     python results/models/halves.py                         prints the tables
+    python results/models/halves.py --numbers results/models/numbers-halves.csv   writes all numbers, too
 
 The loss of a target is measured given the last M tokens, all N, and the last M with every second far token: the odd or
 the even ones. Targets whose odd half gains them more than tau are chosen; their gain from the even half owes nothing to
@@ -21,7 +22,7 @@ import pandas as pd
 
 from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.tables import show
+from analysis.stats.tables import Tables
 
 HERE = Path(__file__).parent
 BLOCK, TAUS = 16, (1, 2, 4)
@@ -95,17 +96,23 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table for each file of losses."""
+    """Print tables of each file of losses, and write them where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    for path in sorted(parser.parse_args(arguments).records.glob("halves-*.parquet")):
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    given = parser.parse_args(arguments)
+    tables = Tables()
+    for path in sorted(given.records.glob("halves-*.parquet")):
         frame = read_parquet(path)
         title = f"{path.stem}: {len(frame):,} targets of {frame['text'].nunique()} texts"
-        print("\n" + show(numbers(frame), across="tau_nats", title=title))
-        print("\n" + show(means(frame), percent=False, digits=2))
+        tables.add(title, numbers(frame), across="tau_nats")
+        tables.add(f"{path.stem}: mean gain", means(frame), percent=False, digits=2)
+    if given.numbers:
+        tables.save(given.numbers)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python results/models/planted.py collect runs/models/planted                       keeps the records in planted/
     python results/models/planted.py                                                   prints the tables
     python results/models/planted.py --figures results/models                          draws planted.png, too
+    python results/models/planted.py --numbers results/models/planted/numbers.csv      writes all numbers, too
 
 In a stretch of every book stands "The secret password is" and P random words, P of 1, 2, 4, and again "The secret
 password is" at the end of the context: the targets are the P words. N 128, M 32, one block of P targets a text, of
@@ -29,7 +30,7 @@ from analysis.measurement import save_study
 from analysis.open_model import open_model
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
-from analysis.stats.tables import show
+from analysis.stats.tables import Tables
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "planted"
@@ -145,7 +146,7 @@ def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables of every number of parts; draw the recovery of four where a folder for it is given."""
+    """Print the tables of every number of parts; write them, and draw the recovery of four, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -153,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: it is not drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     given = parser.parse_args(arguments)
     places = json.loads((given.records / "places.json").read_text(encoding="utf8"))
     study = load_study(given.records)
@@ -160,12 +163,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = kept_as_figure(study["parts-4"])
         assert figure is not None, "kept in one way"
         save_figure(figure, given.figures, "planted.png")
+    tables = Tables(digits=0)
     for cell, result in study.items():
-        print("\n" + show(numbers.shares(result), title=f"{cell}: {len(result.targets)} targets"))
+        tables.add(f"{cell}: {len(result.targets)} targets", numbers.shares(result), digits=1)
         for name, rows in recall(result, places[cell]).groupby("recall"):
-            print("\n" + show(rows.drop(columns="recall"), across="k", digits=0, title=f"recall of {name}"))
-        for _, rows in numbers.recovery(result).groupby(["level", "sinks"], sort=False):
-            print("\n" + show(rows, across="k", digits=0, title=cell))
+            tables.add(f"{cell}, recall of {name}", rows.drop(columns="recall"), across="k")
+        tables.add(f"{cell}, recovery", numbers.recovery(result), by=("level", "sinks"), across="k")
+    if given.numbers:
+        tables.save(given.numbers)
 
 
 if __name__ == "__main__":

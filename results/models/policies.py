@@ -4,6 +4,7 @@
     python results/models/policies.py collect runs/models/policies      keeps what is measured in policies/
     python results/models/policies.py                                   prints the tables
     python results/models/policies.py --figures results/models          draws policies.png, too
+    python results/models/policies.py --numbers results/models/policies/numbers.csv   writes all numbers, too
 
 N 256, M 32, B 16; the first four tokens are kept, too. Every target counts, whatever it gains: tau is so low that all
 are over it. Intervals are 95 %, by group and text.
@@ -26,7 +27,7 @@ from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import stacked
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
-from analysis.stats.tables import show
+from analysis.stats.tables import Tables
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "policies"
@@ -82,7 +83,7 @@ def differences(result: Result) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table of every cell, and draw all of them where a folder for it is given."""
+    """Print the tables of every cell; write them, and draw all of them, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,22 +91,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: it is not drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     given = parser.parse_args(arguments)
     study = load_study(given.records)
     figure, panels = plt.subplots(1, len(study), figsize=(8, 3.4), layout="constrained", squeeze=False)
+    tables = Tables()
     for axes, (cell, result) in zip(panels[0], study.items(), strict=True):
         title = f"{cell}: {len(result.targets)} targets in {result.targets['group'].nunique()} groups"
         shares = numbers.shares(result)
         means = shares[shares["name"].isin(["loss_long_nats", "loss_short_nats", "gain_nats"])]
         recovery = numbers.recovery(result)
         recovery = recovery[recovery["selector"] != "best"]
-        losses = numbers.losses(result)
-        print("\n" + show(means, percent=False, title=title))
-        print("\n" + show(losses, across="k", percent=False, title="loss"))
-        print("\n" + show(recovery, across="k", digits=0, title="share of the gain"))
-        print(
-            "\n" + show(differences(result), across="k", percent=False, title="loss less that of attention")
-        )
+        tables.add(title, means, percent=False)
+        tables.add(f"{cell}, loss", numbers.losses(result), across="k", percent=False)
+        tables.add(f"{cell}, share of the gain", recovery, across="k", digits=0)
+        apart = differences(result)
+        tables.add(f"{cell}, loss less that of attention", apart, across="k", percent=False)
         looks = style.selector_styles(SELECTORS)
         style.draw(axes, recovery, looks, "selector", "k")
         axes.axhline(1.0, linestyle=":", color="0.3")
@@ -115,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         style.log_axis(axes, result.ks)
     lines = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))
     panels[0, 0].legend(lines.values(), lines, fontsize=7, loc="lower right")
+    if given.numbers:
+        tables.save(given.numbers)
     if given.figures:
         style.save_figure(figure, given.figures, "policies.png")
     plt.close(figure)

@@ -3,6 +3,7 @@
     python results/models/study.py                           prints the tables of all cells
     python results/models/study.py --cells smollm2-releases-n256,gemma-books-n256   prints those of some
     python results/models/study.py --figures results/models  draws a figure of the main cells, too
+    python results/models/study.py --numbers results/models/numbers.csv   writes all numbers, too
     python results/models/study.py brackets MODEL            recovery of SmolLM2's targets that are brackets
     python results/models/study.py collect runs/models       adds the batches that are measured to this folder
 
@@ -29,13 +30,15 @@ from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured
-from analysis.stats.tables import show
+from analysis.stats.tables import Tables, interval_frame, save_numbers, show
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)
 SMOLLM2 = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
 FIGURES = (*(f"smollm2-{name}" for name in SMOLLM2), "gemma-releases-n256")
 SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
+NOT_WRITTEN = ", distances"
+"""Numbers that are printed and no page shows: they would be a seventh of the CSV file."""
 WITH_SINKS = {"level": "cache", "unit": "token", "sinks": 4}
 WITHOUT_SINKS = {"level": "cache", "unit": "token", "sinks": 0}
 
@@ -203,20 +206,19 @@ def brackets(model: str) -> None:
             print(show(numbers.recovery(of_brackets), across="far_context", digits=0))
 
 
-def print_cell(cell: str, result: Result) -> None:
-    """Print all tables of a cell."""
+def add_cell(tables: Tables, cell: str, result: Result) -> None:
+    """All tables of a cell."""
     tau = f"{result.settings.choices.tau_nats:g} nats"
     targets = f"{len(result.over)} of {len(result.targets):,} targets over {tau}"
     if without := result.provenance.get("without_choices"):
         targets += f"; for {without} more no token was chosen"
     shares = comparisons.by_tau(numbers.shares, result, TAUS)
-    shares = shares[shares["name"].isin(SHARES)]
-    print("\n" + show(shares, across="tau_nats", title=f"{cell}: {targets}"))
-    for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
-        print("\n" + show(recovery, across="far_context", digits=0, title=cell))
+    tables.add(f"{cell}: {targets}", shares[shares["name"].isin(SHARES)], across="tau_nats")
+    recovery = numbers.recovery(result)
+    tables.add(f"{cell}, recovery", recovery, by=KEPT_AS_COLUMNS, across="far_context", digits=0)
     if "tau-0.1" in cell:
-        print("\n" + show(comparisons.within(result), across="k", digits=0, title=cell))
-        print("\n" + show(sinks_add(result), across="k", digits=0, title=f"{cell}, sinks add"))
+        tables.add(f"{cell}, near L_long", comparisons.within(result), across="k", digits=0)
+        tables.add(f"{cell}, sinks add", sinks_add(result), across="k", digits=0)
         return
     for what in (
         numbers.kinds,
@@ -229,33 +231,32 @@ def print_cell(cell: str, result: Result) -> None:
         if "far_context" in tidy and what is not numbers.placebos:
             tidy = tidy[tidy["far_context"].fillna("true") == "true"]
         if len(tidy):
-            print("\n" + show(tidy, title=f"{cell}, {what.__name__}"))
+            tables.add(f"{cell}, {what.__name__}", tidy)
     if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
-        print("\n" + show(comparisons.held_by_few(result), title=f"{cell}, held by few"))
-        print("\n" + show(comparisons.within(result), across="k", digits=0, title=cell))
-        print("\n" + show(near(result), title=cell))
+        tables.add(f"{cell}, held by few", comparisons.held_by_few(result))
+        tables.add(f"{cell}, near L_long", comparisons.within(result), across="k", digits=0)
+        tables.add(f"{cell}, chosen near the block", near(result))
         if len(result.selectors) > 1:
-            print("\n" + show(comparisons.overlaps(result), across="k", title=f"{cell}, the same tokens"))
+            tables.add(f"{cell}, the same tokens", comparisons.overlaps(result), across="k")
             differences = net_differences(result)
-            print("\n" + show(differences, across="k", digits=0, title=f"{cell}, net recovery less that of"))
+            tables.add(f"{cell}, net recovery less that of", differences, across="k", digits=0)
     if "same-group" in result.far_contexts:
-        title = f"{cell}, elsewhere in the document"
-        print("\n" + show(comparisons.elsewhere(result), across="k", title=title))
+        tables.add(f"{cell}, elsewhere in the document", comparisons.elsewhere(result), across="k")
 
 
-def print_sinks(cell: str, result: Result) -> None:
-    """Print which share of four chosen tokens is another where sinks are not kept by themselves."""
+def add_sinks(tables: Tables, cell: str, result: Result) -> None:
+    """Which share of four chosen tokens is another where sinks are not kept by themselves."""
     chosen_at = [Measured(result, way=way) for way in (WITH_SINKS, WITHOUT_SINKS)]
+    rows = []
     for selector in chosen_at[0].selectors:
         columns = [one.of_choices("selected", selector, "true")[:, :4] for one in chosen_at]
         others = 4 - np.rint(4 * numbers.overlap(*columns))
-        interval = chosen_at[0].ratio(others, 4)
-        frame = pd.DataFrame([{"name": "other tokens", "selector": selector, **interval}])
-        print("\n" + show(frame, title=cell))
+        rows.append({"name": "other tokens", "selector": selector, **chosen_at[0].ratio(others, 4)})
+    tables.add(f"{cell}, without sinks of their own", pd.DataFrame(rows))
 
 
-def print_neighbors(result: Result) -> None:
-    """Print how many tokens the first four choices are with the token before and the one behind."""
+def add_neighbors(tables: Tables, cell: str, result: Result) -> None:
+    """How many tokens the first four choices are with the token before and the one behind."""
     measured = Measured(result, way={"level": "text", "unit": "neighbors", "sinks": 0})
     selected = measured.of_choices("selected", "leave-one-out-kl", "true")[:, :4].astype(int)
     numbers_of_tokens = [
@@ -269,11 +270,12 @@ def print_neighbors(result: Result) -> None:
         )
         for row in selected
     ]
-    print(f"\nfour choices with their neighbors: {np.mean(numbers_of_tokens):.1f} tokens on average")
+    frame = interval_frame([{"name": "tokens", "value": np.mean(numbers_of_tokens)}], ["name"])
+    tables.add(f"{cell}, four choices with their neighbors, mean", frame, percent=False)
 
 
-def print_loss_by_position(records: Path) -> None:
-    """Print what YaRN costs up to 8,192 tokens, and its loss in the last bin without celery, whose log stands twice."""
+def add_loss_by_position(tables: Tables, records: Path) -> None:
+    """What YaRN costs up to 8,192 tokens, and its loss in the last bin without celery, whose log stands twice."""
     rows = LossByPosition.load(records / "length").rows
     rows = rows[rows["name"] == "loss_nats"]
     inside = rows[rows["to_tokens"] <= 8192].groupby(["text", "group", "number"])[["sum", "count"]].sum()
@@ -284,14 +286,14 @@ def print_loss_by_position(records: Path) -> None:
         for number in (0, 1)
     ]
     cost = {"name": "YaRN less none, up to 8,192", **vars(bootstrap.interval(draws[1] - draws[0]))}
-    print("\n" + show(pd.DataFrame([cost]), percent=False, title="loss by position [nats]"))
     last = rows[(rows["number"] == 1) & (rows["to_tokens"] == rows["to_tokens"].max())]
     last = last[last["group"] != "celery"]
-    print(f"\nYaRN, the last bin, without celery: {last['sum'].sum() / last['count'].sum():.2f} nats")
+    of_last = {"name": "YaRN, the last bin, without celery", "value": last["sum"].sum() / last["count"].sum()}
+    tables.add("loss by position [nats]", interval_frame([cost, of_last], ["name"]), percent=False)
 
 
-def print_costs(study: Mapping[str, Result]) -> None:
-    """Print the seconds that a sampled target took, of every measurement."""
+def add_costs(tables: Tables, study: Mapping[str, Result]) -> None:
+    """The seconds that a sampled target took, of every measurement."""
     rows = []
     for cell, result in study.items():
         contexts = result.settings.contexts
@@ -300,18 +302,27 @@ def print_costs(study: Mapping[str, Result]) -> None:
         machine = result.provenance["machine"]
         features = " ".join(machine["features"])
         rows.append(row | {"seconds a target": seconds, "processor": f"{machine['processor']} {features}"})
-    print("\nwhat it cost\n" + pd.DataFrame(rows).to_string(index=False, float_format="{:.1f}".format))
+    costs = pd.DataFrame(rows)
+    print("\nwhat it cost\n" + costs.to_string(index=False, float_format="{:.1f}".format))
+    tables.frames["what it cost, seconds a target"] = costs.rename(
+        columns={"cell": "name", "seconds a target": "value"}
+    )[["name", "value"]]
 
 
-def print_xray(story: InfluenceMap, strongest: int = 20) -> None:
-    """Print how many tokens of the story gain and lose, and the strongest influences."""
+def add_xray(tables: Tables, story: InfluenceMap, strongest: int = 20) -> None:
+    """How many tokens of the story gain and lose, and the strongest influences."""
     tokens = story.tokens
     gain = tokens["loss_short_nats"] - tokens["loss_long_nats"]
     gains = gain > 1
-    print(
-        f"\nthe story: of {gain.notna().sum()} tokens {gains.sum()} gain more than 1 nat, {gain[gains].sum():.1f} "
-        f"together, {(gain < -1).sum()} lose more; all together {gain.sum():.1f}"
-    )
+    of_all = {
+        "tokens": gain.notna().sum(),
+        "gain more than 1 nat": gains.sum(),
+        "together": gain[gains].sum(),
+        "lose more": (gain < -1).sum(),
+        "all together": gain.sum(),
+    }
+    rows = [{"name": name, "value": float(value)} for name, value in of_all.items()]
+    tables.add("the story", interval_frame(rows, ["name"]), percent=False)
     influence = np.nan_to_num(story.matrix())
     rows = []
     for place in np.argsort(influence, axis=None)[: -strongest - 1 : -1]:
@@ -319,11 +330,11 @@ def print_xray(story: InfluenceMap, strongest: int = 20) -> None:
         pieces = {"token": tokens["piece"][target], "needs": tokens["piece"][source]}
         nats = {"influence": influence[target, source], "gain": gain[target]}
         rows.append({"position": target, **pieces, "tokens back": target - source, **nats})
-    print(pd.DataFrame(rows).to_string(index=False, float_format="{:.1f}".format))
+    print("\n" + pd.DataFrame(rows).to_string(index=False, float_format="{:.1f}".format))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print all tables of every cell, and draw the figures where a folder for them is given."""
+    """Print all tables of every cell; write them, and draw the figures, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -333,6 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figures into (default: none are drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     parser.add_argument(
         "--cells", metavar="NAMES", help="names of cells, by comma (default: all, and what is no cell)"
     )
@@ -343,22 +356,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = cells(given.records)
     if given.cells:
         study = chosen_cells(study, given.cells.split(","))
+    tables = Tables()
     for cell, result in study.items():
-        print_cell(cell, result)
+        add_cell(tables, cell, result)
         if cell.endswith(", over 1 nat"):
-            print_sinks(cell, result)
+            add_sinks(tables, cell, result)
         if cell == "smollm2-units-n256":
-            print_neighbors(result)
+            add_neighbors(tables, cell, result)
         if given.figures and cell in FIGURES:
             figure = kept_as_figure(result)
             assert figure is not None, f"{cell} was kept in one way"
             save_figure(figure, given.figures, f"{cell}.png")
-    if given.cells:
-        return
-    print_loss_by_position(given.records)
-    measured = load_study(given.records)
-    print_costs({**measured, "checkpoint": load(given.records / "checkpoint")})
-    print_xray(InfluenceMap.load(given.records / "story"))
+    if not given.cells:
+        add_loss_by_position(tables, given.records)
+        measured = load_study(given.records)
+        add_costs(tables, {**measured, "checkpoint": load(given.records / "checkpoint")})
+        add_xray(tables, InfluenceMap.load(given.records / "story"))
+    if given.numbers:
+        written = {title: frame for title, frame in tables.frames.items() if not title.endswith(NOT_WRITTEN)}
+        save_numbers(given.numbers, written)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,8 @@ def test_differences(run: Callable[..., str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
-    printed = run("models/study", "--figures", str(tmp_path))
+    csv = tmp_path / "numbers.csv"
+    printed = run("models/study", "--figures", str(tmp_path), "--numbers", str(csv))
     study = load_study(records / "models")
     document = study["smollm2-document-n256"]
     [there] = numbers.placebos(document, selector="leave-one-out-kl", far_context="same-group", k=4).query(
@@ -232,13 +233,16 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
     )["value"]
     of_document = printed.split("smollm2-document-n256, elsewhere in the document")[1]
     assert f"{100 * (there - placebo):.1f} [" in of_document
-    assert "four choices with their neighbors: 9.7 tokens on average" in printed
+    of_document = numbers.recovery(document, selector="leave-one-out-kl", k=4)
+    written = pd.read_csv(csv, low_memory=False).query("of == 'smollm2-document-n256, recovery' and k == 4")
+    assert written["value"].tolist() == pytest.approx(of_document["value"].tolist(), rel=1e-5)
+    neighbors = printed.split("four choices with their neighbors, mean")[1]
+    assert line_of(neighbors.split("\n\n")[0], "tokens") == "tokens   9.72"
     assert "smollm2-code-tau-0.1-n256, by half, sinks add" in printed
     seconds = document.provenance["seconds"] / len(document.targets)
     assert line_of(printed, "smollm2-document-n256 256 ").split()[-6] == f"{seconds:.1f}"
-    assert (
-        "of 281 tokens 75 gain more than 1 nat, 193.8 together, 14 lose more; all together 190.7" in printed
-    )
+    story = printed.split("the story\n")[1].split("\n\n")[0]
+    assert re.findall(r"\d+\.\d\d", story) == ["281.00", "75.00", "193.78", "14.00", "190.74"]
     assert line_of(printed, " compass  compass ").split() == [
         "264",
         "compass",
@@ -247,7 +251,7 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
         "9.0",
         "7.4",
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["smollm2-releases-n256.png"]
+    assert {path.name for path in tmp_path.iterdir()} == {csv.name, "smollm2-releases-n256.png"}
 
 
 @pytest.mark.parametrize(
@@ -263,15 +267,33 @@ def test_real_models(run: Callable[..., str], records: Path, tmp_path: Path) -> 
 def test_scripts_beside_real_models(
     run: Callable[..., str], tmp_path: Path, script: str, records_of: str, shown: str, drawn: str
 ) -> None:
-    arguments = ("--figures", str(tmp_path)) if drawn else ()
+    csv = tmp_path / "numbers.csv"
+    arguments = ["--numbers", str(csv)]
+    if drawn:
+        arguments += ["--figures", str(tmp_path)]
     assert shown in run(f"models/{script}", *arguments, of=records_of)
-    assert [path.name for path in tmp_path.iterdir()] == ([drawn] if drawn else [])
+    assert {path.name for path in tmp_path.iterdir()} == {csv.name, *filter(None, [drawn])}
+    assert {"of", "name", "value", "low", "high"} <= {*pd.read_csv(csv)}
 
 
-def test_four_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_four_bits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    import_module("results.models.four_bits").compare([])
+    import_module("results.models.four_bits").compare(["--numbers", str(tmp_path / "numbers.csv")])
     assert "of four chosen tokens 94% are the same" in capsys.readouterr().out
+    same = numbers_of(tmp_path, "the same tokens", selector="leave-one-out-kl", k=4)
+    assert round(100 * same["true"]) == 94
+
+
+def test_retrieval(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On the whole record."""
+    import_module("results.retrieval.study").main(["--numbers", str(tmp_path / "numbers.csv")])
+    of_yarn = capsys.readouterr().out.split("RoPE + YaRN: exact match by context")[1]
+    assert "89 [84, 94]" in line_of(of_yarn.split("\n\n")[0], "mean", " 34 [27, 40]")
+    written = pd.read_csv(tmp_path / "numbers.csv")
+    mean = written[written["model"].eq("RoPE + YaRN") & written["name"].eq("exact") & written["depth"].isna()]
+    [value] = mean.query("value_tokens == 1 and length == 512")["value"]
+    assert round(100 * value) == 89
+    assert set(written.query("of == 'recall'")["selector"]) >= {"leave-one-out-kl", "chance"}
 
 
 def test_synthetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

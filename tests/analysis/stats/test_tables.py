@@ -9,7 +9,7 @@ from analysis.api import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.summary import every_number, findings, summary
-from analysis.stats.tables import interval_text, save_numbers, show
+from analysis.stats.tables import Tables, interval_text, save_numbers, show
 from analysis.token_kinds import KINDS
 from tests.support.results import made_result
 
@@ -43,6 +43,26 @@ def test_saved_numbers_say_what_they_are_of_and_lose_nothing_that_is_printed(tmp
         "books,4,0.666667,,,",
         '"all, both runs",,1234.57,,,gain_nats',
     ]
+
+
+def test_tables_are_printed_as_they_are_added_and_saved_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nan = float("nan")
+    recoveries = pd.DataFrame({"level": ["text", "cache"], "sinks": nan, "value": [0.25, 0.5]})
+    recoveries = recoveries.assign(low=nan, high=nan)
+    tables = Tables(digits=0)
+    tables.add("of ways", recoveries, by=("level", "sinks"))
+    tables.add("losses", recoveries.drop(columns="sinks"), percent=False, digits=2)
+    shown = ["of ways\nlevel  value\ntext      25", "of ways\nlevel  value\ncache     50"]
+    shown.append("losses\nlevel  value\ntext   0.250\ncache  0.500")
+    assert capsys.readouterr().out == "".join(f"\n{table}\n" for table in shown)
+    tables.save(tmp_path / "numbers.csv")
+    written = pd.read_csv(tmp_path / "numbers.csv")
+    assert written["of"].tolist() == ["of ways"] * 2 + ["losses"] * 2
+    assert written["value"].tolist() == [0.25, 0.5] * 2
+    with pytest.raises(ValueError, match="two tables 'losses'"):
+        tables.add("losses", recoveries)
 
 
 def test_losses_are_never_per_cents() -> None:
