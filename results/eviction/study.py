@@ -2,6 +2,7 @@
 
     python results/eviction/study.py                              prints the tables
     python results/eviction/study.py --figures results/eviction   draws the figure, too
+    python results/eviction/study.py --numbers numbers.csv        writes the numbers of all tables, too
     python results/eviction/study.py collect OUT                  adds what run.sh has measured so far to this folder
 
 A cell that is not complete has the blocks that were judged, in the order in which they were drawn.
@@ -15,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -29,7 +29,7 @@ from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
 from analysis.saved import without_folders
-from analysis.stats.tables import INTERVAL, show
+from analysis.stats.tables import INTERVAL, Tables
 from olmo_sparsity.util.files import read_json
 
 HERE = Path(__file__).parent
@@ -134,13 +134,8 @@ def parts_as_used(result: EvictionResult) -> list[Part]:
     return parts
 
 
-def print_table(frame: pd.DataFrame, title: str, **options: Any) -> None:
-    """Print a frame as `show` has it, by default as nats."""
-    print("\n" + show(frame, title=title, **{"percent": False, "digits": 2, **options}))
-
-
 @dataclass(frozen=True)
-class Tables:
+class CellFrames:
     """Frames of a cell that several tables are made from."""
 
     result: EvictionResult
@@ -170,9 +165,9 @@ class Tables:
         return pd.concat([frame[["policy", "budget", *INTERVAL]] for frame in frames])
 
 
-def print_cell(cell: str, result: EvictionResult) -> None:
+def print_cell(tables: Tables, cell: str, result: EvictionResult) -> None:
     """Print the tables of a cell."""
-    tables = Tables(result)
+    frames = CellFrames(result)
     size = result.counts
     of_all = (
         f" of {result.settings.blocks_requested}" if size["blocks"] < result.settings.blocks_requested else ""
@@ -180,34 +175,34 @@ def print_cell(cell: str, result: EvictionResult) -> None:
     title = (
         f"{cell}: {size['targets']:,} targets, {size['blocks']}{of_all} blocks, {size.get('groups')} groups"
     )
-    print_table(result.gain(), title)
-    print_table(result.caches(), f"{cell}: loss over full, nats, where nothing is chosen", across="near")
+    tables.add(title, result.gain())
+    tables.add(f"{cell}: loss over full, nats, where nothing is chosen", result.caches(), across="near")
     for part in parts_of(result):
-        print_part(f"{cell}, {part.name}", tables, part)
+        print_part(tables, f"{cell}, {part.name}", frames, part)
     for near in result.nears:
-        print_best(f"{cell}, near {near}", tables, near)
+        print_best(f"{cell}, near {near}", frames, near)
         frame = result.aware_less_blind(near)
         if len(frame):
-            print_differences(frame, f"{cell}, near {near}: aware less blind")
+            print_differences(tables, frame, f"{cell}, near {near}: aware less blind")
     tells = result.agreement_tells()
     if len(tells):
         tells = tells[["near", "n_policies", "budget", "name", *INTERVAL]]
         title = f"{cell}: rank correlation over policies of agreement with loss over full"
-        print_table(tells, title, across="budget", digits=1)
+        tables.add(title, tells, across="budget", digits=1)
     if kind_of(cell) == "horizon":
-        print_horizon(cell, result)
+        print_horizon(tables, cell, result)
     else:
         for part in parts_as_used(result):
-            print_compared(f"{cell}, {part.name}", result, part)
+            print_compared(tables, f"{cell}, {part.name}", result, part)
     if kind_of(cell) in VERDICTS:
-        print_where(cell, result)
+        print_where(tables, cell, result)
 
 
-def print_part(what: str, tables: Tables, part: Part) -> None:
+def print_part(tables: Tables, what: str, frames: CellFrames, part: Part) -> None:
     """Print the numbers of the policies of one part."""
-    result = tables.result
-    print_table(tables.losses(part), f"{what}: loss over full, nats", across="budget")
-    at_middle = part.rows(tables.summary)
+    result = frames.result
+    tables.add(f"{what}: loss over full, nats", frames.losses(part), across="budget")
+    at_middle = part.rows(frames.summary)
     at_middle = at_middle[at_middle["budget"] == budget_of(result)]
     for names, options in (
         ((numbers.KL, numbers.TOP), {}),
@@ -217,10 +212,10 @@ def print_part(what: str, tables: Tables, part: Part) -> None:
         of_names = at_middle[at_middle["name"].isin(names)]
         if len(of_names):
             title = f"{what}, {100 * budget_of(result):g} %: {', '.join(of_names['name'].unique())}"
-            print_table(of_names[["policy", "name", *INTERVAL]], title, across="name", **options)
+            tables.add(title, of_names[["policy", "name", *INTERVAL]], across="name", **options)
 
 
-def print_compared(what: str, result: EvictionResult, part: Part) -> None:
+def print_compared(tables: Tables, what: str, result: EvictionResult, part: Part) -> None:
     """Print what policies of one part lose more than one of them, and more than the reference."""
     for other in (reference_of(part), EXACT):
         if other in part.policies or other in part.references:
@@ -228,7 +223,7 @@ def print_compared(what: str, result: EvictionResult, part: Part) -> None:
             if other == EXACT:
                 among = part.policies
             frame = result.differences(other, part.near, among)
-            print_differences(frame, f"{what}: less {other}")
+            print_differences(tables, frame, f"{what}: less {other}")
 
 
 def reference_of(part: Part) -> str:
@@ -236,29 +231,29 @@ def reference_of(part: Part) -> str:
     return OF_BLIND if part.sees == BLIND else REFERENCE
 
 
-def print_differences(frame: pd.DataFrame, title: str) -> None:
+def print_differences(tables: Tables, frame: pd.DataFrame, title: str) -> None:
     """Print differences, and p of those that are tested: how many these are stands above."""
     shown = frame[["policy", "budget", *INTERVAL]]
-    print_table(shown, title, across="budget")
+    tables.add(title, shown, across="budget")
     tested = frame[frame["p_holm"].notna()]
     if len(tested):
         p_values = tested[["policy", "budget"]].assign(value=tested["p_holm"], low=np.nan, high=np.nan)
         title = f"{title}: p by Holm over {len(tested)} tests"
-        print_table(p_values, title, across="budget", digits=3)
+        tables.add(title, p_values, across="budget", digits=3)
 
 
-def print_best(what: str, tables: Tables, near: str) -> None:
+def print_best(what: str, frames: CellFrames, near: str) -> None:
     """Print what either half of the blocks chooses, by budget."""
-    if tables.best_found is None:
+    if frames.best_found is None:
         return
-    best = tables.best_found
+    best = frames.best_found
     best = best[(best["name"] == numbers.LOSS) & (best["near"] == near)]
     print(f"\n{what}: best found on either half of the blocks")
     for row in best.itertuples():
         print(f"{100 * row.budget:g} %  {row.first}, {row.second}")
 
 
-def print_where(cell: str, result: EvictionResult) -> None:
+def print_where(tables: Tables, cell: str, result: EvictionResult) -> None:
     """Print where policies fail, as they are used, at one budget: by gain, kind, and distance from the choice."""
     for name, across, frame in (
         ("gain, in nats, above", "above_nats", result.by_gain()),
@@ -272,22 +267,22 @@ def print_where(cell: str, result: EvictionResult) -> None:
             if "n_targets" in shown:
                 counts = f"; targets {shown.drop_duplicates(across).set_index(across)['n_targets'].to_dict()}"
             title = f"{cell}, {part.name}, by {name}{counts}"
-            print_table(shown[["policy", across, *INTERVAL]], title, across=across)
+            tables.add(title, shown[["policy", across, *INTERVAL]], across=across)
 
 
-def print_horizon(cell: str, result: EvictionResult) -> None:
+def print_horizon(tables: Tables, cell: str, result: EvictionResult) -> None:
     """Print losses by distance from the choice; and of the targets that the reference of the next 16 has not seen, what
     policies and references lose more than a reference."""
     frame = result.by_distance()
     frame = frame[(frame["near"] == NEAR_KEPT) & (frame["budget"] == budget_of(result))]
     title = f"{cell}: loss over full, nats, by distance from the choice, in tokens, below"
-    print_table(frame[["policy", "to_tokens", *INTERVAL]], title, across="to_tokens")
+    tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
     is_later = result.targets["place"] >= SEEN_BY_FIRST
     later = replace(result, targets=result.targets[is_later].reset_index(drop=True))
     for reference in result.settings.references:
         if reference.startswith(EXACT):
             frame = later.differences(reference, NEAR_KEPT)
-            print_differences(frame, f"{cell}, later targets: less {reference}")
+            print_differences(tables, frame, f"{cell}, later targets: less {reference}")
 
 
 def print_verdicts(study: Study, of_all: Study) -> None:
@@ -320,17 +315,17 @@ def print_verdicts(study: Study, of_all: Study) -> None:
                 print("none")
 
 
-def print_needles(cell: str, result: EvictionResult, records: Path) -> None:
+def print_needles(tables: Tables, cell: str, result: EvictionResult, records: Path) -> None:
     """Print the loss of both words, and the share of heads that keep them."""
     last = result.settings.contexts.targets_per_block - 1
     for name, place in (("asked for", 0), ("not asked for yet", last)):
         at_place = result.targets[result.targets["place"] == place].reset_index(drop=True)
         of_word = replace(result, targets=at_place)
-        tables = Tables(of_word)
-        print_table(of_word.gain(), f"{cell}: the word {name}")
+        frames = CellFrames(of_word)
+        tables.add(f"{cell}: the word {name}", of_word.gain())
         for part in parts_of(result):
             title = f"{cell}, {part.name}: loss over full, nats, of the word {name}"
-            print_table(tables.losses(part), title, across="budget")
+            tables.add(title, frames.losses(part), across="budget")
     words = words_of(
         result.targets, read_json(records / cell / PLACES, "collect the cell again", expect=list)
     )
@@ -338,7 +333,8 @@ def print_needles(cell: str, result: EvictionResult, records: Path) -> None:
     for part in parts_of(result):
         for name, rows in part.rows(frame).groupby("name", sort=False):
             title = f"{cell}, {part.name}: per cent of heads that keep the word {name}"
-            print_table(rows[["policy", "budget", *INTERVAL]], title, across="budget", percent=True, digits=0)
+            shown = rows[["policy", "budget", *INTERVAL]]
+            tables.add(title, shown, across="budget", percent=True, digits=0)
 
 
 def words_of(targets: pd.DataFrame, places: Sequence[Mapping[str, int]]) -> pd.DataFrame:
@@ -391,7 +387,7 @@ def order_alike(first: EvictionResult, second: EvictionResult, near: str) -> tup
     return float(both.corr(method="spearman").iloc[0, 1]), len(both)
 
 
-def print_lengths(study: Study) -> None:
+def print_lengths(tables: Tables, study: Study) -> None:
     """Print what is left of the gain against N, and how alike the order of policies is at two N."""
     for text in (*TEXTS, "all"):
         frame = by_length(study, text)
@@ -402,7 +398,7 @@ def print_lengths(study: Study) -> None:
             title = (
                 f"{text}, {name}, near reread, {100 * MIDDLE:g} %: per cent of the gain that is left, by N"
             )
-            print_table(rows, title, across="N", percent=True, digits=0)
+            tables.add(title, rows, across="N", percent=True, digits=0)
         short, long = (study.get(f"smollm2-{text}-{kind}") for kind in ("n256", "n1024"))
         if short is not None and long is not None:
             for near in (NEAR_KEPT, NEAR_REREAD):
@@ -459,7 +455,7 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print all tables of every cell, and draw the figure where a folder for it is given."""
+    """Print all tables of every cell; write them, and draw the figure, where that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -469,21 +465,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
     figures = "folder to draw the figure into (default: none is drawn)"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    csv = "file to write all numbers into (default: none is written)"
+    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     options = parser.parse_args(arguments)
     if options.command:
         collect(options.of, options.records)
         return
     study = load_cells(options.records)
+    tables = Tables(percent=False, digits=2)  # of nats
     for cell, result in study.items():
         if kind_of(cell) == "needles":
-            print_needles(cell, result, options.records)
+            print_needles(tables, cell, result, options.records)
         else:
-            print_cell(cell, result)
+            print_cell(tables, cell, result)
     of_all = pooled(study)
     for cell, result in of_all.items():
-        print_cell(cell, result)
+        print_cell(tables, cell, result)
     print_verdicts(study, of_all)
-    print_lengths({**study, **of_all})
+    print_lengths(tables, {**study, **of_all})
+    if options.numbers and tables.frames:
+        tables.save(options.numbers)
     drawn = figure(study) if options.figures else None
     if drawn is not None:
         style.save_figure(drawn, options.figures / "policies.png")

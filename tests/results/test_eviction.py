@@ -23,7 +23,7 @@ from analysis.cache_eviction import numbers
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.result import EvictionResult
 from analysis.policies.policy import highest
-from analysis.stats.tables import interval_text
+from analysis.stats.tables import Tables, interval_text
 from tests.analysis.cache_eviction.made_up import WAYS, made_up
 from tests.support import small_measurement
 from tests.support.families import directory
@@ -76,7 +76,8 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     records = tmp_path / "records"
     study.main(["collect", str(tmp_path / "out"), "--records", str(records)])
     assert "/models" not in (records / "smollm2-code-n256" / "eviction.json").read_text()
-    study.main(["--records", str(records), "--figures", str(tmp_path)])
+    csv = tmp_path / "numbers.csv"
+    study.main(["--records", str(records), "--figures", str(tmp_path), "--numbers", str(csv)])
     printed = capsys.readouterr().out
     assert (tmp_path / "policies.png").is_file()
 
@@ -85,6 +86,9 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     frame = whole.summary().set_index(["policy", "near", "budget", "name"]).sort_index()
     row = frame.loc[("h2o", "kept", 0.25, numbers.LOSS)].to_dict()
     assert interval_text(row, digits=2) in of_cell
+    written = pd.read_csv(csv).query("of == 'smollm2-code-n256, aware, near kept: loss over full, nats'")
+    written = written.query("policy == 'h2o' and budget == 0.25")
+    assert written["value"].item() == pytest.approx(row["value"], rel=1e-5)
     assert "best found" in of_cell
     paired = whole.aware_less_blind().iloc[0]
     of_pair = printed.split("smollm2-code-n256, near reread: aware less blind")[1].split("\n\n")[0]
@@ -154,7 +158,7 @@ def test_a_policy_is_better_or_worse_where_all_texts_together_pass_and_none_turn
 
 def test_differences_are_printed_with_p_and_the_number_of_tests(two_texts, capsys):
     frame = two_texts["smollm2-code-n256"].differences()
-    study.print_differences(frame, "code")
+    study.print_differences(Tables(percent=False, digits=2), frame, "code")
     values, of_p = capsys.readouterr().out.strip().split("\n\n")
     assert of_p.startswith("code: p by Holm over 4 tests\n") and "leave-one-out-kl" not in of_p
     for policy, rows in frame.groupby("policy"):
@@ -178,11 +182,11 @@ def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     without_gain = {
         f"smollm2-books-{kind}": made_up(gain=0.0, ways=[*WAYS, *BLIND_ONES]) for kind in ("n256", "n1024")
     }
-    study.print_lengths(without_gain)
+    study.print_lengths(Tables(), without_gain)
     line = "books, near reread, 12 %: rank correlation of 4 policies between N 256 and 1,024: 1.00"
     printed = capsys.readouterr().out
     assert line in printed and "that is left" not in printed
-    study.print_lengths(two_texts)
+    study.print_lengths(Tables(), two_texts)
     of_blind = capsys.readouterr().out.split(
         "books, blind, near reread, 12 %: per cent of the gain that is left, by N"
     )[1]
