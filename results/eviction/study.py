@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -204,11 +205,12 @@ def print_part(tables: Tables, what: str, frames: CellFrames, part: Part) -> Non
     tables.add(f"{what}: loss over full, nats", frames.losses(part), across="budget")
     at_middle = part.rows(frames.summary)
     at_middle = at_middle[at_middle["budget"] == budget_of(result)]
-    for names, options in (
-        ((numbers.KL, numbers.TOP), {}),
-        ((numbers.SHARE, numbers.OVERLAP), {"percent": True, "digits": 0}),
-        ((numbers.SPEARMAN,), {}),
-    ):
+    options_of: dict[tuple[str, ...], dict[str, Any]] = {
+        (numbers.KL, numbers.TOP): {},
+        (numbers.SHARE, numbers.OVERLAP): {"percent": True, "digits": 0},
+        (numbers.SPEARMAN,): {},
+    }
+    for names, options in options_of.items():
         of_names = at_middle[at_middle["name"].isin(names)]
         if len(of_names):
             title = f"{what}, {100 * budget_of(result):g} %: {', '.join(of_names['name'].unique())}"
