@@ -12,6 +12,7 @@ computed in every resample, and subtracted there.
     distances_beside_uniform   how many times as frequent chosen tokens are at a distance as under uniform choice
     adjusted_differences       of selectors, in several results, with p adjusted for how many differences there are
     kept_as_differences        kept in one way, less in another: words and tokens, with sinks and without
+    specificity_differences    a target's own tokens, less what they are compared with in the ladder of specificity
     by_tau                     any frame at several thresholds
     by_bins                    any frame in bins of the gain or of p_long
     with_equal_groups          shares and gains in which no group weighs more than another
@@ -38,12 +39,14 @@ from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap, holm
 from analysis.stats.numbers import (
     ENOUGH_NATS,
     NUMBERS,
+    OWN,
     SHARE_NEEDED,
     Frame,
     bins_by,
     distances,
     overlap,
     rows_with,
+    specificity_draws,
 )
 from analysis.stats.recovery import (
     KEPT_AS_COLUMNS,
@@ -276,6 +279,23 @@ def kept_as_differences(
     return interval_frame(rows, ["selector", "far_context", "k"])
 
 
+def specificity_differences(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Recovery of a target's own tokens less that of every other rung of `numbers.specificity`, paired.
+
+    Columns: level, unit, sinks, less (the rung), selector, k, n_targets, value, low, high.
+    """
+
+    def rows_of(measured: Measured) -> Iterator[Row]:
+        for selector in measured.selectors:
+            rungs, members = specificity_draws(measured, selector)
+            for name, draws in rungs.items():
+                if name != OWN:
+                    keys = {"less": name, "selector": selector, "n_targets": int(members.sum())}
+                    yield from measured.rows(rungs[OWN] - draws, **keys)
+
+    return _of_all_ways(result, rows_of, ("less", "selector", "k", "n_targets"), resamples, seed)
+
+
 def by_tau(frame: Frame, result: Measurement, taus_nats: Iterable[float], **options: Any) -> pd.DataFrame:
     """A frame of `analysis.stats.numbers`, such as `recovery`, at several thresholds, with a column tau_nats.
 
@@ -371,8 +391,7 @@ def result_overlaps(
     chance (k / F), value, low, high. Raises `UserError` where the two were measured on different targets.
     """
     refuse_other_targets(first, second)
-    bootstrap = {"resamples": resamples, "seed": seed}
-    of_first, of_second = Measured(first, **bootstrap), Measured(second, **bootstrap)
+    of_first, of_second = (Measured(one, resamples=resamples, seed=seed) for one in (first, second))
     over, *rows_of_both = np.intersect1d(of_first.over, of_second.over, return_indices=True)
     one = np.zeros(len(first.targets))
     one[over] = 1.0

@@ -564,23 +564,31 @@ def specificity(measured: Measured) -> Iterator[Row]:
         sinks                             no token but the sinks, the same at every k; of ways with sinks
     """
     for selector in measured.selectors:
-        rungs = {OWN: measured.losses[selector, TRUE]}
-        for context in (OTHER_TARGET, SAME_GROUP, SHUFFLED, PLACEBO):
-            if context in measured.result.far_contexts:
-                rungs[context] = measured.losses[selector, context]
-        if RANDOM in measured.selectors and selector != RANDOM:
-            rungs[RANDOM] = measured.losses[RANDOM, TRUE]
-        if measured.way["sinks"] and "loss_base_nats" in measured.result.choices:
-            base = measured.of_choices("loss_base_nats", selector, TRUE)
-            rungs[SINKS_ALONE] = np.repeat(base[:, None], len(measured.ks), axis=1)
-        rungs = {name: losses for name, losses in rungs.items() if np.isfinite(losses).any()}
-        members = np.isfinite(list(rungs.values())).all(axis=(0, 2))
-        if not members.any():
-            continue
-        for name, losses in rungs.items():
-            saved = np.nan_to_num(measured.short_nats[:, None] - losses)
-            draws = measured.draws(saved * members[:, None], measured.gain_nats * members)
+        rungs, members = specificity_draws(measured, selector)
+        for name, draws in rungs.items():
             yield from measured.rows(draws, name=name, selector=selector, n_targets=int(members.sum()))
+
+
+def specificity_draws(measured: Measured, selector: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Draws of the recovery of every rung that a selector has, (1 + R, K), and the targets that have all, (m,) bool."""
+    rungs = {OWN: measured.losses[selector, TRUE]}
+    for context in (OTHER_TARGET, SAME_GROUP, SHUFFLED, PLACEBO):
+        if context in measured.result.far_contexts:
+            rungs[context] = measured.losses[selector, context]
+    if RANDOM in measured.selectors and selector != RANDOM:
+        rungs[RANDOM] = measured.losses[RANDOM, TRUE]
+    if measured.way["sinks"] and "loss_base_nats" in measured.result.choices:
+        base = measured.of_choices("loss_base_nats", selector, TRUE)
+        rungs[SINKS_ALONE] = np.repeat(base[:, None], len(measured.ks), axis=1)
+    rungs = {name: losses for name, losses in rungs.items() if np.isfinite(losses).any()}
+    members = np.isfinite(list(rungs.values())).all(axis=(0, 2))
+    if not members.any():
+        return {}, members
+    draws = {}
+    for name, losses in rungs.items():
+        saved = np.nan_to_num(measured.short_nats[:, None] - losses)
+        draws[name] = measured.draws(saved * members[:, None], measured.gain_nats * members)
+    return draws, members
 
 
 def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:

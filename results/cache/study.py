@@ -15,6 +15,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,8 @@ def add_cell(tables: Tables, cell: str, result: Result) -> None:
         tables.add(title, of_words, across="k")
     specificity = numbers.specificity(result, selector=EXACT)
     tables.add(f"{cell}, specificity; sinks alone: k 0", specificity, across="k")
+    if cell.endswith("-nulls"):
+        tables.add(f"{cell}, specificity, own less the others", own_less_others(result), across="k")
     if cell.endswith("-ladder"):
         tables.add(f"{cell}, far tokens read and kept", rungs(result), percent=False, across="k")
         tables.add(f"{cell}, one way to keep less another", steps(result), across="k")
@@ -218,14 +221,19 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
             tables.add(f"{cell} less N 256, recovery", recovery, across="far_context")
             needed = comparisons.smallest_k_differences(result, study[shorter])
             tables.add(f"{cell} less N 256, enough from k or fewer", needed, across="k")
-    for model, name in MODELS.items():
-        ladders = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-ladder", cell)}
-        if ladders:
-            together = of_all_texts(ladders)
-            title = f"{name}, {len(ladders)} texts together"
-            recovery = numbers.recovery(together, selector=EXACT)
-            tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
+    for (model, name), kind in product(MODELS.items(), ("ladder", "nulls")):
+        cells = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)}
+        if not cells:
+            continue
+        together = of_all_texts(cells)
+        title = f"{name}, {kind} of {len(cells)} texts together"
+        recovery = numbers.recovery(together, selector=EXACT)
+        tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
+        if kind == "ladder":
             tables.add(f"{title}, one way to keep less another", steps(together), across="k")
+        else:
+            tables.add(f"{title}, specificity", numbers.specificity(together, selector=EXACT), across="k")
+            tables.add(f"{title}, specificity, own less the others", own_less_others(together), across="k")
 
 
 STEPS = [
@@ -247,6 +255,12 @@ def steps(result: Result) -> pd.DataFrame:
         names = [f"{level}/{unit}" for level, unit in ways]
         frames.append(frame.assign(way=names[0], less=names[1]))
     return pd.concat(frames, ignore_index=True)
+
+
+def own_less_others(result: Result) -> pd.DataFrame:
+    """What a target's own tokens recover more than every null, of the exact choice."""
+    frame = comparisons.specificity_differences(result)
+    return frame[frame["selector"] == EXACT].drop(columns="selector")
 
 
 def rungs(result: Result) -> pd.DataFrame:

@@ -662,6 +662,12 @@ def test_the_ladder_of_specificity_by_hand() -> None:
     of_random = frame[frame["selector"] == "random"]
     assert list(of_random["name"].unique()) == ["own", "other-target", "placebo", "sinks"]
     assert value(of_random, name="own", k=1) == pytest.approx(value(own, name="random", k=1))
+    less = comparisons.specificity_differences(ladder())
+    less = less[less["selector"] == "leave-one-out"]
+    assert list(less["less"].unique()) == list(expected)[1:] and set(less["n_targets"]) == {4}
+    for name, values in list(expected.items())[1:]:
+        differences = np.subtract(expected["own"], values)
+        assert [value(less, less=name, k=k) for k in (1, 3)] == pytest.approx(list(differences))
 
 
 def test_without_a_rung_the_others_are_of_all_targets_that_have_them() -> None:
@@ -694,13 +700,20 @@ def test_intervals_of_the_ladder_equal_a_bootstrap_of_whole_documents(
     has = np.isfinite(with_placebos.loss_nats("random", "same-group")).all(axis=1)
     short, long = losses(with_placebos)
     saved = short - with_placebos.loss_nats("leave-one-out", "shuffled")[:, 2]
+    saved_by_own = short - with_placebos.loss_nats("leave-one-out", "true")[:, 2]
     drawn = []
+    differences = []
     for rows, _ in resampled_rows(with_placebos, 200):
         rows = [row for row in rows if has[row]]
-        drawn.append(saved[rows].sum() / (short - long)[rows].sum())
+        gain = (short - long)[rows].sum()
+        drawn.append(saved[rows].sum() / gain)
+        differences.append((saved_by_own - saved)[rows].sum() / gain)
     frame = numbers.specificity(with_placebos, resamples=200)
     found = bounds(frame, name="shuffled", selector="leave-one-out", k=4)
     assert found == pytest.approx(middle(drawn)) and found[0] < found[1]
+    less = comparisons.specificity_differences(with_placebos, resamples=200)
+    found = bounds(less, less="shuffled", selector="leave-one-out", k=4)
+    assert found == pytest.approx(middle(differences)) and found[0] < found[1]
 
 
 def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) -> None:
