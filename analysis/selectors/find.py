@@ -56,7 +56,8 @@ def _with_other_near(name: SelectorName) -> Selector:
 def screened(exact: Selector, screen: Screen) -> Selector:
     """The choice of ``exact`` among the m tokens that the proposer puts first.
 
-    Costs what the proposer costs and m / F of what the exact selector costs.
+    For a target alone in its block it costs what the proposer costs and m / F of what the exact selector costs. Targets
+    of a block are offered tokens of their own, and share no passes.
     """
     proposer = selector_of(screen.proposer)
 
