@@ -203,7 +203,7 @@ def shares(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.D
 
     loss_short_nats, loss_long_nats, gain_nats, absolute_gain_nats     means of all targets
     share_over_tau, share_below_minus_tau                              the tail, and its mirror (docs/method.md, 2.4)
-    share_of_gain                                                      of the summed gains of all, held by those over tau
+    share_of_gain                                                      of all gains summed, held by those over tau
     loss_placebo_nats, net_gain_nats                                   where it was measured: the loss given the long
                                                                        context with the placebo in it, and that - L_long
     loss_short_over_tau_nats, loss_long_over_tau_nats                  means of the targets over tau
