@@ -18,10 +18,11 @@ import pytest
 import yaml
 from scipy.stats import spearmanr
 
-from analysis import eviction, measure
+from analysis import eviction, load_study, measure
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.result import EvictionResult
+from analysis.measurement import save_study
 from analysis.policies.policy import highest
 from analysis.stats.tables import Tables, interval_text
 from tests.analysis.cache_eviction.made_up import WAYS, made_up
@@ -306,18 +307,27 @@ def made(tmp_path_factory):
     sources = [BOOK, CPYTHON, TRIO, {**TRIO, "group": "https://pypi.org/project/sympy"}]
     strings = [text for of_group in small_measurement.TEXTS.values() for text in of_group]
     lines = [{**source, "text": text} for source, text in zip(sources, strings, strict=False)]
-    (texts / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))
-    (texts / "books.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    another_book = {**BOOK, "group": "another book", "text": strings[4]}
+    of_texts = {"code": lines[1:], "books": [lines[0], another_book]}
+    for text, of_text in of_texts.items():
+        (texts / f"{text}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_text))
     (folder / "licenses.txt").write_text(LICENSES)
     exact = "leave-one-out-kl/cache:2"
     shape = {"n_long": 40, "n_short": 6, "targets_per_block": 8, "tau_nats": 1.0, "ks": (1,), "effects": True}
     shape |= {"selectors": (exact,), "keep_as": ("cache:2",), "device": "cpu", "progress": False}
-    cells = {"code": measure(str(model), texts / "code.jsonl", targets=48, **shape)}
     out = folder / "out"
-    cells["code"].save(out / "smollm2-code-n1024")
+    result = measure(str(model), texts / "code.jsonl", targets=48, **shape)
+    result.save(out / "smollm2-code-n1024")
+    some = measure(str(model), texts / "books.jsonl", targets=72, batches=[0], **shape)
+    assert not some.settings.complete
+    some.save(out / "smollm2-books-n1024" / "parts" / "targets-00000000")
     import_module("results.cache.study").main(["collect", str(out), "--records", str(folder / "records")])
     made = SimpleNamespace(
-        folder=folder, model=model, texts=texts, result=cells["code"], out=folder / "dataset"
+        folder=folder,
+        model=model,
+        texts=texts,
+        results={"books": some, "code": result},
+        out=folder / "dataset",
     )
     dataset.build(
         folder / "records",
@@ -332,17 +342,20 @@ def made(tmp_path_factory):
 
 def test_the_dataset_has_the_exact_effects_and_the_tokens_that_they_are_of(made):
     effects = pd.read_parquet(made.out / "effects.parquet")
-    expected = made.result.effects
-    assert len(effects) == len(expected)
+    expected = pd.concat([result.effects for result in made.results.values()], ignore_index=True)
+    assert effects.groupby("text").size().to_dict() == {
+        text: len(result.effects) for text, result in made.results.items()
+    }
     kl = np.exp(np.stack(effects["log_kl"]).astype(float))
     np.testing.assert_allclose(kl, np.stack(expected["kl_nats"]), rtol=0.01, atol=1e-6)
     blocks = pd.read_parquet(made.out / "blocks.parquet")
     by_license = blocks.groupby(blocks["license"].fillna("none"))["tokens"].apply(
         lambda rows: rows.notna().all()
     )
-    assert by_license.to_dict() == {"MIT OR Apache-2.0": True, "PSF-2.0": True, "none": False}
+    with_tokens = {"MIT OR Apache-2.0": True, "PSF-2.0": True, "public domain (USA)": True}
+    assert by_license.to_dict() == {**with_tokens, "none": False}
     lines = [json.loads(line) for line in (made.texts / "code.jsonl").read_text().splitlines()]
-    for row in blocks[blocks["tokens"].notna()].itertuples():
+    for row in blocks[blocks["tokens"].notna() & (blocks["text"] == "code")].itertuples():
         [text] = [line["text"] for line in lines if line["url"] == row.url and line["group"] != "sympy"][:1]
         ids = small_measurement.model()[1].encode(text).ids
         assert row.tokens.tolist() == ids[row.first_token : row.first_token + 48]
@@ -364,8 +377,9 @@ def test_the_card_says_what_there_is_and_its_code_scores_a_policy(made):
         exec(code, names)
     finally:
         os.chdir(before)
-    first = made.result.effects["target_id"] < 8
-    exact = np.stack(made.result.effects["kl_nats"][first]).astype(float).sum(axis=0)
+    of_first_text = next(iter(made.results.values())).effects
+    first = of_first_text["target_id"] < 8
+    exact = np.stack(of_first_text["kl_nats"][first]).astype(float).sum(axis=0)
     scores = np.arange(len(exact), dtype=float)
     assert names["spearman"] == pytest.approx(rank_correlation(scores, exact, 2), abs=1e-3)
     kept = [np.r_[[True] * 2, highest(values[2:], names["keys"] - 2)] for values in (scores, exact)]
@@ -380,11 +394,20 @@ def test_a_dataset_of_other_texts_or_of_none_is_refused(made, tmp_path):
     records = made.folder / "records"
     other = tmp_path / "texts"
     other.mkdir()
+    shutil.copy(made.texts / "books.jsonl", other)
     (other / "code.jsonl").write_text((made.texts / "code.jsonl").read_text().replace("w7 ", "w8 "))
     with refused("code.jsonl holds other texts than were measured"):
         dataset.build(records, other, str(made.model), tmp_path / "out")
     with refused("has no cell smollm2-TEXT-n256"):
         dataset.build(records, made.texts, str(made.model), tmp_path / "out", kind="n256")
+    mixed = shutil.copytree(records, tmp_path / "mixed")
+    study = load_study(mixed)
+    of_code = study["smollm2-code-n1024"]
+    save_study(
+        mixed, {**study, "smollm2-code-n1024": replace(of_code, settings=of_code.settings.but(seed=1))}
+    )
+    with refused("the cells were measured with different settings: seed 0 -> 1"):
+        dataset.build(mixed, made.texts, str(made.model), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
