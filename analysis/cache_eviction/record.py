@@ -147,7 +147,9 @@ class EvictionRecord:
         blocks = 0
         texts = 0
         for name, record in records.items():
-            targets = record.targets.assign(text=record.targets["text"] + texts)
+            targets = record.targets.copy()
+            of_texts = [column for column in ("text", "placebo_text") if column in targets]
+            targets[of_texts] += texts
             if "group" in targets:
                 targets["group"] = [f"{name}: {group}" for group in targets["group"]]
             losses = record.losses.copy()
@@ -159,7 +161,7 @@ class EvictionRecord:
             for of_name, frame in zip(FRAMES, (targets, losses, choices), strict=True):
                 frames[of_name].append(frame)
             blocks = int(targets["block"].max()) + 1
-            texts = int(targets["text"].max()) + 1
+            texts = int(targets[of_texts].to_numpy().max()) + 1
         identities = [record.settings.texts for record in records.values()]
         digest = hashlib.sha256("".join(texts.sha256 for texts in identities).encode()).hexdigest()
         settings = replace(

@@ -13,6 +13,7 @@ needles=${NEEDLES:-python $here/needles.py}
 every=all,h2o:mean=1,h2o:mean=1:blind=1
 few_observers=snapkv:window=8:blind=1 # 32, as SnapKV has, are all that a small budget of N 256 keeps
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
+three=leave-one-out-kl,halving-kl,presence-gradient
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
 cell() {
   local model text kind long
@@ -24,6 +25,7 @@ cell() {
   # as in results/cache/run.sh, so that the blocks are the same ones; of code at N 1,024 only half as many are drawn
   declare -A n256=([books]=26 [code]=16 [releases]=14) n1024=([books]=8 [code]=8 [releases]=7)
   declare -A n4096=([books]=4 [code]=3 [releases]=3)
+  declare -A references=([books]=4 [code]=3 [releases]=3)
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
@@ -47,6 +49,10 @@ cell() {
       $judge "$path" --text "$texts/$long.jsonl" --n-long 4096 --targets-per-block 16 --blocks "${n4096[$text]}" \
         --policies "$some" --near reread "${common[@]}"
       ;;
+    references)
+      $judge "$path" --text "$texts/$text.jsonl" --n-long 256 --targets-per-block 32 --blocks "${references[$text]}" \
+        --policies snapkv,h2o,random --near kept --placebo --references "$three" "${common[@]}"
+      ;;
     horizon)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 256 --targets-per-block 512 --blocks "${horizon[$text]}" \
         --policies "$aware" --budgets 6%,12%,25% --near kept \
@@ -63,7 +69,9 @@ if [[ $# -eq 0 ]]; then
     for text in code releases books; do cells+=("smollm2-$text-$kind"); done
   done
   cells+=(smollm2-books-needles)
-  for text in code releases books; do cells+=("smollm2-$text-horizon"); done
+  for kind in references horizon; do
+    for text in code releases books; do cells+=("smollm2-$text-$kind"); done
+  done
   for text in code releases books; do cells+=("gemma-$text-n256"); done
 fi
 for name in "${cells[@]}"; do cell "$name"; done

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, policy_looks
-from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS
+from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS, TRUE
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
@@ -47,7 +47,7 @@ OF_BLIND = SAME_AS_NEAREST = "streaming-llm"
 """The blind policy that blind ones are compared with; it keeps the sinks and what the control `nearest` keeps."""
 EXACT = "leave-one-out-kl"
 """The reference."""
-POOLED = ("n256", "n1024", "horizon", "n4096")
+POOLED = ("n256", "n1024", "references", "horizon", "n4096")
 """Cells that are also shown with all texts as one."""
 VERDICTS = ("n256", "n1024")
 """Cells in which policies are called better or worse."""
@@ -166,8 +166,9 @@ class CellFrames:
         return pd.concat([frame[["policy", "budget", *INTERVAL]] for frame in frames])
 
 
-def print_cell(tables: Tables, cell: str, result: EvictionResult) -> None:
+def print_cell(tables: Tables, cell: str, measured: EvictionResult) -> None:
     """Print the tables of a cell."""
+    result = in_far_context(measured, TRUE)
     frames = CellFrames(result)
     size = result.counts
     of_all = (
@@ -192,6 +193,8 @@ def print_cell(tables: Tables, cell: str, result: EvictionResult) -> None:
         tables.add(title, tells, across="budget", digits=1)
     if kind_of(cell) == "horizon":
         print_horizon(tables, cell, result)
+    elif kind_of(cell) == "references":
+        print_references(tables, cell, measured)
     else:
         for part in parts_as_used(result):
             print_compared(tables, f"{cell}, {part.name}", result, part)
@@ -285,6 +288,28 @@ def print_horizon(tables: Tables, cell: str, result: EvictionResult) -> None:
         if reference.startswith(EXACT):
             frame = later.differences(reference, NEAR_KEPT)
             print_differences(tables, frame, f"{cell}, later targets: less {reference}")
+
+
+def in_far_context(result: EvictionResult, far_context: str) -> EvictionResult:
+    """What was measured in one far context."""
+    of_frames = {name: getattr(result, name) for name in ("losses", "choices")}
+    rows = {name: frame[frame["far_context"] == far_context] for name, frame in of_frames.items()}
+    return replace(result, **rows)
+
+
+def print_references(tables: Tables, cell: str, result: EvictionResult) -> None:
+    """Print what other references lose more than `EXACT`; and what all lose in the far context of another text, where
+    a loss below that with the full cache is luck."""
+    others = [name for name in result.settings.references if name != EXACT]
+    for far_context in result.far_contexts:
+        of_context = in_far_context(result, far_context)
+        frames = CellFrames(of_context)
+        for part in parts_of(of_context):
+            what = f"{cell}, {part.name}, {far_context} far context"
+            if far_context != TRUE:
+                tables.add(f"{what}: loss over full, nats", frames.losses(part), across="budget")
+            frame = of_context.differences(EXACT, part.near, others)
+            print_differences(tables, frame, f"{what}: references less {EXACT}")
 
 
 def print_verdicts(study: Study, of_all: Study) -> None:

@@ -171,6 +171,36 @@ def test_differences_are_printed_with_p_and_the_number_of_tests(two_texts, capsy
         )
 
 
+def test_references_are_compared_with_single_effects_also_in_the_far_context_of_another_text(capsys):
+    others = ("halving-kl", "presence-gradient")
+    ways = [way for way in WAYS if way[2] == "kept"]
+    ways += [(name, "targets", "kept") for name in others]
+    cells = {}
+    for seed, text in enumerate(("books", "code")):
+        result = made_up(seed, far_contexts=("true", "placebo"), ways=ways)
+        settings = replace(result.settings, references=("leave-one-out-kl", *others))
+        cells[f"smollm2-{text}-references"] = replace(result, settings=settings)
+    [(name, of_all)] = study.pooled(cells).items()
+    study.print_cell(Tables(percent=False, digits=2), name, of_all)
+    printed = capsys.readouterr().out
+    assert "p by Holm" not in printed
+    differences = of_all.differences("leave-one-out-kl", policies=others).set_index(["far_context", "policy"])
+    summary = of_all.summary().query("name == 'loss_over_full_nats' and near == 'kept'")
+    summary = summary.set_index(["far_context", "policy"]).sort_index()
+    for far_context in ("true", "placebo"):
+        what = f"{name}, aware, near kept, {far_context} far context"
+        of_context = printed.split(f"{what}: references less leave-one-out-kl\n")[1].split("\n\n")[0]
+        assert not re.search("^(snapkv|h2o|random) ", of_context, re.MULTILINE)
+        lines = {line.split()[0]: line for line in of_context.splitlines()}
+        for other in others:
+            for row in differences.loc[(far_context, other)].to_dict("records"):
+                assert interval_text(row, digits=2) in lines[other]
+    losses = printed.split(f"{name}, aware, near kept, placebo far context: loss over full, nats\n")[1]
+    lines = {line.split()[0]: line for line in losses.split("\n\n")[0].splitlines()}
+    for row in summary.loc[("placebo", "presence-gradient")].to_dict("records"):
+        assert interval_text(row, digits=2) in lines["presence-gradient"]
+
+
 def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     first, second = (two_texts[f"smollm2-books-{kind}"] for kind in ("n256", "n1024"))
     policies = ["snapkv", "knorm", "streaming-llm", "h2o:blind=1"]
@@ -434,6 +464,12 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
             "s.gguf --text T/books-long.jsonl --n-long 4096 --targets-per-block 16",
         ),
         ("smollm2-releases-horizon", False, "--targets-per-block 512 .*--near kept"),
+        (
+            "smollm2-code-references",
+            False,
+            "T/code.jsonl --n-long 256 --targets-per-block 32 --blocks 3 --policies snapkv,h2o,random --near kept "
+            "--placebo --references leave-one-out-kl,halving-kl,presence-gradient",
+        ),
         ("smollm2-books-needles", False, "s.gguf T/books.jsonl O/smollm2-books-needles"),
     ],
 )

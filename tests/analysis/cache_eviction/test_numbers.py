@@ -354,6 +354,21 @@ def test_comparisons_on_other_texts_are_pooled():
         EvictionResult.pool({"books": first, "code": without})
 
 
+def test_texts_of_placebos_are_numbered_on_where_comparisons_are_pooled():
+    first, second = (made_up(seed, far_contexts=("true", "placebo")) for seed in (0, 1))
+    first, second = (
+        replace(one, targets=one.targets.assign(placebo_text=(one.targets["text"] + 7) % 20))
+        for one in (first, second)
+    )
+    pooled = EvictionResult.pool({"books": first, "code": second}).targets
+    of_first = set(pooled["text"][: B * BLOCKS]) | set(pooled["placebo_text"][: B * BLOCKS])
+    rows = pooled.iloc[B * BLOCKS :]
+    assert not of_first & (set(rows["text"]) | set(rows["placebo_text"]))
+    difference = rows["placebo_text"] - rows["text"]
+    expected = second.targets["placebo_text"] - second.targets["text"]
+    assert difference.tolist() == expected.tolist()
+
+
 def test_the_figure_names_model_and_texts_without_their_folders():
     record = made_up()
     record = replace(
