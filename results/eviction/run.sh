@@ -58,7 +58,7 @@ cell() {
         --policies "$aware" --budgets 6%,12%,25% --near kept \
         --references leave-one-out-kl,leave-one-out-kl:first=16 "${common[@]}"
       ;;
-    needles) $needles "$path" "$texts/books.jsonl" "$out/$1" ;;
+    needles) $needles "$path" "$texts/books.jsonl" "$out/$1" --policies "$every,$few_observers" ;;
     *) echo "no cell $1" >&2; return 1 ;;
   esac
 }

@@ -470,7 +470,12 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
             "T/code.jsonl --n-long 256 --targets-per-block 32 --blocks 3 --policies snapkv,h2o,random --near kept "
             "--placebo --references leave-one-out-kl,halving-kl,presence-gradient",
         ),
-        ("smollm2-books-needles", False, "s.gguf T/books.jsonl O/smollm2-books-needles"),
+        (
+            "smollm2-books-needles",
+            False,
+            "s.gguf T/books.jsonl O/smollm2-books-needles --policies "
+            "all,h2o:mean=1,h2o:mean=1:blind=1,snapkv:window=8:blind=1$",
+        ),
     ],
 )
 def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expected):
