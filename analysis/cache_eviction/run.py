@@ -94,7 +94,8 @@ def eviction(
         effects: a result of `analysis.measure` with ``effects=True``, or its folder, of the same model, texts and
             contexts: where the near tokens are read again, ``leave-one-out-kl`` is read from it for the blocks that it
             has, to float32, in place of F passes a block.
-        only_blocks: numbers from 0 of the drawn blocks to judge, without ``out``: parts for `EvictionResult.join`.
+        only_blocks: numbers from 0 of the drawn blocks to judge, so that several processes judge parts for
+            `EvictionResult.join`. In ``out`` they stay parts, and the same call without it judges the others.
         prefix: what stands before every context, see `analysis.measure`; so for all that is not named here.
         seed: of everything that is drawn.
         out: folder to write to as blocks are finished: the same call goes on after an interruption.
@@ -114,8 +115,6 @@ def eviction(
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
-    if only_blocks is not None and folder is not None:
-        raise UserError("only_blocks judges a part, and out takes a whole comparison; leave one of them out")
     opening: dict[str, Any] = {
         "tokenizer": tokenizer,
         "prefix": prefix,
@@ -162,7 +161,7 @@ def eviction(
             f"{scorer.tokens_per_batch:,}",
         )
         comparison = _Comparison(judge, source, sampled, settings, loaded.check_losses, loaded.decoder, known)
-        return comparison.run(folder, progress)
+        return comparison.run(folder, progress, is_part=only_blocks is not None)
 
 
 def checked_contest(
@@ -206,8 +205,11 @@ class _Comparison:
     decoder: TextDecoder
     known: KnownEffects | None
 
-    def run(self, out: Path | None, progress: bool) -> EvictionResult:
-        """All blocks; ``out``: the folder, None: all stays in memory."""
+    def run(self, out: Path | None, progress: bool, *, is_part: bool = False) -> EvictionResult:
+        """All blocks, or what is judged so far; ``out``: the folder, None: all stays in memory.
+
+        ``is_part``: other blocks are to be judged, too, so that those of the folder stay parts.
+        """
         if out is None:
             in_memory: list[EvictionResult] = []
             self._judge((), in_memory.append, progress)
@@ -223,12 +225,8 @@ class _Comparison:
             kept = [parts.read(head, EvictionResult.load) for head in parts.finished()]
             judged = {block for part in kept for block in part.targets["block"]}
             if judged:
-                log.info(
-                    "%s goes on: %d of %d blocks are judged",
-                    out,
-                    len(judged),
-                    self.sampled["block"].nunique(),
-                )
+                blocks = set(self.sampled["block"])
+                log.info("%s goes on: %d of %d blocks are judged", out, len(judged & blocks), len(blocks))
 
             def keep(part: EvictionResult) -> None:
                 part.save(parts.path(f"block-{part.targets['block'].min():08d}").parent)
@@ -236,6 +234,8 @@ class _Comparison:
 
             self._judge(judged, keep, progress)
             result = EvictionResult.join(kept)
+            if is_part:
+                return result
             remove_leftovers(out, [HEAD, *(f"eviction-{name}.parquet" for name in FRAMES)])
             result.save(out)
             parts.remove()

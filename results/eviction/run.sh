@@ -22,15 +22,14 @@ cell() {
   [[ $text == books ]] && long=books-long
   local path=$smollm2
   [[ $model == gemma ]] && path=$gemma
-  # as in results/cache/run.sh, so that the blocks are the same ones; of code at N 1,024 only half as many are drawn
-  declare -A n256=([books]=26 [code]=16 [releases]=14) n1024=([books]=8 [code]=8 [releases]=7)
+  # as in results/cache/run.sh, so that the blocks are the same ones
+  declare -A n256=([books]=26 [code]=16 [releases]=14) n1024=([books]=8 [code]=16 [releases]=7)
   declare -A n4096=([books]=4 [code]=3 [releases]=3)
   declare -A references=([books]=4 [code]=3 [releases]=3)
   declare -A horizon=([books]=4 [code]=3 [releases]=3) gemma256=([books]=10 [code]=8 [releases]=8)
   [[ $model == gemma ]] && n256[$text]=${gemma256[$text]}
   local known=()
-  # code at N 1,024 has other blocks there
-  if [[ -f ${CACHE:-}/$1/result.json && $1 != smollm2-code-n1024 ]]; then
+  if [[ -f ${CACHE:-}/$1/result.json ]]; then
     known=(--effects "$CACHE/$1")
   elif [[ $kind == n* && $kind != needles ]]; then
     echo "$1: CACHE has no complete cell of this name, so that its reference is measured" >&2
@@ -42,6 +41,8 @@ cell() {
         --policies "$every,$few_observers" "${common[@]}"
       ;;
     n1024)
+      # of the 16 of code the first eight have effects
+      [[ $text == code ]] && common+=(--only-blocks 0-7)
       $judge "$path" --text "$texts/$long.jsonl" --n-long 1024 --targets-per-block 16 --blocks "${n1024[$text]}" \
         --policies "$every" "${common[@]}"
       ;;

@@ -457,7 +457,8 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
     [
         ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
         ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
-        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 "),
+        ("smollm2-code-n1024", True, "T/code.jsonl --n-long 1024 .*--blocks 16 .*--only-blocks 0-7$"),
+        ("smollm2-books-n1024", False, "T/books-long.jsonl --n-long 1024 .*--blocks 8 (?!.*--only-blocks)"),
         (
             "smollm2-books-n4096",
             False,
@@ -493,8 +494,7 @@ def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expect
 
 
 SHARED = [f"{model}-{text}-n256" for model in ("smollm2", "gemma") for text in study.TEXTS]
-SHARED += [f"smollm2-{text}-{kind}" for text in ("books", "releases") for kind in ("n1024", "n4096")]
-SHARED.append("smollm2-code-n4096")
+SHARED += [f"smollm2-{text}-{kind}" for text in study.TEXTS for kind in ("n1024", "n4096")]
 
 
 @pytest.mark.parametrize("cell", SHARED)

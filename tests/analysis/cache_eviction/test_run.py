@@ -243,8 +243,12 @@ def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
     for wrong in ([5], [], [-1], [0, 9]):
         with refused("only_blocks takes numbers from 0 to 4, as blocks are drawn"):
             small(only_blocks=wrong)
-    with refused("only_blocks judges a part, and out takes a whole comparison"):
-        small(only_blocks=[0], out=tmp_path)
+    some = small(only_blocks=[3, 1], out=tmp_path)
+    assert_same(some, parts[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["eviction-parts"]
+    assert_same(small(only_blocks=[1], out=tmp_path), some)
+    assert_same(small(out=tmp_path), whole)
+    assert_same(EvictionResult.load(tmp_path), whole)
 
 
 def test_kept_sets_are_shares_of_all_heads(tmp_path):
@@ -397,6 +401,25 @@ def test_the_command_measures_writes_and_prints_and_prints_again(folder, tmp_pat
     _, again = call_main("eviction", "--out", out)
     assert again.partition("\nwrote")[0] == printed.partition("\nwrote")[0]
     assert (out / "numbers.csv").read_bytes() == before
+
+
+def test_the_command_judges_some_blocks_and_then_the_others(folder, tmp_path, call_main):
+    out = tmp_path / "out"
+    options = ("--n-long", N, "--n-short", M, "--targets-per-block", B, "--blocks", 4, "--budgets", "50%")
+    names = ("--policies", "nearest", "--references", "none", "--device", "cpu", "--out", out)
+    command = ("eviction", folder, "--text", *(folder / f"{group}.txt" for group in TEXTS), *options, *names)
+    _, printed = call_main(*command, "--only-blocks", "0-1,3")
+    assert "in 3 blocks" in printed and "the same command without --only-blocks judges the others" in printed
+    assert [path.name for path in out.iterdir()] == ["eviction-parts"]
+    _, printed = call_main(*command)
+    assert "in 4 blocks" in printed and (out / "eviction.json").is_file()
+
+
+@pytest.mark.parametrize("numbers", ["7-0", "-1", "a", "0,", "1-2-3"])
+def test_the_command_refuses_blocks_that_are_no_numbers(call_main, capsys, numbers):
+    with pytest.raises(SystemExit, match="2"):
+        call_main("eviction", "MODEL", "--out", "out", f"--only-blocks={numbers}")
+    assert "are no numbers of blocks; write them as 0-7 or 12" in capsys.readouterr().err
 
 
 def test_the_command_says_that_a_model_is_missing(call_main, tmp_path):
