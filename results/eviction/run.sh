@@ -13,6 +13,7 @@ needles=${NEEDLES:-python $here/needles.py}
 every=all,h2o:mean=1,h2o:mean=1:blind=1
 few_observers=snapkv:window=8:blind=1 # 32, as SnapKV has, are all that a small budget of N 256 keeps
 aware=snapkv,h2o,tova,keydiff,expected-attention,ada-snapkv,random,nearest
+blind=streaming-llm,knorm,kvzip,snapkv:blind=1,random
 three=leave-one-out-kl,halving-kl,presence-gradient
 some=snapkv,snapkv:blind=1,h2o,h2o:blind=1,keydiff,expected-attention,streaming-llm,random
 cell() {
@@ -59,6 +60,10 @@ cell() {
         --policies "$aware" --budgets 6%,12%,25% --near kept \
         --references leave-one-out-kl,leave-one-out-kl:first=16 "${common[@]}"
       ;;
+    blindhorizon)
+      $judge "$path" --text "$texts/$long.jsonl" --n-long 256 --targets-per-block 512 --blocks "${horizon[$text]}" \
+        --policies "$blind" --budgets 6%,12%,25% --near reread --references none "${common[@]}"
+      ;;
     needles) $needles "$path" "$texts/books.jsonl" "$out/$1" --policies "$every,$few_observers" ;;
     *) echo "no cell $1" >&2; return 1 ;;
   esac
@@ -70,7 +75,7 @@ if [[ $# -eq 0 ]]; then
     for text in code releases books; do cells+=("smollm2-$text-$kind"); done
   done
   cells+=(smollm2-books-needles)
-  for kind in references horizon; do
+  for kind in references horizon blindhorizon; do
     for text in code releases books; do cells+=("smollm2-$text-$kind"); done
   done
   for text in code releases books; do cells+=("gemma-$text-n256"); done

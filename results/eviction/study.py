@@ -47,7 +47,7 @@ OF_BLIND = SAME_AS_NEAREST = "streaming-llm"
 """The blind policy that blind ones are compared with; it keeps the sinks and what the control `nearest` keeps."""
 EXACT = "leave-one-out-kl"
 """The reference."""
-POOLED = ("n256", "n1024", "references", "horizon", "n4096")
+POOLED = ("n256", "n1024", "references", "horizon", "blindhorizon", "n4096")
 """Cells that are also shown with all texts as one."""
 VERDICTS = ("n256", "n1024")
 """Cells in which policies are called better or worse."""
@@ -191,7 +191,7 @@ def print_cell(tables: Tables, cell: str, measured: EvictionResult) -> None:
         tells = tells[["near", "n_policies", "budget", "name", *INTERVAL]]
         title = f"{cell}: rank correlation over policies of agreement with loss over full"
         tables.add(title, tells, across="budget", digits=1)
-    if kind_of(cell) == "horizon":
+    if kind_of(cell) in ("horizon", "blindhorizon"):
         print_horizon(tables, cell, result)
     elif kind_of(cell) == "references":
         print_references(tables, cell, measured)
@@ -277,17 +277,21 @@ def print_where(tables: Tables, cell: str, result: EvictionResult) -> None:
 
 def print_horizon(tables: Tables, cell: str, result: EvictionResult) -> None:
     """Print losses by distance from the choice; and of the targets that the reference of the next 16 has not seen, what
-    policies and references lose more than a reference."""
-    frame = result.by_distance()
-    frame = frame[(frame["near"] == NEAR_KEPT) & (frame["budget"] == budget_of(result))]
-    title = f"{cell}: loss over full, nats, by distance from the choice, in tokens, below"
-    tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
+    policies and references lose more than a reference, or blind policies more than one of them."""
+    by_distance = result.by_distance()
     is_later = result.targets["place"] >= SEEN_BY_FIRST
     later = replace(result, targets=result.targets[is_later].reset_index(drop=True))
-    for reference in result.settings.references:
-        if reference.startswith(EXACT):
-            frame = later.differences(reference, NEAR_KEPT)
-            print_differences(tables, frame, f"{cell}, later targets: less {reference}")
+    for part in parts_as_used(result):
+        what = f"{cell}, {part.name}"
+        frame = part.rows(by_distance)
+        frame = frame[frame["budget"] == budget_of(result)]
+        title = f"{what}: loss over full, nats, by distance from the choice, in tokens, below"
+        tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
+        references = [name for name in part.references if name.startswith(EXACT)]
+        for reference in references or [OF_BLIND]:
+            among = [name for name in (*part.policies, *part.references) if name != reference]
+            frame = later.differences(reference, part.near, among)
+            print_differences(tables, frame, f"{what}, later targets: less {reference}")
 
 
 def in_far_context(result: EvictionResult, far_context: str) -> EvictionResult:

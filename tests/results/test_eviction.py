@@ -60,6 +60,9 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     both = {"references": ("leave-one-out-kl", "leave-one-out-kl:first=4")}
     cells = {
         "smollm2-code-n256": small(),
+        "smollm2-books-blindhorizon": small(
+            policies=("streaming-llm", "knorm", "random"), near="reread", references=()
+        ),
         "smollm2-books-horizon": small(**both),
         "smollm2-code-horizon": small(**both, blocks=6),
     }
@@ -106,10 +109,15 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     later = pooled.targets[pooled.targets["place"] >= 4].reset_index(drop=True)
     less = replace(pooled, targets=later).differences("leave-one-out-kl").set_index(["policy", "budget"])
     row = less.loc[("leave-one-out-kl:first=4", 0.12)].to_dict()
-    of_pooled = printed.split("smollm2-all-horizon, later targets: less leave-one-out-kl\n")[1].split("\n\n")[
-        0
-    ]
+    of_pooled = printed.split(
+        "smollm2-all-horizon, aware, near kept, later targets: less leave-one-out-kl\n"
+    )[1].split("\n\n")[0]
     assert interval_text(row, digits=2) in of_pooled
+    blind = cells["smollm2-books-blindhorizon"]
+    later = replace(blind, targets=blind.targets[blind.targets["place"] >= 4].reset_index(drop=True))
+    row = later.differences("streaming-llm", "reread").query("policy == 'knorm'").iloc[0].to_dict()
+    what = "smollm2-books-blindhorizon, blind, near reread, later targets: less streaming-llm"
+    assert interval_text(row, digits=2) in printed.split(f"{what}\n")[1].split("\n\n")[0]
     shares = np.stack(
         asked.choices.query("policy == 'h2o' and near == 'kept' and budget == 0.25")["kept_share"]
     )
@@ -465,6 +473,11 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
             "s.gguf --text T/books-long.jsonl --n-long 4096 --targets-per-block 16",
         ),
         ("smollm2-releases-horizon", False, "--targets-per-block 512 .*--near kept"),
+        (
+            "smollm2-releases-blindhorizon",
+            False,
+            "--targets-per-block 512 --blocks 3 .*knorm.*--near reread --references none ",
+        ),
         (
             "smollm2-code-references",
             False,
