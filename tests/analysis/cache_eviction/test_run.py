@@ -18,12 +18,16 @@ from analysis.cache_eviction.judge import BlockJudge
 from analysis.cache_eviction.record import FRAMES
 from analysis.cache_eviction.reference import RankedBlock
 from analysis.cache_eviction.result import EvictionResult
+from analysis.contexts import Contexts
+from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
-from analysis.policies import POLICIES
+from analysis.policies import POLICIES, find_policy, from_kvpress
+from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
+from tests.support.presses import BudgetPress, PyramidPress
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
 
@@ -460,6 +464,31 @@ def other_policies():
     yield before
     for name in set(POLICIES) - before:
         del POLICIES[name]
+
+
+def test_a_press_shares_out_the_budget_beside_the_sinks(other_policies):
+    """Its budgets of layers and its scores are for far keys without sinks, which it keeps whatever it says."""
+    POLICIES.register("pyramid")(from_kvpress(PyramidPress()))
+    POLICIES.register("critical")(from_kvpress(BudgetPress()))
+    inner, tokenizer = small_measurement.model()
+    result = small((inner, tokenizer), policies=("pyramid", "critical"), references=(), kept_sets=True)
+    tokens = [np.array(tokenizer.encode(text).ids) for texts in TEXTS.values() for text in texts]
+    scorer = Scorer(TransformersAdapter(inner))
+    choices = result.choices.set_index(["policy", "budget", "block"])["kept_share"]
+    for block, first in result.targets.groupby("block").first().iterrows():
+        far = tokens[first["text"]][first["position"] - N :][None, :F]
+        contexts = Contexts(far, np.array([[1]]), np.array([[0]]), n_short=0)
+        [norms] = find_policy("knorm").scores(Seen.of(scorer, contexts))
+        for budget, keys in zip(SMALL["budgets"], result.settings.keys, strict=True):
+            half = norms.copy()
+            half[:, : keys // 2] = 1
+            of_layers = [keys - 2 + more for more in (2, 2, -2, -2)]
+            for policy, scores, counts in (("pyramid", norms, of_layers), ("critical", half, [keys - 2] * 4)):
+                kept = np.zeros((4, F))
+                kept[:, :2] = 1
+                for head, count in enumerate(counts):
+                    kept[head, 2 + np.argsort(-scores[head, 2:], kind="stable")[:count]] = 1
+                np.testing.assert_allclose(choices[policy, budget, block], kept.mean(axis=0))
 
 
 def test_the_policy_on_the_page_is_judged_by_its_name(other_policies):
