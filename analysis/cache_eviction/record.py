@@ -130,8 +130,8 @@ class EvictionRecord:
     def pool(cls, records: Mapping[str, Self]) -> Self:
         """Comparisons on other texts as one, by a name of each; targets, blocks and texts are numbered on.
 
-        Groups of two records are never the same. Raises `UserError` where settings but texts and the number of blocks
-        differ, or some have groups and some none.
+        Groups of two records are never the same. Commits are those of all, versions and machine those of the first.
+        Raises `UserError` where settings but texts and the number of blocks differ, or some have groups and some none.
         """
         first, *others = records.values()
         for other in others:
@@ -169,9 +169,12 @@ class EvictionRecord:
             texts=TextsIdentity(", ".join(records), digest, identities[0].split),
             blocks_requested=sum(record.settings.blocks_requested for record in records.values()),
         )
-        seconds = sum(record.provenance.get("seconds", 0.0) for record in records.values())
+        made = {name: first.provenance[name] for name in ("versions", "machine") if name in first.provenance}
+        made["seconds"] = sum(record.provenance.get("seconds", 0.0) for record in records.values())
+        commits = [record.provenance.get("commit", "") for record in records.values()]
+        made["commit"] = " ".join(dict.fromkeys(filter(None, commits)))
         stacked_frames = {name: stacked(parts) for name, parts in frames.items()}
-        return cls(settings, provenance={"seconds": seconds}, **stacked_frames)
+        return cls(settings, provenance=made, **stacked_frames)
 
 
 def as_float32(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -297,6 +297,7 @@ def test_the_script_for_a_gpu_writes_one_comparison_of_all_texts(tmp_path, monke
         paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
     model = directory(tmp_path / "model", "llama")
     small_measurement.model()[1].save(str(model / "tokenizer.json"))
+    assert "kvzip" not in gpu.settings_of(tiny=False)["policies"]
     few = {**SMALL, "blocks": 2}
     monkeypatch.setattr(gpu, "settings_of", lambda tiny: few)
     gpu.main([str(model), str(tmp_path / "out"), *map(str, paths), "--tiny"])

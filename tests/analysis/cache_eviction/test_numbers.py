@@ -354,6 +354,21 @@ def test_comparisons_on_other_texts_are_pooled():
         EvictionResult.pool({"books": first, "code": without})
 
 
+def test_pooled_comparisons_say_what_made_them():
+    versions = {"versions": {"torch": "2"}, "machine": {"cpus": 2}, "command": "of the first"}
+    records = {}
+    for name, commit in (("books", "a"), ("code", "b"), ("releases", "a")):
+        record = made_up()
+        records[name] = replace(record, provenance={**versions, "commit": commit, "seconds": 1.5})
+    assert EvictionResult.pool(records).provenance == {
+        "versions": {"torch": "2"},
+        "machine": {"cpus": 2},
+        "seconds": 4.5,
+        "commit": "a b",
+    }
+    assert EvictionResult.pool({"a": made_up(), "b": made_up()}).provenance == {"seconds": 2.0, "commit": ""}
+
+
 def test_texts_of_placebos_are_numbered_on_where_comparisons_are_pooled():
     first, second = (made_up(seed, far_contexts=("true", "placebo")) for seed in (0, 1))
     first, second = (
