@@ -248,12 +248,12 @@ def print_differences(tables: Tables, frame: pd.DataFrame, title: str) -> None:
 
 
 def print_best(what: str, frames: CellFrames, near: str) -> None:
-    """Print what either half of the blocks chooses, by budget."""
+    """Print what either half of the groups chooses, by budget."""
     if frames.best_found is None:
         return
     best = frames.best_found
     best = best[(best["name"] == numbers.LOSS) & (best["near"] == near)]
-    print(f"\n{what}: best found on either half of the blocks")
+    print(f"\n{what}: best found on either half of the groups")
     for row in best.itertuples():
         print(f"{100 * row.budget:g} %  {row.first}, {row.second}")
 
@@ -442,13 +442,15 @@ def print_lengths(tables: Tables, study: Study) -> None:
 def figure(study: Study, model: str = "smollm2") -> Figure | None:
     """Loss over full against the budget, a column a text, aware policies above and blind ones below.
 
-    N 1,024, or 256 where that is not measured; None without cells.
+    N 1,024, or 256 where that is measured on more texts; None without cells.
     """
-    for kind in ("n1024", "n256"):
-        cells = {text: study[f"{model}-{text}-{kind}"] for text in TEXTS if f"{model}-{text}-{kind}" in study}
-        if cells:
-            break
-    else:
+    short, cells = (
+        {text: study[name] for name, text in cells_of(model, kind).items() if name in study}
+        for kind in ("n256", "n1024")
+    )
+    if len(short) > len(cells):
+        cells = short
+    if not cells:
         return None
     frames = []
     for text, result in cells.items():

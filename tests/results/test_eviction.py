@@ -17,11 +17,13 @@ import pandas as pd
 import pytest
 import yaml
 from scipy.stats import spearmanr
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from analysis import eviction, load_study, measure
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.result import EvictionResult
+from analysis.cache_eviction.settings import BUDGETS
 from analysis.measurement import save_study
 from analysis.policies.policy import highest
 from analysis.stats.tables import Tables, interval_text
@@ -209,6 +211,17 @@ def test_references_are_compared_with_single_effects_also_in_the_far_context_of_
         assert interval_text(row, digits=2) in lines["presence-gradient"]
 
 
+def test_the_figure_is_of_the_longer_context_where_that_has_as_many_texts(two_texts):
+    def heading_of(cells):
+        return " ".join(text.get_text() for text in study.figure(cells).texts)
+
+    assert "N 20, M" in heading_of(two_texts)
+    assert "N 12, M" in heading_of(
+        {name: two_texts[name] for name in two_texts if name != "smollm2-code-n1024"}
+    )
+    assert study.figure({}) is None
+
+
 def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     first, second = (two_texts[f"smollm2-books-{kind}"] for kind in ("n256", "n1024"))
     policies = ["snapkv", "knorm", "streaming-llm", "h2o:blind=1"]
@@ -237,22 +250,58 @@ def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     assert f"{interval_text(share.to_dict(), percent=True, digits=0)}" in of_blind.split("\n\n")[0]
 
 
+def words_tokenizer():
+    """Characters are tokens, and the words of the needles with the space before them."""
+    words = [f" {word}" for word in needles.WORDS]
+    pieces = [*words, *map(chr, range(32, 127)), "\n"]
+    numbers_of = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordLevel(numbers_of, unk_token="?"))
+    pattern = Regex("|".join([*words, r"[\s\S]"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
 def words_reader():
-    """A tokenizer of characters, the words of the needles and the space before them one token."""
-    pieces = re.compile("|".join([*(f" {word}" for word in needles.WORDS), "(?s:.)"]))
-    numbers_of = {}
-    texts = []
+    tokenizer = words_tokenizer()
+    return needles.Reader(lambda text: tokenizer.encode(text).ids, tokenizer.decode)
 
-    def encode(text):
-        ids = []
-        for piece in pieces.findall(text):
-            if piece not in numbers_of:
-                numbers_of[piece] = len(texts)
-                texts.append(piece)
-            ids.append(numbers_of[piece])
-        return ids
 
-    return needles.Reader(encode, lambda ids: "".join(texts[number] for number in ids))
+def test_needles_are_judged_and_their_places_written(tmp_path, capsys):
+    tokenizer = words_tokenizer()
+    model = directory(tmp_path / "model", "llama", vocab_size=tokenizer.get_vocab_size())
+    tokenizer.save(str(model / "tokenizer.json"))
+    lines = " ".join(f"Line {number} of a book." for number in range(60))
+    books = [{"text": lines, "group": group} for group in "ab"]
+    path = tmp_path / "books.jsonl"
+    path.write_text("".join(json.dumps(book) + "\n" for book in books))
+    out = tmp_path / "out"
+    options = (
+        "--policies",
+        "snapkv,snapkv:blind=1",
+        "--references",
+        "none",
+        "--n-long",
+        "160",
+        "--of-each",
+        "1",
+    )
+    needles.main([str(model), str(path), str(out), *options])
+    result = EvictionResult.load(out)
+    assert str(result) in capsys.readouterr().out
+    assert result.settings.policies == ("snapkv", "snapkv:blind=1") and result.counts["groups"] == 2
+    made = needles.needles_of(words_reader(), books, 1, n_long=160)
+    expected = [one for of_book in made.values() for one in of_book]
+    assert json.loads((out / "places.json").read_text()) == [one.columns for one in expected]
+    kept = study.words_of(result.targets, [one.columns for one in expected])
+    assert len(result.keeps(kept)) == 3 * 3 * len(BUDGETS)
+    for text, targets in result.targets.groupby("text"):
+        ids = tokenizer.encode(expected[text].text).ids
+        first, last = (targets["token"].iloc[place] for place in (0, -1))
+        assert [ids[expected[text].columns[word]] for word in (needles.FIRST, needles.SECOND)] == [
+            first,
+            last,
+        ]
 
 
 def test_needles_are_whole_blocks_whose_words_stand_where_they_are_said_to(tmp_path):

@@ -108,9 +108,10 @@ def test_p_is_that_of_a_t_test_where_all_groups_weigh_the_same():
     assert bootstrap.p_value(draws) == pytest.approx(expected, rel=1e-6)
 
 
-def plain_best(record, near, budget, seed):
-    order = np.random.default_rng([Stream.HALVES, seed]).permutation(BLOCKS)
-    halves = [record.targets["block"].isin(order[: BLOCKS // 2]).to_numpy()]
+def plain_best(record, near, budget, seed, halved):
+    order = list(dict.fromkeys(record.targets[halved]))
+    order = np.random.default_rng([Stream.HALVES, seed]).permutation(order).tolist()
+    halves = [np.array([value in order[: len(order) // 2] for value in record.targets[halved]])]
     halves.append(~halves[0])
     policies = [policy for policy, _, of_policy in WAYS if of_policy == near]
     chosen = []
@@ -123,13 +124,16 @@ def plain_best(record, near, budget, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_the_best_is_chosen_on_one_half_and_measured_on_the_other(seed):
+@pytest.mark.parametrize("halved", ["group", "block"])
+def test_the_best_is_chosen_on_one_half_and_measured_on_the_other(seed, halved):
     record = made_up()
+    if halved == "block":
+        record = replace(record, targets=record.targets.drop(columns="group"))
     frame = record.best_found(seed=seed)
     rows = frame[frame["name"] == "loss_over_full_nats"]
     assert len(rows) == 2 * len(BUDGETS)
     for row in rows.itertuples():
-        chosen, expected = plain_best(record, row.near, row.budget, seed)
+        chosen, expected = plain_best(record, row.near, row.budget, seed, halved)
         assert [row.first, row.second] == chosen
         assert row.value == pytest.approx(expected)
 

@@ -24,6 +24,7 @@ from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, find_policy, from_kvpress
 from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
+from analysis.work import Work
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
@@ -201,6 +202,24 @@ def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are
         assert read.settings == expected.settings
         pd.testing.assert_frame_equal(read.losses, expected.losses, atol=2e-6)
         pd.testing.assert_frame_equal(read.choices, expected.choices, atol=2e-6)
+
+
+def test_the_time_left_does_not_count_passes_that_known_effects_save(measured, monkeypatch):
+    expected = []
+    original = Work.begin_steps
+
+    def begin_steps(self, tokens):
+        expected.extend(tokens)
+        original(self, tokens)
+
+    monkeypatch.setattr(Work, "begin_steps", begin_steps)
+    names = ("leave-one-out-kl:first=2", "halving-kl", "greedy-kl", "presence-gradient")
+    for options in ({}, {"effects": measured}, {"placebo": True}, {"placebo": True, "effects": measured}):
+        small(references=names, only_blocks=[0], **options)
+    in_true, with_effects, in_both, in_both_with_effects = expected
+    saved = 3 * F * (M + B - 1)
+    assert in_true - with_effects == in_both - in_both_with_effects == saved
+    assert in_both == 2 * in_true
 
 
 def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(measured):
