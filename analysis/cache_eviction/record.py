@@ -169,7 +169,9 @@ class EvictionRecord:
             texts=TextsIdentity(", ".join(records), digest, identities[0].split),
             blocks_requested=sum(record.settings.blocks_requested for record in records.values()),
         )
-        made = {name: first.provenance[name] for name in ("versions", "machine") if name in first.provenance}
+        made: dict[str, Any] = {
+            name: first.provenance[name] for name in ("versions", "machine") if name in first.provenance
+        }
         made["seconds"] = sum(record.provenance.get("seconds", 0.0) for record in records.values())
         commits = [record.provenance.get("commit", "") for record in records.values()]
         made["commit"] = " ".join(dict.fromkeys(filter(None, commits)))
