@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from analysis.cache_eviction.contenders import every_policy
@@ -80,6 +81,11 @@ def eviction_parser() -> Parser:
         "tokens are read again (default: all is measured)"
     )
     add("--effects", metavar="DIR", help=effects)
+    only = (
+        "judge only drawn blocks of these numbers, from 0, such as 0-7,12; the same command without it judges the "
+        "others (default: all)"
+    )
+    add("--only-blocks", type=block_numbers, metavar="i-j,…", help=only)
     seed = "random seed of all draws (default: 0)"
     add("--seed", type=whole_number_or_zero, default=0, help=seed)
     add_model_options(parser)
@@ -103,6 +109,17 @@ def shares(text: str) -> tuple[float, ...]:
             )
         values.add(value)
     return tuple(sorted(values))
+
+
+def block_numbers(text: str) -> tuple[int, ...]:
+    """Numbers such as ``0-7,12``, ascending, each once."""
+    numbers: set[int] = set()
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
+        if not match or int(match[1]) > int(match[2] or match[1]):
+            raise argparse.ArgumentTypeError(f"{item!r} are no numbers of blocks; write them as 0-7 or 12")
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(numbers))
 
 
 def check_no_texts(parsed: argparse.Namespace) -> None:
@@ -132,6 +149,12 @@ def main() -> None:
         not_options = ("model", *TEXT_OPTIONS)
         options = {name: value for name, value in vars(parsed).items() if name not in not_options}
         result = eviction(parsed.model, source, **options)
+        if parsed.only_blocks is not None:
+            print(result)
+            print(
+                "\nthese are some of the blocks; next: the same command without --only-blocks judges the others"
+            )
+            return
         files = [parsed.out / "eviction.json"]
     files += result.write(parsed.out)
     print(result)

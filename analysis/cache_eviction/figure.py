@@ -14,7 +14,7 @@ from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
 
 BEST = "best found"
-"""The line of what is best on half of the blocks, measured on the other half."""
+"""The line of what is best on half of the groups, measured on the other half."""
 _TITLES = {
     NEAR_KEPT: "Aware of the near tokens, which are kept",
     NEAR_REREAD: "Blind to the near tokens, which are read again",

@@ -91,8 +91,8 @@ class BlockJudge:
             return [NEAR_REREAD]
         return [near for near in NEARS if near in self.contest.near]
 
-    def tokens(self, contexts: Contexts) -> int:
-        """About how many tokens are read for one block."""
+    def tokens(self, contexts: Contexts, effects_known: bool = False) -> int:
+        """About how many tokens are read for one block; ``effects_known``: as those of `judge` are, of all targets."""
         behind = contexts.targets_per_block - 1
         read = len(self.contest.policies) * contexts.n_long
         for near in self.nears:
@@ -100,7 +100,10 @@ class BlockJudge:
             judged = [contender for contender in self.contest.policies if near in _nears_of(contender)]
             rows = len(self.contest.budgets) * (len(judged) + len(self.contest.references))
             for reference in self.contest.references:
-                rows += _ROWS_OF_A_KEY.get(reference.name.partition(":")[0], 1) * contexts.n_far
+                rows_of_key = _ROWS_OF_A_KEY.get(reference.name.partition(":")[0], 1)
+                if effects_known and near == NEAR_REREAD:
+                    rows_of_key = max(0, rows_of_key - 1)
+                rows += rows_of_key * contexts.n_far
             read += rows * length
         return read
 
@@ -270,7 +273,8 @@ class BlockJudge:
 
 
 _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
-"""How often a reference reads the near tokens for each far key, for the time left; others once."""
+"""How often a reference reads the near tokens for each far key, for the time left; others once. One time is the exact
+effect of single keys."""
 
 
 class _Seen:

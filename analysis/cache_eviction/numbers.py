@@ -350,20 +350,20 @@ def _with_p(
 
 
 def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """What is best by KL on one half of the blocks, measured on the other half, and the other way round.
+    """What is best by KL on one half of the groups, measured on the other half, and the other way round.
 
-    Never the best of a block by its own loss. ``seed``: of the halves and of the bootstrap, whose intervals take the
-    choices as given. Columns: far_context, near, budget, keys, first, second (what the first and the second half
-    choose), name (loss_over_full_nats, kl_nats), value, low, high: means over the targets of both halves. Raises
-    `UserError` where there is only one block.
+    Blocks are halved where there are no two groups. Never the best of a block by its own loss. ``seed``: of the halves
+    and of the bootstrap, whose intervals take the choices as given. Columns: far_context, near, budget, keys, first,
+    second (what the first and the second half choose), name (loss_over_full_nats, kl_nats), value, low, high: means
+    over the targets of both halves. Raises `UserError` where there is only one block.
     """
-    blocks = record.targets["block"].unique()
-    if len(blocks) < 2:
+    if record.counts["blocks"] < 2:
         raise UserError(
             "the best policy is chosen on half of the blocks, and there is one block; measure more"
         )
-    order = np.random.default_rng([Stream.HALVES, seed]).permutation(blocks)
-    in_first = record.targets["block"].isin(order[: len(order) // 2]).to_numpy()
+    halved = "group" if record.counts.get("groups", 0) > 1 else "block"
+    order = np.random.default_rng([Stream.HALVES, seed]).permutation(record.targets[halved].unique())
+    in_first = record.targets[halved].isin(order[: len(order) // 2]).to_numpy()
     rows = []
     for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         for near in record.nears:

@@ -130,8 +130,8 @@ class EvictionRecord:
     def pool(cls, records: Mapping[str, Self]) -> Self:
         """Comparisons on other texts as one, by a name of each; targets, blocks and texts are numbered on.
 
-        Groups of two records are never the same. Raises `UserError` where settings but texts and the number of blocks
-        differ, or some have groups and some none.
+        Groups of two records are never the same. Commits are those of all, versions and machine those of the first.
+        Raises `UserError` where settings but texts and the number of blocks differ, or some have groups and some none.
         """
         first, *others = records.values()
         for other in others:
@@ -147,7 +147,9 @@ class EvictionRecord:
         blocks = 0
         texts = 0
         for name, record in records.items():
-            targets = record.targets.assign(text=record.targets["text"] + texts)
+            targets = record.targets.copy()
+            of_texts = [column for column in ("text", "placebo_text") if column in targets]
+            targets[of_texts] += texts
             if "group" in targets:
                 targets["group"] = [f"{name}: {group}" for group in targets["group"]]
             losses = record.losses.copy()
@@ -159,7 +161,7 @@ class EvictionRecord:
             for of_name, frame in zip(FRAMES, (targets, losses, choices), strict=True):
                 frames[of_name].append(frame)
             blocks = int(targets["block"].max()) + 1
-            texts = int(targets["text"].max()) + 1
+            texts = int(targets[of_texts].to_numpy().max()) + 1
         identities = [record.settings.texts for record in records.values()]
         digest = hashlib.sha256("".join(texts.sha256 for texts in identities).encode()).hexdigest()
         settings = replace(
@@ -167,9 +169,14 @@ class EvictionRecord:
             texts=TextsIdentity(", ".join(records), digest, identities[0].split),
             blocks_requested=sum(record.settings.blocks_requested for record in records.values()),
         )
-        seconds = sum(record.provenance.get("seconds", 0.0) for record in records.values())
+        made: dict[str, Any] = {
+            name: first.provenance[name] for name in ("versions", "machine") if name in first.provenance
+        }
+        made["seconds"] = sum(record.provenance.get("seconds", 0.0) for record in records.values())
+        commits = [record.provenance.get("commit", "") for record in records.values()]
+        made["commit"] = " ".join(dict.fromkeys(filter(None, commits)))
         stacked_frames = {name: stacked(parts) for name, parts in frames.items()}
-        return cls(settings, provenance={"seconds": seconds}, **stacked_frames)
+        return cls(settings, provenance=made, **stacked_frames)
 
 
 def as_float32(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

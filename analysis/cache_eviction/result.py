@@ -67,7 +67,7 @@ class EvictionResult(EvictionRecord):
         return numbers.aware_less_blind(self, near, resamples=resamples, seed=seed)
 
     def best_found(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-        """See `analysis.cache_eviction.numbers.best_found`: chosen on half of the blocks, measured on the other."""
+        """See `analysis.cache_eviction.numbers.best_found`: chosen on half of the groups, measured on the other."""
         return numbers.best_found(self, resamples=resamples, seed=seed)
 
     def by_distance(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:

@@ -94,7 +94,8 @@ def eviction(
         effects: a result of `analysis.measure` with ``effects=True``, or its folder, of the same model, texts and
             contexts: where the near tokens are read again, ``leave-one-out-kl`` is read from it for the blocks that it
             has, to float32, in place of F passes a block.
-        only_blocks: numbers from 0 of the drawn blocks to judge, without ``out``: parts for `EvictionResult.join`.
+        only_blocks: numbers from 0 of the drawn blocks to judge, so that several processes judge parts for
+            `EvictionResult.join`. In ``out`` they stay parts, and the same call without it judges the others.
         prefix: what stands before every context, see `analysis.measure`; so for all that is not named here.
         seed: of everything that is drawn.
         out: folder to write to as blocks are finished: the same call goes on after an interruption.
@@ -114,8 +115,6 @@ def eviction(
     if tokens_per_batch is not None:
         tokens_per_batch = arguments.whole_number("tokens_per_batch", tokens_per_batch)
     folder = None if out is None else arguments.folder("out", out)
-    if only_blocks is not None and folder is not None:
-        raise UserError("only_blocks judges a part, and out takes a whole comparison; leave one of them out")
     opening: dict[str, Any] = {
         "tokenizer": tokenizer,
         "prefix": prefix,
@@ -162,7 +161,7 @@ def eviction(
             f"{scorer.tokens_per_batch:,}",
         )
         comparison = _Comparison(judge, source, sampled, settings, loaded.check_losses, loaded.decoder, known)
-        return comparison.run(folder, progress)
+        return comparison.run(folder, progress, is_part=only_blocks is not None)
 
 
 def checked_contest(
@@ -206,8 +205,11 @@ class _Comparison:
     decoder: TextDecoder
     known: KnownEffects | None
 
-    def run(self, out: Path | None, progress: bool) -> EvictionResult:
-        """All blocks; ``out``: the folder, None: all stays in memory."""
+    def run(self, out: Path | None, progress: bool, *, is_part: bool = False) -> EvictionResult:
+        """All blocks, or what is judged so far; ``out``: the folder, None: all stays in memory.
+
+        ``is_part``: other blocks are to be judged, too, so that those of the folder stay parts.
+        """
         if out is None:
             in_memory: list[EvictionResult] = []
             self._judge((), in_memory.append, progress)
@@ -223,12 +225,8 @@ class _Comparison:
             kept = [parts.read(head, EvictionResult.load) for head in parts.finished()]
             judged = {block for part in kept for block in part.targets["block"]}
             if judged:
-                log.info(
-                    "%s goes on: %d of %d blocks are judged",
-                    out,
-                    len(judged),
-                    self.sampled["block"].nunique(),
-                )
+                blocks = set(self.sampled["block"])
+                log.info("%s goes on: %d of %d blocks are judged", out, len(judged & blocks), len(blocks))
 
             def keep(part: EvictionResult) -> None:
                 part.save(parts.path(f"block-{part.targets['block'].min():08d}").parent)
@@ -236,6 +234,8 @@ class _Comparison:
 
             self._judge(judged, keep, progress)
             result = EvictionResult.join(kept)
+            if is_part:
+                return result
             remove_leftovers(out, [HEAD, *(f"eviction-{name}.parquet" for name in FRAMES)])
             result.save(out)
             parts.remove()
@@ -263,19 +263,32 @@ class _Comparison:
                 for _, targets in to_judge.groupby("block"):
                     contexts, _ = blocks_of(self.source, targets, self.settings.contexts)
                     work.begin_batch(len(targets), 0.0, 0.0)
-                    work.begin_steps([self.judge.tokens(contexts) * (1 + self.settings.placebo)])
-                    rounds.add(self._frames(targets, contexts))
+                    effects_nats = self._effects(targets, contexts)
+                    work.begin_steps([self._tokens(targets, contexts, effects_nats)])
+                    rounds.add(self._frames(targets, contexts, effects_nats))
                     work.finish_step()
                     work.finish_batch()
             finally:
                 rounds.keep()
 
-    def _frames(self, targets: pd.DataFrame, contexts: Contexts) -> dict[str, pd.DataFrame]:
-        """`FRAMES` of one block."""
+    def _effects(self, targets: pd.DataFrame, contexts: Contexts) -> np.ndarray | None:
+        """Known effects of one block, see `BlockReading`."""
+        return None if self.known is None else self.known.of_block(targets, contexts)
+
+    def _tokens(self, targets: pd.DataFrame, contexts: Contexts, effects_nats: np.ndarray | None) -> int:
+        """About how many tokens are read for one block in all far contexts."""
+        place = targets["target_id"] % contexts.targets_per_block
+        are_known = effects_nats is not None and bool(np.isfinite(effects_nats[place]).all())
+        tokens = self.judge.tokens(contexts, are_known)
+        if self.settings.placebo:
+            tokens += self.judge.tokens(contexts)
+        return tokens
+
+    def _frames(
+        self, targets: pd.DataFrame, contexts: Contexts, effects_nats: np.ndarray | None
+    ) -> dict[str, pd.DataFrame]:
+        """`FRAMES` of one block; ``effects_nats``: see `_effects`."""
         place = (targets["target_id"] % contexts.targets_per_block).to_numpy()
-        effects_nats = None
-        if self.known is not None:
-            effects_nats = self.known.of_block(targets, contexts)
         judged = {TRUE: self.judge.judge(contexts, place, effects_nats)}
         if self.settings.placebo:
             first = targets.iloc[:1]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the cells of the study: run.sh TEXTS SMOLLM2 GEMMA OUT [CELL ...]; without cells all, in order.
-# TEXTS has books.jsonl, code.jsonl, releases.jsonl (../models/run.sh), and books-long.jsonl for N of 1,024 and more, which
-# `../models/texts.py joined` makes of all texts of the same books.
+# TEXTS has books.jsonl, code.jsonl, releases.jsonl (../models/run.sh), and for N of 1,024 and more books-long.jsonl: all
+# stretches of the same 13 books, `../models/texts.py joined OUT books-validation*.gz books-more-validation*.gz`, in this order.
 # A cell that was interrupted goes on; one that is complete is left as it is.
 set -euo pipefail
 texts=$1 smollm2=$2 gemma=$3 out=$4

@@ -239,6 +239,15 @@ def size_category(rows: int) -> str:
     return "10K<n<100K"
 
 
+def check_alike(cells: Mapping[str, Result]) -> None:
+    """Raise `UserError` where cells differ in more than their texts and how much of these is measured."""
+    [settings, *others] = [result.settings for result in cells.values()]
+    may_differ = ("texts", "texts_sha256", "targets_requested", "complete")
+    for other in others:
+        if differing := settings.differences(other, when="joined", but_for=may_differ):
+            raise UserError(f"the cells were measured with different settings: {differing}")
+
+
 def card(
     cells: Mapping[str, Result],
     effects: Sequence[dict[str, Any]],
@@ -246,13 +255,7 @@ def card(
     out: Path,
 ) -> str:
     """The text of the card: `CARD` with what was measured in the place of what stands in double braces."""
-    [settings, *others] = [result.settings for result in cells.values()]
-    for other in others:
-        differing = settings.differences(
-            other, when="joined", but_for=("texts", "texts_sha256", "targets_requested")
-        )
-        if differing:
-            raise UserError(f"the cells were measured with different settings: {differing}")
+    settings = next(iter(cells.values())).settings
     contexts = settings.contexts
     listed = []
     for text in cells:
@@ -304,6 +307,7 @@ def build(
             cells[text] = study[f"smollm2-{text}-{kind}"]
     if not cells:
         raise UserError(f"{records} has no cell smollm2-TEXT-{kind}; collect one, or give another --kind")
+    check_alike(cells)
     source_of = source_of_lines(results, licenses)
     effects: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []

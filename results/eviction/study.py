@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, policy_looks
-from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS
+from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS, TRUE
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
@@ -47,7 +47,7 @@ OF_BLIND = SAME_AS_NEAREST = "streaming-llm"
 """The blind policy that blind ones are compared with; it keeps the sinks and what the control `nearest` keeps."""
 EXACT = "leave-one-out-kl"
 """The reference."""
-POOLED = ("n256", "n1024", "horizon", "n4096")
+POOLED = ("n256", "n1024", "references", "horizon", "blindhorizon", "n4096")
 """Cells that are also shown with all texts as one."""
 VERDICTS = ("n256", "n1024")
 """Cells in which policies are called better or worse."""
@@ -166,8 +166,9 @@ class CellFrames:
         return pd.concat([frame[["policy", "budget", *INTERVAL]] for frame in frames])
 
 
-def print_cell(tables: Tables, cell: str, result: EvictionResult) -> None:
+def print_cell(tables: Tables, cell: str, measured: EvictionResult) -> None:
     """Print the tables of a cell."""
+    result = in_far_context(measured, TRUE)
     frames = CellFrames(result)
     size = result.counts
     of_all = (
@@ -190,8 +191,10 @@ def print_cell(tables: Tables, cell: str, result: EvictionResult) -> None:
         tells = tells[["near", "n_policies", "budget", "name", *INTERVAL]]
         title = f"{cell}: rank correlation over policies of agreement with loss over full"
         tables.add(title, tells, across="budget", digits=1)
-    if kind_of(cell) == "horizon":
+    if kind_of(cell) in ("horizon", "blindhorizon"):
         print_horizon(tables, cell, result)
+    elif kind_of(cell) == "references":
+        print_references(tables, cell, measured)
     else:
         for part in parts_as_used(result):
             print_compared(tables, f"{cell}, {part.name}", result, part)
@@ -245,12 +248,12 @@ def print_differences(tables: Tables, frame: pd.DataFrame, title: str) -> None:
 
 
 def print_best(what: str, frames: CellFrames, near: str) -> None:
-    """Print what either half of the blocks chooses, by budget."""
+    """Print what either half of the groups chooses, by budget."""
     if frames.best_found is None:
         return
     best = frames.best_found
     best = best[(best["name"] == numbers.LOSS) & (best["near"] == near)]
-    print(f"\n{what}: best found on either half of the blocks")
+    print(f"\n{what}: best found on either half of the groups")
     for row in best.itertuples():
         print(f"{100 * row.budget:g} %  {row.first}, {row.second}")
 
@@ -274,17 +277,43 @@ def print_where(tables: Tables, cell: str, result: EvictionResult) -> None:
 
 def print_horizon(tables: Tables, cell: str, result: EvictionResult) -> None:
     """Print losses by distance from the choice; and of the targets that the reference of the next 16 has not seen, what
-    policies and references lose more than a reference."""
-    frame = result.by_distance()
-    frame = frame[(frame["near"] == NEAR_KEPT) & (frame["budget"] == budget_of(result))]
-    title = f"{cell}: loss over full, nats, by distance from the choice, in tokens, below"
-    tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
+    policies and references lose more than a reference, or blind policies more than one of them."""
+    by_distance = result.by_distance()
     is_later = result.targets["place"] >= SEEN_BY_FIRST
     later = replace(result, targets=result.targets[is_later].reset_index(drop=True))
-    for reference in result.settings.references:
-        if reference.startswith(EXACT):
-            frame = later.differences(reference, NEAR_KEPT)
-            print_differences(tables, frame, f"{cell}, later targets: less {reference}")
+    for part in parts_as_used(result):
+        what = f"{cell}, {part.name}"
+        frame = part.rows(by_distance)
+        frame = frame[frame["budget"] == budget_of(result)]
+        title = f"{what}: loss over full, nats, by distance from the choice, in tokens, below"
+        tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
+        references = [name for name in part.references if name.startswith(EXACT)]
+        for reference in references or [OF_BLIND]:
+            among = [name for name in (*part.policies, *part.references) if name != reference]
+            frame = later.differences(reference, part.near, among)
+            print_differences(tables, frame, f"{what}, later targets: less {reference}")
+
+
+def in_far_context(result: EvictionResult, far_context: str) -> EvictionResult:
+    """What was measured in one far context."""
+    of_frames = {name: getattr(result, name) for name in ("losses", "choices")}
+    rows = {name: frame[frame["far_context"] == far_context] for name, frame in of_frames.items()}
+    return replace(result, **rows)
+
+
+def print_references(tables: Tables, cell: str, result: EvictionResult) -> None:
+    """Print what other references lose more than `EXACT`; and what all lose in the far context of another text, where
+    a loss below that with the full cache is luck."""
+    others = [name for name in result.settings.references if name != EXACT]
+    for far_context in result.far_contexts:
+        of_context = in_far_context(result, far_context)
+        frames = CellFrames(of_context)
+        for part in parts_of(of_context):
+            what = f"{cell}, {part.name}, {far_context} far context"
+            if far_context != TRUE:
+                tables.add(f"{what}: loss over full, nats", frames.losses(part), across="budget")
+            frame = of_context.differences(EXACT, part.near, others)
+            print_differences(tables, frame, f"{what}: references less {EXACT}")
 
 
 def print_verdicts(study: Study, of_all: Study) -> None:
@@ -413,13 +442,15 @@ def print_lengths(tables: Tables, study: Study) -> None:
 def figure(study: Study, model: str = "smollm2") -> Figure | None:
     """Loss over full against the budget, a column a text, aware policies above and blind ones below.
 
-    N 1,024, or 256 where that is not measured; None without cells.
+    N 1,024, or 256 where that is measured on more texts; None without cells.
     """
-    for kind in ("n1024", "n256"):
-        cells = {text: study[f"{model}-{text}-{kind}"] for text in TEXTS if f"{model}-{text}-{kind}" in study}
-        if cells:
-            break
-    else:
+    short, cells = (
+        {text: study[name] for name, text in cells_of(model, kind).items() if name in study}
+        for kind in ("n256", "n1024")
+    )
+    if len(short) > len(cells):
+        cells = short
+    if not cells:
         return None
     frames = []
     for text, result in cells.items():

@@ -62,6 +62,16 @@ def test_a_model_of_transformers_is_measured_and_drawn_without_extras(tmp_path):
     assert list((tmp_path / "figures").glob("*.png"))
 
 
+@pytest.mark.slow
+def test_eviction_policies_are_judged_on_eight_texts_without_extras(tmp_path):
+    texts = sorted((ROOT / "docs").glob("*.md"))[:8]
+    sizes = ("--n-long", 64, "--n-short", 16, "--targets-per-block", 8, "--blocks", 8, "--budgets", "12%,25%")
+    judged = command("eviction", ROOT / "results/checkpoint", "--text", *texts, *sizes, "--out", tmp_path)
+    assert judged.returncode == 0, judged.stderr
+    assert "64 targets in 8 blocks of 8, 8 documents" in judged.stdout
+    assert {"numbers.csv", "eviction.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A folder with a text, a GGUF file, a checkpoint of this project, and a corpus with its tokenizer."""

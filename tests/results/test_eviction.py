@@ -17,11 +17,14 @@ import pandas as pd
 import pytest
 import yaml
 from scipy.stats import spearmanr
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from analysis import eviction, measure
+from analysis import eviction, load_study, measure
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.result import EvictionResult
+from analysis.cache_eviction.settings import BUDGETS
+from analysis.measurement import save_study
 from analysis.policies.policy import highest
 from analysis.stats.tables import Tables, interval_text
 from tests.analysis.cache_eviction.made_up import WAYS, made_up
@@ -59,6 +62,9 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     both = {"references": ("leave-one-out-kl", "leave-one-out-kl:first=4")}
     cells = {
         "smollm2-code-n256": small(),
+        "smollm2-books-blindhorizon": small(
+            policies=("streaming-llm", "knorm", "random"), near="reread", references=()
+        ),
         "smollm2-books-horizon": small(**both),
         "smollm2-code-horizon": small(**both, blocks=6),
     }
@@ -105,10 +111,15 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     later = pooled.targets[pooled.targets["place"] >= 4].reset_index(drop=True)
     less = replace(pooled, targets=later).differences("leave-one-out-kl").set_index(["policy", "budget"])
     row = less.loc[("leave-one-out-kl:first=4", 0.12)].to_dict()
-    of_pooled = printed.split("smollm2-all-horizon, later targets: less leave-one-out-kl\n")[1].split("\n\n")[
-        0
-    ]
+    of_pooled = printed.split(
+        "smollm2-all-horizon, aware, near kept, later targets: less leave-one-out-kl\n"
+    )[1].split("\n\n")[0]
     assert interval_text(row, digits=2) in of_pooled
+    blind = cells["smollm2-books-blindhorizon"]
+    later = replace(blind, targets=blind.targets[blind.targets["place"] >= 4].reset_index(drop=True))
+    row = later.differences("streaming-llm", "reread").query("policy == 'knorm'").iloc[0].to_dict()
+    what = "smollm2-books-blindhorizon, blind, near reread, later targets: less streaming-llm"
+    assert interval_text(row, digits=2) in printed.split(f"{what}\n")[1].split("\n\n")[0]
     shares = np.stack(
         asked.choices.query("policy == 'h2o' and near == 'kept' and budget == 0.25")["kept_share"]
     )
@@ -170,6 +181,47 @@ def test_differences_are_printed_with_p_and_the_number_of_tests(two_texts, capsy
         )
 
 
+def test_references_are_compared_with_single_effects_also_in_the_far_context_of_another_text(capsys):
+    others = ("halving-kl", "presence-gradient")
+    ways = [way for way in WAYS if way[2] == "kept"]
+    ways += [(name, "targets", "kept") for name in others]
+    cells = {}
+    for seed, text in enumerate(("books", "code")):
+        result = made_up(seed, far_contexts=("true", "placebo"), ways=ways)
+        settings = replace(result.settings, references=("leave-one-out-kl", *others))
+        cells[f"smollm2-{text}-references"] = replace(result, settings=settings)
+    [(name, of_all)] = study.pooled(cells).items()
+    study.print_cell(Tables(percent=False, digits=2), name, of_all)
+    printed = capsys.readouterr().out
+    assert "p by Holm" not in printed
+    differences = of_all.differences("leave-one-out-kl", policies=others).set_index(["far_context", "policy"])
+    summary = of_all.summary().query("name == 'loss_over_full_nats' and near == 'kept'")
+    summary = summary.set_index(["far_context", "policy"]).sort_index()
+    for far_context in ("true", "placebo"):
+        what = f"{name}, aware, near kept, {far_context} far context"
+        of_context = printed.split(f"{what}: references less leave-one-out-kl\n")[1].split("\n\n")[0]
+        assert not re.search("^(snapkv|h2o|random) ", of_context, re.MULTILINE)
+        lines = {line.split()[0]: line for line in of_context.splitlines()}
+        for other in others:
+            for row in differences.loc[(far_context, other)].to_dict("records"):
+                assert interval_text(row, digits=2) in lines[other]
+    losses = printed.split(f"{name}, aware, near kept, placebo far context: loss over full, nats\n")[1]
+    lines = {line.split()[0]: line for line in losses.split("\n\n")[0].splitlines()}
+    for row in summary.loc[("placebo", "presence-gradient")].to_dict("records"):
+        assert interval_text(row, digits=2) in lines["presence-gradient"]
+
+
+def test_the_figure_is_of_the_longer_context_where_that_has_as_many_texts(two_texts):
+    def heading_of(cells):
+        return " ".join(text.get_text() for text in study.figure(cells).texts)
+
+    assert "N 20, M" in heading_of(two_texts)
+    assert "N 12, M" in heading_of(
+        {name: two_texts[name] for name in two_texts if name != "smollm2-code-n1024"}
+    )
+    assert study.figure({}) is None
+
+
 def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     first, second = (two_texts[f"smollm2-books-{kind}"] for kind in ("n256", "n1024"))
     policies = ["snapkv", "knorm", "streaming-llm", "h2o:blind=1"]
@@ -198,22 +250,58 @@ def test_orders_of_policies_at_two_lengths_are_compared(two_texts, capsys):
     assert f"{interval_text(share.to_dict(), percent=True, digits=0)}" in of_blind.split("\n\n")[0]
 
 
+def words_tokenizer():
+    """Characters are tokens, and the words of the needles with the space before them."""
+    words = [f" {word}" for word in needles.WORDS]
+    pieces = [*words, *map(chr, range(32, 127)), "\n"]
+    numbers_of = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordLevel(numbers_of, unk_token="?"))
+    pattern = Regex("|".join([*words, r"[\s\S]"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
 def words_reader():
-    """A tokenizer of characters, the words of the needles and the space before them one token."""
-    pieces = re.compile("|".join([*(f" {word}" for word in needles.WORDS), "(?s:.)"]))
-    numbers_of = {}
-    texts = []
+    tokenizer = words_tokenizer()
+    return needles.Reader(lambda text: tokenizer.encode(text).ids, tokenizer.decode)
 
-    def encode(text):
-        ids = []
-        for piece in pieces.findall(text):
-            if piece not in numbers_of:
-                numbers_of[piece] = len(texts)
-                texts.append(piece)
-            ids.append(numbers_of[piece])
-        return ids
 
-    return needles.Reader(encode, lambda ids: "".join(texts[number] for number in ids))
+def test_needles_are_judged_and_their_places_written(tmp_path, capsys):
+    tokenizer = words_tokenizer()
+    model = directory(tmp_path / "model", "llama", vocab_size=tokenizer.get_vocab_size())
+    tokenizer.save(str(model / "tokenizer.json"))
+    lines = " ".join(f"Line {number} of a book." for number in range(60))
+    books = [{"text": lines, "group": group} for group in "ab"]
+    path = tmp_path / "books.jsonl"
+    path.write_text("".join(json.dumps(book) + "\n" for book in books))
+    out = tmp_path / "out"
+    options = (
+        "--policies",
+        "snapkv,snapkv:blind=1",
+        "--references",
+        "none",
+        "--n-long",
+        "160",
+        "--of-each",
+        "1",
+    )
+    needles.main([str(model), str(path), str(out), *options])
+    result = EvictionResult.load(out)
+    assert str(result) in capsys.readouterr().out
+    assert result.settings.policies == ("snapkv", "snapkv:blind=1") and result.counts["groups"] == 2
+    made = needles.needles_of(words_reader(), books, 1, n_long=160)
+    expected = [one for of_book in made.values() for one in of_book]
+    assert json.loads((out / "places.json").read_text()) == [one.columns for one in expected]
+    kept = study.words_of(result.targets, [one.columns for one in expected])
+    assert len(result.keeps(kept)) == 3 * 3 * len(BUDGETS)
+    for text, targets in result.targets.groupby("text"):
+        ids = tokenizer.encode(expected[text].text).ids
+        first, last = (targets["token"].iloc[place] for place in (0, -1))
+        assert [ids[expected[text].columns[word]] for word in (needles.FIRST, needles.SECOND)] == [
+            first,
+            last,
+        ]
 
 
 def test_needles_are_whole_blocks_whose_words_stand_where_they_are_said_to(tmp_path):
@@ -258,6 +346,7 @@ def test_the_script_for_a_gpu_writes_one_comparison_of_all_texts(tmp_path, monke
         paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
     model = directory(tmp_path / "model", "llama")
     small_measurement.model()[1].save(str(model / "tokenizer.json"))
+    assert "kvzip" not in gpu.settings_of(tiny=False)["policies"]
     few = {**SMALL, "blocks": 2}
     monkeypatch.setattr(gpu, "settings_of", lambda tiny: few)
     gpu.main([str(model), str(tmp_path / "out"), *map(str, paths), "--tiny"])
@@ -306,18 +395,27 @@ def made(tmp_path_factory):
     sources = [BOOK, CPYTHON, TRIO, {**TRIO, "group": "https://pypi.org/project/sympy"}]
     strings = [text for of_group in small_measurement.TEXTS.values() for text in of_group]
     lines = [{**source, "text": text} for source, text in zip(sources, strings, strict=False)]
-    (texts / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))
-    (texts / "books.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    another_book = {**BOOK, "group": "another book", "text": strings[4]}
+    of_texts = {"code": lines[1:], "books": [lines[0], another_book]}
+    for text, of_text in of_texts.items():
+        (texts / f"{text}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_text))
     (folder / "licenses.txt").write_text(LICENSES)
     exact = "leave-one-out-kl/cache:2"
     shape = {"n_long": 40, "n_short": 6, "targets_per_block": 8, "tau_nats": 1.0, "ks": (1,), "effects": True}
     shape |= {"selectors": (exact,), "keep_as": ("cache:2",), "device": "cpu", "progress": False}
-    cells = {"code": measure(str(model), texts / "code.jsonl", targets=48, **shape)}
     out = folder / "out"
-    cells["code"].save(out / "smollm2-code-n1024")
+    result = measure(str(model), texts / "code.jsonl", targets=48, **shape)
+    result.save(out / "smollm2-code-n1024")
+    some = measure(str(model), texts / "books.jsonl", targets=72, batches=[0], **shape)
+    assert not some.settings.complete
+    some.save(out / "smollm2-books-n1024" / "parts" / "targets-00000000")
     import_module("results.cache.study").main(["collect", str(out), "--records", str(folder / "records")])
     made = SimpleNamespace(
-        folder=folder, model=model, texts=texts, result=cells["code"], out=folder / "dataset"
+        folder=folder,
+        model=model,
+        texts=texts,
+        results={"books": some, "code": result},
+        out=folder / "dataset",
     )
     dataset.build(
         folder / "records",
@@ -332,17 +430,20 @@ def made(tmp_path_factory):
 
 def test_the_dataset_has_the_exact_effects_and_the_tokens_that_they_are_of(made):
     effects = pd.read_parquet(made.out / "effects.parquet")
-    expected = made.result.effects
-    assert len(effects) == len(expected)
+    expected = pd.concat([result.effects for result in made.results.values()], ignore_index=True)
+    assert effects.groupby("text").size().to_dict() == {
+        text: len(result.effects) for text, result in made.results.items()
+    }
     kl = np.exp(np.stack(effects["log_kl"]).astype(float))
     np.testing.assert_allclose(kl, np.stack(expected["kl_nats"]), rtol=0.01, atol=1e-6)
     blocks = pd.read_parquet(made.out / "blocks.parquet")
     by_license = blocks.groupby(blocks["license"].fillna("none"))["tokens"].apply(
         lambda rows: rows.notna().all()
     )
-    assert by_license.to_dict() == {"MIT OR Apache-2.0": True, "PSF-2.0": True, "none": False}
+    with_tokens = {"MIT OR Apache-2.0": True, "PSF-2.0": True, "public domain (USA)": True}
+    assert by_license.to_dict() == {**with_tokens, "none": False}
     lines = [json.loads(line) for line in (made.texts / "code.jsonl").read_text().splitlines()]
-    for row in blocks[blocks["tokens"].notna()].itertuples():
+    for row in blocks[blocks["tokens"].notna() & (blocks["text"] == "code")].itertuples():
         [text] = [line["text"] for line in lines if line["url"] == row.url and line["group"] != "sympy"][:1]
         ids = small_measurement.model()[1].encode(text).ids
         assert row.tokens.tolist() == ids[row.first_token : row.first_token + 48]
@@ -364,8 +465,9 @@ def test_the_card_says_what_there_is_and_its_code_scores_a_policy(made):
         exec(code, names)
     finally:
         os.chdir(before)
-    first = made.result.effects["target_id"] < 8
-    exact = np.stack(made.result.effects["kl_nats"][first]).astype(float).sum(axis=0)
+    of_first_text = next(iter(made.results.values())).effects
+    first = of_first_text["target_id"] < 8
+    exact = np.stack(of_first_text["kl_nats"][first]).astype(float).sum(axis=0)
     scores = np.arange(len(exact), dtype=float)
     assert names["spearman"] == pytest.approx(rank_correlation(scores, exact, 2), abs=1e-3)
     kept = [np.r_[[True] * 2, highest(values[2:], names["keys"] - 2)] for values in (scores, exact)]
@@ -380,11 +482,20 @@ def test_a_dataset_of_other_texts_or_of_none_is_refused(made, tmp_path):
     records = made.folder / "records"
     other = tmp_path / "texts"
     other.mkdir()
+    shutil.copy(made.texts / "books.jsonl", other)
     (other / "code.jsonl").write_text((made.texts / "code.jsonl").read_text().replace("w7 ", "w8 "))
     with refused("code.jsonl holds other texts than were measured"):
         dataset.build(records, other, str(made.model), tmp_path / "out")
     with refused("has no cell smollm2-TEXT-n256"):
         dataset.build(records, made.texts, str(made.model), tmp_path / "out", kind="n256")
+    mixed = shutil.copytree(records, tmp_path / "mixed")
+    study = load_study(mixed)
+    of_code = study["smollm2-code-n1024"]
+    save_study(
+        mixed, {**study, "smollm2-code-n1024": replace(of_code, settings=of_code.settings.but(seed=1))}
+    )
+    with refused("the cells were measured with different settings: seed 0 -> 1"):
+        dataset.build(mixed, made.texts, str(made.model), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -404,14 +515,31 @@ def test_the_upload_is_only_said_and_damaged_files_are_not_uploaded(made, tmp_pa
     [
         ("smollm2-books-n256", True, "s.gguf --text T/books.jsonl --n-long 256 .*--blocks 26 .*--effects C/"),
         ("gemma-code-n256", False, "g.gguf --text T/code.jsonl --n-long 256 .*--blocks 8 "),
-        ("smollm2-code-n1024", False, "T/code.jsonl --n-long 1024 .*--blocks 8 "),
+        ("smollm2-code-n1024", True, "T/code.jsonl --n-long 1024 .*--blocks 16 .*--only-blocks 0-7$"),
+        ("smollm2-books-n1024", False, "T/books-long.jsonl --n-long 1024 .*--blocks 8 (?!.*--only-blocks)"),
         (
             "smollm2-books-n4096",
             False,
             "s.gguf --text T/books-long.jsonl --n-long 4096 --targets-per-block 16",
         ),
         ("smollm2-releases-horizon", False, "--targets-per-block 512 .*--near kept"),
-        ("smollm2-books-needles", False, "s.gguf T/books.jsonl O/smollm2-books-needles"),
+        (
+            "smollm2-releases-blindhorizon",
+            False,
+            "--targets-per-block 512 --blocks 3 .*knorm.*--near reread --references none ",
+        ),
+        (
+            "smollm2-code-references",
+            False,
+            "T/code.jsonl --n-long 256 --targets-per-block 32 --blocks 3 --policies snapkv,h2o,random --near kept "
+            "--placebo --references leave-one-out-kl,halving-kl,presence-gradient",
+        ),
+        (
+            "smollm2-books-needles",
+            False,
+            "s.gguf T/books.jsonl O/smollm2-books-needles --policies "
+            "all,h2o:mean=1,h2o:mean=1:blind=1,snapkv:window=8:blind=1$",
+        ),
     ],
 )
 def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expected):
@@ -429,8 +557,7 @@ def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expect
 
 
 SHARED = [f"{model}-{text}-n256" for model in ("smollm2", "gemma") for text in study.TEXTS]
-SHARED += [f"smollm2-{text}-{kind}" for text in ("books", "releases") for kind in ("n1024", "n4096")]
-SHARED.append("smollm2-code-n4096")
+SHARED += [f"smollm2-{text}-{kind}" for text in study.TEXTS for kind in ("n1024", "n4096")]
 
 
 @pytest.mark.parametrize("cell", SHARED)

@@ -95,11 +95,13 @@ def whole_pass(adapter: Adapter, tokens: np.ndarray, n_far: int, kept: Sequence[
 
 
 @torch.no_grad()
-def whole_pass_by_head(model: Any, tokens: np.ndarray, n_far: int, kept: np.ndarray) -> np.ndarray:
+def whole_pass_by_head(
+    model: Any, tokens: np.ndarray, n_far: int, kept: Sequence[np.ndarray] | np.ndarray
+) -> np.ndarray:
     """log p after the last of far and near tokens (F + L,), (V,), by one pass of a model of transformers.
 
-    Near queries see other far columns ``kept`` in every head of keys, (G, j), layer after layer; in a layer with a
-    window only those within it.
+    Near queries see other far columns ``kept`` in every head of keys, G times (j,), layer after layer; in a layer with
+    a window only those within it.
     """
     index = torch.arange(len(tokens))
     distance = index[:, None] - index
@@ -124,6 +126,22 @@ def whole_pass_by_head(model: Any, tokens: np.ndarray, n_far: int, kept: np.ndar
     for hook in hooks:
         hook.remove()
     return logits[0, -1].double().log_softmax(-1).numpy()
+
+
+def block_pass_by_head(
+    adapter: TransformersAdapter, contexts: Contexts, place: int, kept: np.ndarray, first_query: int
+) -> np.ndarray:
+    """log p of one target of the first block, (V,), by `whole_pass_by_head` over its prefix and tokens.
+
+    Queries from the column ``first_query`` on see the prefix, the far columns that their head keeps, (G, F) bool, and
+    all behind the far context.
+    """
+    p = len(adapter.prefix)
+    n_far = kept.shape[1]
+    always = [*range(p), *range(p + n_far, p + first_query)]
+    columns = [np.array([*always, *(p + np.flatnonzero(of_head))]) for of_head in kept]
+    tokens = np.array([*adapter.prefix, *contexts.tokens[0, : contexts.n_long + place]])
+    return whole_pass_by_head(adapter.model, tokens, p + first_query, columns)
 
 
 def _with_mask(mask: torch.Tensor, _module: Any, positional: Any, named: Any) -> Any:

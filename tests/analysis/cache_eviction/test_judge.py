@@ -11,14 +11,15 @@ from analysis.cache_eviction.contenders import Contender, Contest, every_policy
 from analysis.cache_eviction.judge import BlockJudge, with_total
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.model import far_cache
+from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, find_policy
 from analysis.policies.policy import first_of_each_head
 from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
 from olmo_sparsity.util.rng import Stream
-from tests.support.families import tiny_adapter
-from tests.support.plain import encode, plain_divergence, random_blocks, whole_pass
+from tests.support.families import WINDOWED, random_model, tiny_adapter
+from tests.support.plain import block_pass_by_head, encode, plain_divergence, random_blocks, whole_pass
 from tests.support.refusals import refused
 
 N, M, B, SINKS = 24, 6, 4, 2
@@ -120,6 +121,27 @@ def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(nam
             assert row.loss_nats == pytest.approx(-log_p[row.place, token], abs=5e-5)
             divergence = plain_divergence("kl", long[row.place], log_p[row.place])
             assert row.kl_nats == pytest.approx(divergence, abs=5e-5)
+
+
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+def test_losses_of_such_heads_behind_a_prefix_and_within_windows_are_those_of_whole_passes(name, prefix):
+    model = TransformersAdapter(random_model(name, **WINDOWED[name])).requires_grad_(False)
+    adapter = with_prefix(model, prefix)
+    adapter.shares_far_keys = True
+    named = contest(policies=("ada-snapkv", "h2o:blind=1"), budgets=BUDGETS[1:])
+    judge = BlockJudge(Scorer(adapter), named, encode)
+    contexts = block()
+    choices = choices_of(judge, contexts)
+    losses = judge.judge(contexts).losses
+    losses = losses[losses["policy"].isin(list(choices))]
+    assert len(losses) == B * 3
+    for row in losses.itertuples():
+        [kept] = choices[row.policy].kept
+        assert kept.ndim == 2
+        first_query = N - 1 if row.near == NEAR_KEPT else FAR
+        log_p = block_pass_by_head(adapter, contexts, row.place, kept, first_query)
+        assert row.loss_nats == pytest.approx(-log_p[contexts.targets[0, row.place]], abs=5e-5)
 
 
 @pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])

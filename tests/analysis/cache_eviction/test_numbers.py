@@ -108,9 +108,10 @@ def test_p_is_that_of_a_t_test_where_all_groups_weigh_the_same():
     assert bootstrap.p_value(draws) == pytest.approx(expected, rel=1e-6)
 
 
-def plain_best(record, near, budget, seed):
-    order = np.random.default_rng([Stream.HALVES, seed]).permutation(BLOCKS)
-    halves = [record.targets["block"].isin(order[: BLOCKS // 2]).to_numpy()]
+def plain_best(record, near, budget, seed, halved):
+    order = list(dict.fromkeys(record.targets[halved]))
+    order = np.random.default_rng([Stream.HALVES, seed]).permutation(order).tolist()
+    halves = [np.array([value in order[: len(order) // 2] for value in record.targets[halved]])]
     halves.append(~halves[0])
     policies = [policy for policy, _, of_policy in WAYS if of_policy == near]
     chosen = []
@@ -123,13 +124,16 @@ def plain_best(record, near, budget, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_the_best_is_chosen_on_one_half_and_measured_on_the_other(seed):
+@pytest.mark.parametrize("halved", ["group", "block"])
+def test_the_best_is_chosen_on_one_half_and_measured_on_the_other(seed, halved):
     record = made_up()
+    if halved == "block":
+        record = replace(record, targets=record.targets.drop(columns="group"))
     frame = record.best_found(seed=seed)
     rows = frame[frame["name"] == "loss_over_full_nats"]
     assert len(rows) == 2 * len(BUDGETS)
     for row in rows.itertuples():
-        chosen, expected = plain_best(record, row.near, row.budget, seed)
+        chosen, expected = plain_best(record, row.near, row.budget, seed, halved)
         assert [row.first, row.second] == chosen
         assert row.value == pytest.approx(expected)
 
@@ -352,6 +356,36 @@ def test_comparisons_on_other_texts_are_pooled():
     without = replace(second, targets=second.targets.drop(columns="group"))
     with refused("some of the comparisons have groups and some none"):
         EvictionResult.pool({"books": first, "code": without})
+
+
+def test_pooled_comparisons_say_what_made_them():
+    versions = {"versions": {"torch": "2"}, "machine": {"cpus": 2}, "command": "of the first"}
+    records = {}
+    for name, commit in (("books", "a"), ("code", "b"), ("releases", "a")):
+        record = made_up()
+        records[name] = replace(record, provenance={**versions, "commit": commit, "seconds": 1.5})
+    assert EvictionResult.pool(records).provenance == {
+        "versions": {"torch": "2"},
+        "machine": {"cpus": 2},
+        "seconds": 4.5,
+        "commit": "a b",
+    }
+    assert EvictionResult.pool({"a": made_up(), "b": made_up()}).provenance == {"seconds": 2.0, "commit": ""}
+
+
+def test_texts_of_placebos_are_numbered_on_where_comparisons_are_pooled():
+    first, second = (made_up(seed, far_contexts=("true", "placebo")) for seed in (0, 1))
+    first, second = (
+        replace(one, targets=one.targets.assign(placebo_text=(one.targets["text"] + 7) % 20))
+        for one in (first, second)
+    )
+    pooled = EvictionResult.pool({"books": first, "code": second}).targets
+    of_first = set(pooled["text"][: B * BLOCKS]) | set(pooled["placebo_text"][: B * BLOCKS])
+    rows = pooled.iloc[B * BLOCKS :]
+    assert not of_first & (set(rows["text"]) | set(rows["placebo_text"]))
+    difference = rows["placebo_text"] - rows["text"]
+    expected = second.targets["placebo_text"] - second.targets["text"]
+    assert difference.tolist() == expected.tolist()
 
 
 def test_the_figure_names_model_and_texts_without_their_folders():

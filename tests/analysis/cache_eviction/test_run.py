@@ -18,12 +18,17 @@ from analysis.cache_eviction.judge import BlockJudge
 from analysis.cache_eviction.record import FRAMES
 from analysis.cache_eviction.reference import RankedBlock
 from analysis.cache_eviction.result import EvictionResult
+from analysis.contexts import Contexts
+from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
-from analysis.policies import POLICIES
+from analysis.policies import POLICIES, find_policy, from_kvpress
+from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
+from analysis.work import Work
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
+from tests.support.presses import BudgetPress, PyramidPress
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
 
@@ -199,6 +204,24 @@ def test_the_reference_is_read_from_effects_that_were_kept_where_near_tokens_are
         pd.testing.assert_frame_equal(read.choices, expected.choices, atol=2e-6)
 
 
+def test_the_time_left_does_not_count_passes_that_known_effects_save(measured, monkeypatch):
+    expected = []
+    original = Work.begin_steps
+
+    def begin_steps(self, tokens):
+        expected.extend(tokens)
+        original(self, tokens)
+
+    monkeypatch.setattr(Work, "begin_steps", begin_steps)
+    names = ("leave-one-out-kl:first=2", "halving-kl", "greedy-kl", "presence-gradient")
+    for options in ({}, {"effects": measured}, {"placebo": True}, {"placebo": True, "effects": measured}):
+        small(references=names, only_blocks=[0], **options)
+    in_true, with_effects, in_both, in_both_with_effects = expected
+    saved = 3 * F * (M + B - 1)
+    assert in_true - with_effects == in_both - in_both_with_effects == saved
+    assert in_both == 2 * in_true
+
+
 def test_effects_of_some_blocks_serve_these_and_those_of_others_are_refused(measured):
     is_first = measured.effects["target_id"] < 2 * B
     some = replace(measured, effects=measured.effects[is_first].reset_index(drop=True))
@@ -243,8 +266,12 @@ def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
     for wrong in ([5], [], [-1], [0, 9]):
         with refused("only_blocks takes numbers from 0 to 4, as blocks are drawn"):
             small(only_blocks=wrong)
-    with refused("only_blocks judges a part, and out takes a whole comparison"):
-        small(only_blocks=[0], out=tmp_path)
+    some = small(only_blocks=[3, 1], out=tmp_path)
+    assert_same(some, parts[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["eviction-parts"]
+    assert_same(small(only_blocks=[1], out=tmp_path), some)
+    assert_same(small(out=tmp_path), whole)
+    assert_same(EvictionResult.load(tmp_path), whole)
 
 
 def test_kept_sets_are_shares_of_all_heads(tmp_path):
@@ -399,6 +426,25 @@ def test_the_command_measures_writes_and_prints_and_prints_again(folder, tmp_pat
     assert (out / "numbers.csv").read_bytes() == before
 
 
+def test_the_command_judges_some_blocks_and_then_the_others(folder, tmp_path, call_main):
+    out = tmp_path / "out"
+    options = ("--n-long", N, "--n-short", M, "--targets-per-block", B, "--blocks", 4, "--budgets", "50%")
+    names = ("--policies", "nearest", "--references", "none", "--device", "cpu", "--out", out)
+    command = ("eviction", folder, "--text", *(folder / f"{group}.txt" for group in TEXTS), *options, *names)
+    _, printed = call_main(*command, "--only-blocks", "0-1,3")
+    assert "in 3 blocks" in printed and "the same command without --only-blocks judges the others" in printed
+    assert [path.name for path in out.iterdir()] == ["eviction-parts"]
+    _, printed = call_main(*command)
+    assert "in 4 blocks" in printed and (out / "eviction.json").is_file()
+
+
+@pytest.mark.parametrize("numbers", ["7-0", "-1", "a", "0,", "1-2-3"])
+def test_the_command_refuses_blocks_that_are_no_numbers(call_main, capsys, numbers):
+    with pytest.raises(SystemExit, match="2"):
+        call_main("eviction", "MODEL", "--out", "out", f"--only-blocks={numbers}")
+    assert "are no numbers of blocks; write them as 0-7 or 12" in capsys.readouterr().err
+
+
 def test_the_command_says_that_a_model_is_missing(call_main, tmp_path):
     with refused("there is no MODEL; name it before --text, or leave --text out to print what is in"):
         call_main("eviction", "--out", tmp_path, "--text", "a.txt", "the-model")
@@ -437,6 +483,31 @@ def other_policies():
     yield before
     for name in set(POLICIES) - before:
         del POLICIES[name]
+
+
+def test_a_press_shares_out_the_budget_beside_the_sinks(other_policies):
+    """Its budgets of layers and its scores are for far keys without sinks, which it keeps whatever it says."""
+    POLICIES.register("pyramid")(from_kvpress(PyramidPress()))
+    POLICIES.register("critical")(from_kvpress(BudgetPress()))
+    inner, tokenizer = small_measurement.model()
+    result = small((inner, tokenizer), policies=("pyramid", "critical"), references=(), kept_sets=True)
+    tokens = [np.array(tokenizer.encode(text).ids) for texts in TEXTS.values() for text in texts]
+    scorer = Scorer(TransformersAdapter(inner))
+    choices = result.choices.set_index(["policy", "budget", "block"])["kept_share"]
+    for block, first in result.targets.groupby("block").first().iterrows():
+        far = tokens[first["text"]][first["position"] - N :][None, :F]
+        contexts = Contexts(far, np.array([[1]]), np.array([[0]]), n_short=0)
+        [norms] = find_policy("knorm").scores(Seen.of(scorer, contexts))
+        for budget, keys in zip(SMALL["budgets"], result.settings.keys, strict=True):
+            half = norms.copy()
+            half[:, : keys // 2] = 1
+            of_layers = [keys - 2 + more for more in (2, 2, -2, -2)]
+            for policy, scores, counts in (("pyramid", norms, of_layers), ("critical", half, [keys - 2] * 4)):
+                kept = np.zeros((4, F))
+                kept[:, :2] = 1
+                for head, count in enumerate(counts):
+                    kept[head, 2 + np.argsort(-scores[head, 2:], kind="stable")[:count]] = 1
+                np.testing.assert_allclose(choices[policy, budget, block], kept.mean(axis=0))
 
 
 def test_the_policy_on_the_page_is_judged_by_its_name(other_policies):

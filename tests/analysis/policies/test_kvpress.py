@@ -7,29 +7,22 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from analysis.cache_eviction.settings import BUDGETS, keys_of
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import find_policy, from_kvpress
+from analysis.policies.policy import first_of_each_head
 from analysis.policies.seen import Seen
 from analysis.selectors import BLIND, SELECTORS, SelectorInput, find_selector, register
 from analysis.selectors.by_policy import ByPolicy
 from tests.support.families import random_model, tiny_adapter
 from tests.support.plain import random_blocks
+from tests.support.presses import BudgetPress, PyramidKVPress, PyramidPress, ScorerPress
 from tests.support.refusals import refused
 
 N, M, B = 24, 6, 3
 FAR = N - M
-
-
-@dataclass
-class ScorerPress:
-    """As kvpress has it."""
-
-    compression_ratio: float = 0.0
-
-    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
-        raise AssertionError("it is never called")
 
 
 @dataclass
@@ -47,29 +40,6 @@ class LastAttentionPress(ScorerPress):
         weights = weights.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
         torch.testing.assert_close(weights, attentions, rtol=0, atol=1e-5)
         return weights[:, :, -1].mean(dim=1, keepdim=True).expand(keys.shape[:3])
-
-
-@dataclass
-class BudgetPress(ScorerPress):
-    """Its scores are others at every budget, as those of CriticalKV: the first of half the budget are kept."""
-
-    def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        norms = -keys.norm(dim=-1)
-        norms[..., : int(keys.shape[2] * (1 - self.compression_ratio) / 2)] = 1
-        return norms
-
-
-@dataclass
-class PyramidPress(ScorerPress):
-    def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        return -keys.norm(dim=-1)
-
-    def get_layer_budget(self, module, q_len):
-        kept = round(q_len * (1 - self.compression_ratio))
-        return kept + (2 if module.layer_idx == 0 else -2)
-
-    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
-        raise AssertionError("it is never called")
 
 
 class BlockPress:
@@ -145,6 +115,21 @@ def test_a_press_with_budgets_of_layers_shares_out_far_keys_alone(prefix):
             assert kept.sum(axis=-1).tolist() == [[count + 2, count + 2, count - 2, count - 2]] * len(kept)
         [few] = policy.kept(seen, (1,))
         assert few.sum(axis=-1).tolist() == [[3, 3, 0, 0]] * len(few)
+
+
+@pytest.mark.parametrize("n_far", [224, 992])
+def test_pyramid_kv_shares_out_no_budget_of_the_study_beside_four_sinks(n_far):
+    """N 256 and 1,024: its window would not fit into the highest layer. Of all far keys it shares out a half."""
+    seen = Seen.of(Scorer(adapter_behind()), random_blocks(N, M, B), blind=True)
+    keep = from_kvpress(PyramidKVPress(num_layers=2)).keeping(seen)
+    scores = np.random.default_rng(0).random((1, sum(seen.key_heads), n_far))
+    of_snapkv = first_of_each_head
+    for keys in keys_of(BUDGETS, n_far, 4):
+        beside_sinks = scores[..., 4:]
+        expected = of_snapkv(beside_sinks, keys - 4)
+        np.testing.assert_array_equal(keep(beside_sinks, keys - 4), expected)
+        shared_out = (keep(scores, keys) != of_snapkv(scores, keys)).any()
+        assert shared_out == (keys == n_far // 2)
 
 
 @pytest.mark.parametrize(
