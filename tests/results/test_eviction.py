@@ -194,7 +194,8 @@ def test_references_are_compared_with_single_effects_also_in_the_far_context_of_
     study.print_cell(Tables(percent=False, digits=2), name, of_all)
     printed = capsys.readouterr().out
     assert "p by Holm" not in printed
-    differences = of_all.differences("leave-one-out-kl", policies=others).set_index(["far_context", "policy"])
+    differences = of_all.differences("leave-one-out-kl", policies=others)
+    differences = differences.set_index(["far_context", "policy"]).sort_index()
     summary = of_all.summary().query("name == 'loss_over_full_nats' and near == 'kept'")
     summary = summary.set_index(["far_context", "policy"]).sort_index()
     for far_context in ("true", "placebo"):
