@@ -135,7 +135,7 @@ def _of_gains(
     if result.gain_nats.sum() > 0:
         [held] = (row["value"] for row in of_targets if row["name"] == "share_of_gain")
         as_others = ", as others lose" if held > 1 else ""
-        lines.append(f"they hold {share['share_of_gain']} % of the net gain of all{as_others}")
+        lines.append(f"they hold {share['share_of_gain']} % of all gains summed{as_others}")
     if result.crossfit:
         lines.append(f"under the model that evaluates {share['share_still_over_tau']} % of them do")
     if size["targets_measured"] < size["targets_over_tau"]:
