@@ -468,6 +468,100 @@ def test_a_cell_without_targets_over_tau_has_no_needs(
     assert len(needs) and "need_text" not in needs
 
 
+def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    out, cells = measured
+    collect.main([str(out), "--records", str(tmp_path)])
+    records = study.Records.load(tmp_path)
+    for of, kind in {"all": "need", "own": "own"}.items():
+        over = []
+        for seed in (1, 2, 3):
+            targets = cells[f"{kind}-pose-{seed}"].targets
+            over.append({row.target_id for row in targets.itertuples() if gain_of(row) > 1})
+        expected = set.union(*over, set(range(0, len(targets), 4)))
+        assert set.intersection(*over) < set.union(*over) and len(expected) < len(targets)
+        for frame in (records.targets, records.needs, records.losses):
+            assert set(frame.loc[frame["of"] == of, "target_id"]) == expected
+
+
+def gain_of(row: Any) -> float:
+    """L_short - L_long of a row of targets."""
+    return float(row.loss_short_nats - row.loss_long_nats)
+
+
+def test_yarn_has_the_need_of_rope_and_its_own_losses(tmp_path: Path) -> None:
+    """Cells of YaRN have losses alone, those inside the window in a cell of their own."""
+    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
+    alike: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
+    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 1.0}
+    of_rope = small(small_measurement.model(1), **alike, **exact)
+    of_second = small(small_measurement.model(2), **alike, **exact)
+    # a model that is scaled loses something else, with the same weights
+    inside = small(small_measurement.model(3), **alike, selectors=())
+    behind = small(small_measurement.model(3), **alike, selectors=(), before=24)
+    weights = {"model_sha256": of_second.settings.model.sha256}
+    cells = {"need-rope-1": of_rope, "need-rope-2": of_second}
+    cells["losses-yarn2-2-inside"] = replace(inside, settings=inside.settings.but(**weights))
+    cells["losses-yarn2-2-behind-2"] = replace(behind, settings=behind.settings.but(**weights))
+    for cell, result in cells.items():
+        result.save(tmp_path / cell)
+    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+    rows = study.pair_rows(study.Records.load(tmp_path / "records"), "yarn2").set_index("target_id")
+    assert set(rows["pair"]) == {"12"}
+    needs = collect.needs_of(of_rope, collect.AS_TEXT).set_index("target_id")["need_text"].dropna()
+    assert rows["need_text"].dropna().to_dict() == needs.to_dict() and len(needs) > 3
+    of_inside = inside.targets.set_index("target_id")
+    of_behind = behind.targets.set_index("target_id")
+    for target_id, row in rows.iterrows():
+        assert row["gain"] == pytest.approx(gain_of(of_inside.loc[target_id]), abs=2e-4)
+        assert row["inside"] == pytest.approx(of_inside["loss_long_nats"].loc[target_id], abs=1e-4)
+        rise = of_behind["loss_long_nats"].loc[target_id] - of_inside["loss_long_nats"].loc[target_id]
+        assert row["rise_behind_2"] == pytest.approx(rise, abs=2e-4)
+
+
+def test_cells_of_the_control_keep_all_targets_with_planted_bits(tmp_path: Path) -> None:
+    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
+    alike: dict[str, Any] = {"targets_per_block": 1, "targets": 60, "placebos": (), "n_long": 24}
+    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 0.35}
+    cells = {
+        "need-control-1": small(small_measurement.model(1), **alike, **exact),
+        "losses-control-1-behind-2": small(small_measurement.model(1), **alike, selectors=(), before=24),
+    }
+    for cell, result in cells.items():
+        result.save(tmp_path / cell)
+    ks = [1, 2, 4, 0, 1, 2]
+    rows = [{"k": k, "farthest": 10 + number} for number, k in enumerate(ks)]
+    (tmp_path / "texts-control").mkdir()
+    (tmp_path / "texts-control" / "planted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+    records = study.Records.load(tmp_path / "records")
+    planted_texts = cells["need-control-1"].targets.query("text != 3")
+    gains = [gain_of(row) for row in planted_texts.itertuples()]
+    assert min(gains) < 0.35 < max(gains)
+    assert records.targets["target_id"].tolist() == planted_texts["target_id"].tolist()
+    assert records.targets["k"].tolist() == [ks[text] for text in planted_texts["text"]]
+    assert records.targets["farthest"].tolist() == [10 + text for text in planted_texts["text"]]
+    assert set(planted_texts["target_id"]) <= set(records.needs["target_id"])
+    beyond = records.losses.set_index("target_id")["beyond"]
+    of_cell = cells["losses-control-1-behind-2"].targets.set_index("target_id")["loss_long_nats"]
+    for target_id in planted_texts["target_id"]:
+        assert beyond[target_id] == pytest.approx(of_cell[target_id], abs=1e-4)
+
+
+def test_a_cell_of_own_text_has_two_three_four_and_eight_windows() -> None:
+    """Of 11 tokens and a block of 5 a window has 16; the lengths are without the block, as in run.sh."""
+    lengths = (27, 43, 59, 123)
+    settings = {"targets_per_block": 5, "targets": 5, "placebos": (), "n_long": 11, "selectors": ()}
+    result = small(small_measurement.model(1), **settings, lengths=lengths)
+    match = collect.CELL.fullmatch("own-pose-1")
+    beyond = list(collect.losses_beyond(result, match))
+    assert [(context, windows) for context, windows, _, _ in beyond] == [("own", n) for n in (2, 3, 4, 8)]
+    for length, (_, _, short, long) in zip(lengths, beyond, strict=True):
+        np.testing.assert_array_equal(short, result.targets[f"loss_short_at_{length}_nats"])
+        np.testing.assert_array_equal(long, result.targets[f"loss_of_{length}_nats"])
+
+
 def test_known_answers_are_the_largest_differences() -> None:
     records = simulated(np.random.default_rng(9), sizes=np.full(6, 10))
     as_window = replace(
