@@ -2,6 +2,7 @@
 cells of a tiny model, and the texts of the positive control."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +16,14 @@ from scipy.stats import sem
 from analysis import Result
 from analysis.sampling import texts_before
 from analysis.texts import TextReader, Texts
+from olmo_sparsity.data.tokens import CorpusManifest
 from tests.support import small_measurement, tiny
 from tests.support.small_measurement import small
 
 collect = import_module("results.thesis.collect")
 study = import_module("results.thesis.study")
 planted = import_module("results.thesis.planted")
+trial = import_module("results.thesis.trial")
 
 SIZES = np.array([140, 60, 40, *[20] * 8, *[6] * 10])
 """Targets of every package, as unequal as those of the docstrings."""
@@ -367,12 +370,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, cells | {"greedy-pose-1": part}
 
 
+def collected(out: Path, records: Path, first_targets: Sequence[tuple[int, int]] = ()) -> Any:
+    """The records of the cells in a folder, without blocks of two targets that a first look drew."""
+    [heldout] = CorpusManifest.load(out / "data").splits["heldout"]
+    trial = {"heldout_sha256": heldout.sha256, "targets_per_block": 2, "first_targets": first_targets}
+    records.mkdir(exist_ok=True)
+    (records / "trial.json").write_text(json.dumps(trial))
+    collect.main([str(out), "--records", str(records), "--trial", str(records / "trial.json")])
+    return study.Records.load(records)
+
+
 def test_cells_are_collected_and_printed(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, cells = measured
-    collect.main([str(out), "--records", str(tmp_path)])
-    records = study.Records.load(tmp_path)
+    records = collected(out, tmp_path)
     targets = records.targets.set_index(["of", "target_id"])
     needs = records.needs.set_index(["of", "model", "seed", "target_id"])
     losses = records.losses.set_index(["of", "seed", "context", "windows", "target_id"])
@@ -423,11 +435,11 @@ def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Resu
         tmp_path / "losses-pose-1-gap-2"
     )
     with pytest.raises(SystemExit, match="need-pose-1 was measured on other targets"):
-        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+        collected(tmp_path, tmp_path / "records")
     with pytest.raises(SystemExit, match="no complete cells"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "data").symlink_to(out / "data")
-        collect.main([str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
+        collected(tmp_path / "empty", tmp_path / "records")
 
 
 @pytest.mark.parametrize(
@@ -451,7 +463,7 @@ def test_cells_that_do_not_go_together_are_refused(
     one = cells["losses-pose-1-gap-3"]
     replace(one, settings=one.settings.but(**changes)).save(tmp_path / "losses-pose-1-gap-3")
     with pytest.raises(SystemExit, match=f"losses-pose-1-gap-3 .*{message}"):
-        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+        collected(tmp_path, tmp_path / "records")
 
 
 def test_a_cell_without_targets_over_tau_has_no_needs(
@@ -463,8 +475,7 @@ def test_a_cell_without_targets_over_tau_has_no_needs(
     result = cells["need-pose-1"]
     targets = result.targets.assign(over_tau=False)
     replace(result, targets=targets, choices=result.choices[:0]).save(tmp_path / "need-pose-1")
-    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
-    needs = study.Records.load(tmp_path / "records").needs
+    needs = collected(tmp_path, tmp_path / "records").needs
     assert len(needs) and "need_text" not in needs
 
 
@@ -472,8 +483,7 @@ def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path
 ) -> None:
     out, cells = measured
-    collect.main([str(out), "--records", str(tmp_path)])
-    records = study.Records.load(tmp_path)
+    records = collected(out, tmp_path)
     for of, kind in {"all": "need", "own": "own"}.items():
         over = []
         for seed in (1, 2, 3):
@@ -483,6 +493,80 @@ def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
         assert set.intersection(*over) < set.union(*over) and len(expected) < len(targets)
         for frame in (records.targets, records.needs, records.losses):
             assert set(frame.loc[frame["of"] == of, "target_id"]) == expected
+
+
+def test_targets_of_the_first_look_are_left_out_and_counted(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cells = measured
+    targets = cells["need-pose-1"].targets
+    row = targets[targets["target_id"] == 8].iloc[0]
+    usual = collected(out, tmp_path / "usual")
+    capsys.readouterr()
+    records = collected(out, tmp_path / "without", [(int(row["text"]), int(row["position"]))])
+    places = {(row["text"], row["position"]), (row["text"], row["position"] + 1)}
+    left_out = {
+        target.target_id for target in targets.itertuples() if (target.text, target.position) in places
+    }
+    assert left_out == {8, 9}
+    own = cells["own-pose-1"].targets
+    of_own = {target.target_id for target in own.itertuples() if (target.text, target.position) in places}
+    printed = capsys.readouterr().out
+    assert "2 of 40 targets (all) are of the first look: left out" in printed
+    assert f"{len(of_own)} of {len(own)} targets (own) are of the first look: left out" in printed
+    for name in ("targets", "needs", "losses"):
+        for of, gone in {"all": left_out, "own": of_own}.items():
+            frame = getattr(usual, name)
+            before = frame[(frame["of"] == of) & ~frame["target_id"].isin(gone)]
+            frame = getattr(records, name)
+            pd.testing.assert_frame_equal(
+                before.reset_index(drop=True), frame[frame["of"] == of].reset_index(drop=True)
+            )
+
+
+def test_a_first_look_at_another_corpus_is_refused(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    """The one that is shipped is of the docstrings, whose texts are counted otherwise."""
+    with pytest.raises(SystemExit, match="has other held-out text"):
+        collect.main([str(measured[0]), "--records", str(tmp_path)])
+
+
+def test_the_blocks_of_the_first_look_are_drawn_as_in_its_script() -> None:
+    """That script counts tokens through the whole split, with an end of text behind every document."""
+    rng = np.random.default_rng(16)
+    lengths = rng.integers(600, 3000, 40)
+    lengths[:2] = [1024 + 17, 1024 + 18]
+    groups = np.array([f"package {number}" for number in rng.integers(5, size=40)])
+    ends = np.cumsum(lengths + 1) - 1
+    starts = ends - lengths
+    documents = [
+        (number, starts[number], ends[number]) for number in range(40) if lengths[number] > 1024 + 17
+    ]
+    generator = np.random.default_rng(0)
+    expected = []
+    for _ in range(200):
+        number, start, end = documents[generator.integers(len(documents))]
+        position = int(generator.integers(start + 1024, end - 16))
+        expected.append((number, position - start))
+        while True:
+            other, other_start, other_end = documents[generator.integers(len(documents))]
+            if groups[other] != groups[number]:
+                break
+        generator.integers(other_start, other_end - 1024)
+    assert trial.blocks_of(lengths, groups) == expected
+    shipped = json.loads(collect.TRIAL.read_text(encoding="utf8"))
+    assert len(shipped["first_targets"]) == trial.BLOCKS and shipped["targets_per_block"] == trial.BLOCK
+
+
+def test_the_first_look_is_written_with_the_text_that_it_is_of(tmp_path: Path) -> None:
+    texts = [[number % 40 + 1 for number in range(1100 + 10 * text)] for text in range(4)]
+    corpus = tiny.write_corpus(tmp_path / "data", {"train": [[1, 2]], "heldout": texts})
+    tiny.add_groups(corpus, ["a", "b", "a", "b"])
+    trial.main([str(corpus), "--out", str(tmp_path / "trial.json")])
+    blocks = trial.blocks_of(np.array([1100, 1110, 1120, 1130]), np.array(["a", "b", "a", "b"]))
+    expected = {(text, first + offset) for text, first in blocks for offset in range(16)}
+    assert collect.targets_of_trial(tmp_path / "trial.json", corpus) == expected
 
 
 def gain_of(row: Any) -> float:
@@ -506,8 +590,8 @@ def test_yarn_has_the_need_of_rope_and_its_own_losses(tmp_path: Path) -> None:
     cells["losses-yarn2-2-behind-2"] = replace(behind, settings=behind.settings.but(**weights))
     for cell, result in cells.items():
         result.save(tmp_path / cell)
-    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
-    rows = study.pair_rows(study.Records.load(tmp_path / "records"), "yarn2").set_index("target_id")
+    records = collected(tmp_path, tmp_path / "records")
+    rows = study.pair_rows(records, "yarn2").set_index("target_id")
     assert set(rows["pair"]) == {"12"}
     needs = collect.needs_of(of_rope, collect.AS_TEXT).set_index("target_id")["need_text"].dropna()
     assert rows["need_text"].dropna().to_dict() == needs.to_dict() and len(needs) > 3
@@ -534,8 +618,7 @@ def test_cells_of_the_control_keep_all_targets_with_planted_bits(tmp_path: Path)
     rows = [{"k": k, "farthest": 10 + number} for number, k in enumerate(ks)]
     (tmp_path / "texts-control").mkdir()
     (tmp_path / "texts-control" / "planted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
-    records = study.Records.load(tmp_path / "records")
+    records = collected(tmp_path, tmp_path / "records")
     planted_texts = cells["need-control-1"].targets.query("text != 3")
     gains = [gain_of(row) for row in planted_texts.itertuples()]
     assert min(gains) < 0.35 < max(gains)
