@@ -250,9 +250,8 @@ def test_a_slope_that_is_not_determined_has_no_p_of_the_null() -> None:
     assert np.isnan(slope.value) and np.isnan(slope.null_p)
 
 
-def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+def with_gains_that_fall_back(rng: np.random.Generator) -> Any:
     """Every gain of B is lost to the same share, but those of targets that need many tokens fell back from A to B."""
-    rng = np.random.default_rng(13)
     records = simulated(rng, sizes=np.full(12, 40), differ=0.0)
     needs = records.needs.copy()
     many = study.log2_need(needs["need_text"].fillna(1))
@@ -263,8 +262,11 @@ def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() 
     inside = by_target["inside"].loc[of_loss].to_numpy()
     short = by_target["short"].loc[of_loss].to_numpy()
     lost = 0.8 * (short - inside) + rng.normal(0, 0.1, len(short))
-    alike = replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
-    slopes = study.slope_frame(alike, 5)
+    return replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
+
+
+def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+    slopes = study.slope_frame(with_gains_that_fall_back(np.random.default_rng(13)), 5)
     of_h2 = slopes[(slopes["hypothesis"] == "H2") & (slopes["model"] == "pose")].set_index("targets")
     primary = slopes[(slopes["test"] == "primary") & (slopes["hypothesis"] == "H2")].iloc[0]
     assert primary["high"] < 0
@@ -272,6 +274,46 @@ def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() 
     assert given["low"] < 0 < given["high"] and abs(given["value"]) < abs(primary["value"]) / 5
     pairs = slopes[slopes["targets"].isin(["pair 12", "pair 23", "pair 31"])]
     assert len(pairs) == 6 and pairs["n_targets"].sum() == 2 * primary["n_targets"]
+
+
+@pytest.mark.slow
+def test_how_often_gains_that_are_not_there_again_make_a_slope() -> None:
+    """Prints the shares that protocol.md gives (pytest -s)."""
+    rng = np.random.default_rng(17)
+    shown = []
+    for _ in range(100):
+        rows = rows_of(with_gains_that_fall_back(rng))
+        outcome = study.outcome_of(rows, "behind", (3, 4))
+        alone = study.slope_of(rows, outcome, permutations=1)
+        given = study.slope_of(rows, outcome, covariates=study.COVARIATES + study.OF_B, permutations=1)
+        shown.append([alone.high < 0, alone.high < 0 and given.high < 0])
+    alone, both = np.mean(shown, axis=0)
+    print(
+        f"H2 of a model that keeps the same share of every gain: {alone:.0%}, given what B gains {both:.0%}"
+    )
+    assert alone > 0.3 and both < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.0, 0.1])
+def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(differ: float) -> None:
+    """Prints the shares that protocol.md gives (pytest -s): with packages that are alike, and that differ."""
+    rng = np.random.default_rng(18)
+    shown = []
+    for _ in range(200):
+        rows, rise = simulated_pairs(rng, differ=differ)
+        design = study.design_of(rows, "text", study.COVARIATES)
+        of_interval = study.slope_of(rows, rise, permutations=1)
+        row = [of_interval.p < 0.05]
+        for of_need in ([0], [0, 3]):
+            null = study.permuted_slopes(rows, rise, design, 99, of_need)
+            beyond = np.abs(null - null.mean()) >= abs(of_interval.value - null.mean())
+            row.append((1 + beyond.sum()) / 100 <= 0.05)
+        shown.append(row)
+    interval, alone, together = np.mean(shown, axis=0)
+    print(f"packages differ by {differ}: interval {interval:.1%}, need permuted alone {alone:.1%}, ", end="")
+    print(f"with its distance {together:.1%}")
+    assert interval < 0.1 and together <= alone
 
 
 def test_the_model_whose_answer_is_known_is_no_test() -> None:
