@@ -4,7 +4,7 @@
 
 Records: targets (what is predicted), needs (of a model and seed: gain, L_inside, tokens needed) and losses (beyond the
 window, and L_short at the same ids). Of the targets that gain more than 1 nat under no seed of a model, every fourth is
-kept: targets that need nothing are drawn from these.
+kept: targets that need nothing are drawn from these. Those that `trial.py` draws are left out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from analysis import Result, load
 from analysis.measurement import FRAMES, RESULT_NAME
 from analysis.parquet import stacked
 from analysis.saved import without_folders, write_saved
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 
 HERE = Path(__file__).parent
+TRIAL = HERE / "trial.json"
+"""As `trial.py` writes it."""
 HEAD, KIND, VERSION = "records.json", "olmo-sparsity thesis records", 1
 """As in `study.py`."""
 CELL = re.compile(
@@ -45,8 +47,12 @@ TAU_NATS = 1.0
 KEPT_ONE_IN = 4
 
 
-def collect(out: Path, records: Path) -> None:
-    """Make the records of all complete cells in a folder of run.sh, and of the parts of greedy ones."""
+def collect(out: Path, records: Path, trial: Path = TRIAL) -> None:
+    """Make the records of all complete cells in a folder of run.sh, and of the parts of greedy ones.
+
+    ``trial``: the targets of the first look, which are left out.
+    """
+    of_trial = targets_of_trial(trial, out / "data")
     frequency = log_frequencies(out / "data")
     targets: dict[str, pd.DataFrame] = {}
     needs = []
@@ -76,11 +82,14 @@ def collect(out: Path, records: Path) -> None:
         raise SystemExit(f"{out} has no complete cells of need and losses: run results/thesis/run.sh first")
     of_targets = pd.concat(targets.values(), ignore_index=True)
     of_targets["log_frequency"] = frequency[of_targets["token"]]
+    of_targets = without_trial(of_targets, of_trial)
     if "control" in targets:
         of_targets = with_planted(of_targets, out / "texts-control" / "planted.jsonl")
     of_needs = joined_needs(pd.concat(needs, ignore_index=True))
     of_losses = pd.concat(losses, ignore_index=True)
-    kept = kept_targets(of_needs)
+    kept = kept_targets(of_needs).intersection(
+        of_targets[["of", "target_id"]].itertuples(index=False, name=None)
+    )
     frames = {
         "targets": of_targets[_is_in(of_targets, kept)].drop(columns="position"),
         "needs": rounded(of_needs[_is_in(of_needs, kept)]),
@@ -99,6 +108,29 @@ def targets_of(match: re.Match[str]) -> str:
     if match["model"] == "control":
         return "control"
     return "own" if match["kind"] == "own" else "all"
+
+
+def targets_of_trial(path: Path, corpus: Path) -> set[tuple[int, int]]:
+    """Text and position of the targets of the first look. Ends where these are of another corpus."""
+    trial = json.loads(path.read_text(encoding="utf8"))
+    [heldout] = CorpusManifest.load(corpus).splits["heldout"]
+    if heldout.sha256 != trial["heldout_sha256"]:
+        raise SystemExit(
+            f"{corpus} has other held-out text than {path} is of: make it with the versions of constraints.txt"
+        )
+    offsets = range(trial["targets_per_block"])
+    return {(text, first + offset) for text, first in trial["first_targets"] for offset in offsets}
+
+
+def without_trial(targets: pd.DataFrame, of_trial: set[tuple[int, int]]) -> pd.DataFrame:
+    """The targets that are none of the first look's, but for the control's, which are of other text; says how many."""
+    is_of_text = targets["of"] != "control"
+    places = zip(targets["text"], targets["position"], strict=True)
+    is_of_trial = is_of_text & np.array([place in of_trial for place in places])
+    for of, of_kind in targets[is_of_text].groupby("of"):
+        count = int(is_of_trial[of_kind.index].sum())
+        print(f"{count:,} of {len(of_kind):,} targets ({of}) are of the first look: left out")
+    return targets[~is_of_trial]
 
 
 def read_cell(folder: Path) -> Result | None:
@@ -271,8 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of run.sh")
     folder = "folder of the records (default: the one of this file)"
     parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    trial = "targets that are left out, as trial.py writes them (default: trial.json beside this file)"
+    parser.add_argument("--trial", type=Path, default=TRIAL, metavar="JSON", help=trial)
     options = parser.parse_args(arguments)
-    collect(options.out, options.records)
+    collect(options.out, options.records, options.trial)
 
 
 if __name__ == "__main__":

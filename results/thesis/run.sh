@@ -69,10 +69,19 @@ train_control() { # seed; parity of planted bits, of more in every stage, as in 
   done
 }
 
+refuse_unfinished() { # training
+  local states=("$1"/step*/state.json)
+  if ! grep -qs '"finished": true' "${states[-1]}"; then
+    echo "$1 is not trained to its end: run its cell first" >&2
+    return 1
+  fi
+}
+
 measure() { # cell model options
   local cell=$1 model=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
+  refuse_unfinished "${model%@yarn:*}"
   $run measure "$model" --corpus "$out/data" --n-long $n_long --n-short $near --targets-per-block $near \
     --targets $((near * blocks)) --seed 0 --placebos none --out "$out/$cell" "$@"
 }
@@ -81,6 +90,7 @@ measure_control() { # cell seed options
   local cell=$1 seed=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
+  refuse_unfinished "$out/train-control-$seed/1-4:1000"
   $run measure "$out/train-control-$seed/1-4:1000" --text "$out/texts-control/planted.jsonl" \
     --tokenizer "$out/texts-control/tokenizer.json" --n-long 56 --n-short 8 --targets-per-block 1 \
     --targets "$(wc -l < "$out/texts-control/planted.jsonl")" --seed 0 --placebos none --tau 0.35 --out "$out/$cell" "$@"
@@ -96,7 +106,7 @@ path_of() { # model seed
 cell() {
   local kind model seed context windows
   IFS=- read -r kind model seed context windows <<< "$1"
-  local need=(--k $ks --selectors $exact)
+  local need=(--k "$ks" --selectors "$exact")
   local lost=(--selectors none)
   case $kind-$model-$context in
     data--) $run prepare-data docs --tokenizer results/checkpoint/tokenizer.json --out "$out/data" ;;
@@ -154,7 +164,7 @@ for model in yarn2 yarn4; do
     losses_of "$model" "$seed" "2 3 4" ""
   done
 done
-all+=(greedy-pose-1-1-10)
+for seed in 1 2 3; do all+=("greedy-pose-$seed-1-10"); done
 
 cells=("$@")
 if [[ $# -eq 0 ]]; then cells=("${all[@]}"); fi

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ MANY, COUNTED_AS = 8, 16
 """A need of more tokens counts as so many."""
 NONE_NATS = 0.1
 """A target needs nothing that gains at most so much, and loses at most so much."""
+FEW = 4
+"""A need of at most so many tokens is few, where seeds are compared."""
+LEAST_LEFT, MOST_LEFT = 0.1, 0.9
+"""The control is read at windows where one bit keeps a share of its gain between these, in the mean over seeds."""
 DECILES, PERMUTATIONS = 10, 1000
 BINS = {
     "text": {"1-2": (1, 2), "3-4": (3, 4), "5-8": (5, 8), "more": (9, np.inf)},
@@ -297,17 +301,19 @@ class Fit:
     need: str = "text"
     targets: str = "all"
     covariates: Sequence[str] = COVARIATES
+    windows_of: Mapping[str, Sequence[int]] | None = None
+    """Over which windows' rises the outcome of each slope is the mean; None: `HYPOTHESES`."""
 
 
 def slope_frame(records: Records, permutations: int = PERMUTATIONS) -> pd.DataFrame:
     """All tests of the protocol, and what it prints beside them.
 
-    Columns: test, model, hypothesis, context, need, targets, value, low, high, p, p_holm (over the tests of its kind),
-    and further fields of `Slope`.
+    Columns: test, model, hypothesis (of the control: the windows), context, need, targets, value, low, high, p, p_holm
+    (over the tests of its kind), and further fields of `Slope`.
     """
     rows = []
     for fit in fits_of(records):
-        for hypothesis, windows in HYPOTHESES.items():
+        for hypothesis, windows in (fit.windows_of or HYPOTHESES).items():
             outcome = None if fit.rows.empty else outcome_of(fit.rows, fit.context, windows)
             if outcome is not None:
                 slope = slope_of(
@@ -341,8 +347,26 @@ def fits_of(records: Records) -> Iterator[Fit]:
         yield Fit("secondary", over_tau(own), context="own", targets="own text of eight windows")
     control = pair_rows(records, "control", "control")
     if len(control):
-        covariates = [name for name in COVARIATES if name != "log_frequency"]
-        yield Fit("control", control, "control", need="k", targets="planted", covariates=covariates)
+        yield from fits_of_control(control, windows_read(control_left(records)))
+
+
+def fits_of_control(control: pd.DataFrame, read: Sequence[int]) -> Iterator[Fit]:
+    """Those of the control: by its planted bits, and by what is measured to be needed, of the targets of which it is.
+
+    ``read``: the windows at which it is read. Their mean comes first, then each of all windows by itself.
+    """
+    windows_of: dict[str, Sequence[int]] = {"windows that are read": read} if read else {}
+    for column in control:
+        if column.startswith("rise_behind_"):
+            windows = int(column.removeprefix("rise_behind_"))
+            windows_of[f"{windows} windows"] = (windows,)
+    covariates = [name for name in COVARIATES if name != "log_frequency"]
+    how: dict[str, Any] = {"model": "control", "covariates": covariates, "windows_of": windows_of}
+    yield Fit("control", control, need="k", targets="planted", **how)
+    if "need_text" in control:
+        measured = control[control["need_text"].notna()].reset_index(drop=True)
+        for need in ("k", "text"):
+            yield Fit("control", measured, need=need, targets="planted, need measured", **how)
 
 
 def fits_of_primary(of_pairs: pd.DataFrame) -> Iterator[Fit]:
@@ -422,7 +446,7 @@ def known_answers(records: Records) -> pd.DataFrame:
     """What the measurement must give: model, context, windows, name, largest_nats. All are 0 but for rounding.
 
     Names: rise (|L_beyond - L_inside|): NoPE with ids apart, and the model of 56 tokens behind other text, whose four
-    layers see 221 tokens; left (|L_short - L_beyond|): the model of 56 tokens with ids apart.
+    layers reach 220 tokens back; left (|L_short - L_beyond|): the model of 56 tokens with ids apart.
     """
     rows = []
     for model, context, name in (
@@ -439,28 +463,117 @@ def known_answers(records: Records) -> pd.DataFrame:
 
 
 def control_learned(records: Records) -> pd.DataFrame:
-    """What the control has learned inside its window: seed, k, n_targets, inside_nats (mean), right (share).
+    """What the control has learned inside its window, by seed, k and label ("0", "1", and "all").
 
-    A bit that is guessed costs log 2 = 0.69 nats.
+    Further columns: n_targets; short_nats, inside_nats and gain_nats (means); right (the share whose bit is more likely
+    than not; one that is guessed costs log 2 = 0.69 nats); n_needs and median_need (of those whose need is measured).
     """
-    of_control = records.needs[records.needs["of"] == "control"]
-    if of_control.empty:
-        return pd.DataFrame(columns=["seed", "k", "n_targets", "inside_nats", "right"])
-    targets = records.targets[records.targets["of"] == "control"]
-    rows = of_control[["seed", "target_id", "inside"]].merge(targets[["target_id", "k"]], on="target_id")
+    columns = ["seed", "k", "label", "n_targets", "short_nats", "inside_nats", "gain_nats", "right"]
+    columns += ["n_needs", "median_need"]
+    rows = _of_control(records)
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    if "need_text" not in rows:
+        rows["need_text"] = np.nan
+    label = rows["token"] - rows["token"].min()
+    rows = pd.concat([rows.assign(label=label.astype(str)), rows.assign(label="all")])
+    rows["gain"] = rows["short"] - rows["inside"]
     rows["right"] = rows["inside"] < np.log(2)
-    numbers = {"n_targets": ("inside", "size"), "inside_nats": ("inside", "mean"), "right": ("right", "mean")}
-    return rows.groupby(["seed", "k"], as_index=False).agg(**numbers)
+    numbers = {
+        "n_targets": ("inside", "size"),
+        "short_nats": ("short", "mean"),
+        "inside_nats": ("inside", "mean"),
+        "gain_nats": ("gain", "mean"),
+        "right": ("right", "mean"),
+        "n_needs": ("need_text", "count"),
+        "median_need": ("need_text", "median"),
+    }
+    return rows.groupby(["seed", "k", "label"], as_index=False).agg(**numbers)[columns]
+
+
+def _of_control(records: Records) -> pd.DataFrame:
+    """A row for each seed and target of the control: its needs and losses inside the window, token and k."""
+    needs = records.needs[records.needs["of"] == "control"].drop(columns=["of", "model"])
+    targets = records.targets[records.targets["of"] == "control"]
+    if needs.empty:
+        return needs
+    return needs.merge(targets[["target_id", "token", "k"]], on="target_id")
+
+
+def control_left(records: Records) -> pd.DataFrame:
+    """What the control keeps of its gain behind other text: k, windows, seed ("mean" over them, too), left.
+
+    As retention: Σ (L_short - L_beyond) / Σ (L_short - L_inside).
+    """
+    rows = _of_control(records)
+    losses = records.losses[(records.losses["of"] == "control") & (records.losses["context"] == "behind")]
+    if rows.empty or losses.empty:
+        return pd.DataFrame(columns=["k", "windows", "seed", "left"])
+    rows["gain"] = rows["short"] - rows["inside"]
+    losses = losses.assign(kept=losses["short"] - losses["beyond"])[["seed", "target_id", "windows", "kept"]]
+    rows = losses.merge(rows[["seed", "target_id", "k", "gain"]], on=["seed", "target_id"])
+    sums = rows.groupby(["k", "windows", "seed"], as_index=False)[["kept", "gain"]].sum()
+    sums["left"] = sums["kept"] / sums["gain"]
+    means = sums.groupby(["k", "windows"], as_index=False)["left"].mean().assign(seed="mean")
+    return pd.concat([sums.astype({"seed": str}), means], ignore_index=True)[["k", "windows", "seed", "left"]]
+
+
+def windows_read(left: pd.DataFrame) -> list[int]:
+    """The windows at which the control is read: where one bit keeps part of its gain, neither all nor nothing."""
+    of_one = left[(left["k"] == 1) & (left["seed"] == "mean")]
+    is_read = of_one["left"].between(LEAST_LEFT, MOST_LEFT)
+    return [int(windows) for windows in of_one.loc[is_read, "windows"]]
+
+
+def seed_agreement(records: Records) -> pd.DataFrame:
+    """How like seed A is seed B, of the targets that gain more than 1 nat in A: a row a model and pair.
+
+    Columns: model, pair, n_targets; gain_of_a_nats, gain_of_b_nats (means); b_over_tau (the share that gains more than
+    1 nat in B, too). Of these n_both: few_given_few and few_given_not_few, the share that needs few tokens (at most
+    `FEW`, as text) in B among those that do in A, and among the others.
+    """
+    rows = []
+    for model in MODELS:
+        by_seed = {seed: _of_seed(records.needs, model, seed, "all") for pair in PAIRS for seed in pair}
+        for first, second in PAIRS:
+            of_a = by_seed[first]
+            of_b = by_seed[second]
+            if "need_text" not in of_a or "need_text" not in of_b:
+                continue
+            both = of_a.merge(of_b, on="target_id", suffixes=("_a", "_b"))
+            for seed in ("a", "b"):
+                both[f"gain_{seed}"] = both[f"short_{seed}"] - both[f"inside_{seed}"]
+            both = both[both["gain_a"] > TAU_NATS]
+            is_again = both["gain_b"] > TAU_NATS
+            again = both[is_again]
+            is_few = again["need_text_a"] <= FEW
+            few_in_b = again["need_text_b"] <= FEW
+            rows.append(
+                {
+                    "model": model,
+                    "pair": f"{first}{second}",
+                    "n_targets": len(both),
+                    "gain_of_a_nats": both["gain_a"].mean(),
+                    "gain_of_b_nats": both["gain_b"].mean(),
+                    "b_over_tau": is_again.mean(),
+                    "n_both": len(again),
+                    "few_given_few": few_in_b[is_few].mean(),
+                    "few_given_not_few": few_in_b[~is_few].mean(),
+                }
+            )
+    columns = ["model", "pair", "n_targets", "gain_of_a_nats", "gain_of_b_nats", "b_over_tau", "n_both"]
+    return pd.DataFrame(rows, columns=[*columns, "few_given_few", "few_given_not_few"])
 
 
 def need_agreement(records: Records) -> pd.DataFrame:
-    """How alike needs are: model, of ("seeds", "text and cache", "text and greedy"), n_targets, spearman.
+    """How alike needs are: model, of, n_targets, spearman.
 
-    Of targets that gain more than 1 nat under both seeds, or under the one. What this noise hides of a slope is of the
-    order of 1 less the correlation.
+    ``of``: "seeds", "text and cache", "text and greedy"; of the control, too, "measured and planted" (bits). Of targets
+    whose need is measured, under both seeds or under the one. What this noise hides of a slope is of the order of 1
+    less the correlation.
     """
     rows = []
-    needs = records.needs[(records.needs["of"] == "all")]
+    needs = records.needs[records.needs["of"].isin(["all", "control"])]
     for model, of_model in needs.groupby("model"):
         if "need_text" not in of_model or of_model["need_text"].isna().all():
             continue
@@ -476,6 +589,10 @@ def need_agreement(records: Records) -> pd.DataFrame:
                 both = of_model[["need_text", f"need_{other}"]].dropna()
                 if len(both):
                     rows.append(_rank_correlation(model, f"text and {other}", both))
+    of_control = _of_control(records)
+    if "need_text" in of_control and of_control["need_text"].notna().any():
+        both = of_control[["need_text", "k"]].dropna()
+        rows.append(_rank_correlation("control", "measured and planted", both))
     return pd.DataFrame(rows, columns=["model", "of", "n_targets", "spearman"])
 
 
@@ -524,9 +641,13 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.D
     if PRIMARY in models:
         retention.append(retention_frame(records, PRIMARY, "cache"))
     left = pd.concat(retention, ignore_index=True) if retention else pd.DataFrame()
-    answers = known_answers(records)
-    agreement = need_agreement(records)
-    learned = control_learned(records)
+    further = {
+        "answers": ("known answers, 0 but for rounding", known_answers(records)),
+        "agreement": ("agreement of needs", need_agreement(records)),
+        "seeds": ("seeds A and B, of the targets over 1 nat in A", seed_agreement(records)),
+        "learned": ("what the control has learned inside its window", control_learned(records)),
+        "control_left": ("what is left of the control's gain", control_left(records)),
+    }
     for test, of_test in slopes.groupby("test", sort=False):
         print(f"\n{test}: slope in nats a doubling of the need")
         print(of_test.drop(columns="test").to_string(index=False, float_format="{:.3g}".format))
@@ -536,15 +657,16 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.D
             keys = ["context", "windows", "n_targets"]
             table = of_name[[*keys, "bin", *INTERVAL]].assign(name=name)
             print(show(table.drop(columns="n_targets"), across="bin", digits=1))
-    for title, frame in {
-        "known answers, 0 but for rounding": answers,
-        "agreement of needs": agreement,
-        "what the control has learned": learned,
-    }.items():
+    for title, frame in further.values():
         print(f"\n{title}\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")
+    if len(further["control_left"][1]):
+        read = windows_read(further["control_left"][1])
+        print(
+            f"\nwindows at which the control is read: {', '.join(map(str, read)) or 'none, measure others'}"
+        )
     if numbers:
-        frames = {"slopes": slopes, "left": left, "answers": answers, "agreement": agreement}
-        save_numbers(numbers, frames | {"learned": learned})
+        frames = {name: frame for name, (_, frame) in further.items()}
+        save_numbers(numbers, {"slopes": slopes, "left": left} | frames)
     return left
 
 

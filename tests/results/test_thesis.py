@@ -2,6 +2,7 @@
 cells of a tiny model, and the texts of the positive control."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +16,14 @@ from scipy.stats import sem
 from analysis import Result
 from analysis.sampling import texts_before
 from analysis.texts import TextReader, Texts
+from olmo_sparsity.data.tokens import CorpusManifest
 from tests.support import small_measurement, tiny
 from tests.support.small_measurement import small
 
 collect = import_module("results.thesis.collect")
 study = import_module("results.thesis.study")
 planted = import_module("results.thesis.planted")
+trial = import_module("results.thesis.trial")
 
 SIZES = np.array([140, 60, 40, *[20] * 8, *[6] * 10])
 """Targets of every package, as unequal as those of the docstrings."""
@@ -247,9 +250,8 @@ def test_a_slope_that_is_not_determined_has_no_p_of_the_null() -> None:
     assert np.isnan(slope.value) and np.isnan(slope.null_p)
 
 
-def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+def with_gains_that_fall_back(rng: np.random.Generator) -> Any:
     """Every gain of B is lost to the same share, but those of targets that need many tokens fell back from A to B."""
-    rng = np.random.default_rng(13)
     records = simulated(rng, sizes=np.full(12, 40), differ=0.0)
     needs = records.needs.copy()
     many = study.log2_need(needs["need_text"].fillna(1))
@@ -260,8 +262,11 @@ def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() 
     inside = by_target["inside"].loc[of_loss].to_numpy()
     short = by_target["short"].loc[of_loss].to_numpy()
     lost = 0.8 * (short - inside) + rng.normal(0, 0.1, len(short))
-    alike = replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
-    slopes = study.slope_frame(alike, 5)
+    return replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
+
+
+def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+    slopes = study.slope_frame(with_gains_that_fall_back(np.random.default_rng(13)), 5)
     of_h2 = slopes[(slopes["hypothesis"] == "H2") & (slopes["model"] == "pose")].set_index("targets")
     primary = slopes[(slopes["test"] == "primary") & (slopes["hypothesis"] == "H2")].iloc[0]
     assert primary["high"] < 0
@@ -269,6 +274,46 @@ def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() 
     assert given["low"] < 0 < given["high"] and abs(given["value"]) < abs(primary["value"]) / 5
     pairs = slopes[slopes["targets"].isin(["pair 12", "pair 23", "pair 31"])]
     assert len(pairs) == 6 and pairs["n_targets"].sum() == 2 * primary["n_targets"]
+
+
+@pytest.mark.slow
+def test_how_often_gains_that_are_not_there_again_make_a_slope() -> None:
+    """Prints the shares that protocol.md gives (pytest -s)."""
+    rng = np.random.default_rng(17)
+    shown = []
+    for _ in range(100):
+        rows = rows_of(with_gains_that_fall_back(rng))
+        outcome = study.outcome_of(rows, "behind", (3, 4))
+        alone = study.slope_of(rows, outcome, permutations=1)
+        given = study.slope_of(rows, outcome, covariates=study.COVARIATES + study.OF_B, permutations=1)
+        shown.append([alone.high < 0, alone.high < 0 and given.high < 0])
+    alone, both = np.mean(shown, axis=0)
+    print(
+        f"H2 of a model that keeps the same share of every gain: {alone:.0%}, given what B gains {both:.0%}"
+    )
+    assert alone > 0.3 and both < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.0, 0.1])
+def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(differ: float) -> None:
+    """Prints the shares that protocol.md gives (pytest -s): with packages that are alike, and that differ."""
+    rng = np.random.default_rng(18)
+    shown = []
+    for _ in range(200):
+        rows, rise = simulated_pairs(rng, differ=differ)
+        design = study.design_of(rows, "text", study.COVARIATES)
+        of_interval = study.slope_of(rows, rise, permutations=1)
+        row = [of_interval.p < 0.05]
+        for of_need in ([0], [0, 3]):
+            null = study.permuted_slopes(rows, rise, design, 99, of_need)
+            beyond = np.abs(null - null.mean()) >= abs(of_interval.value - null.mean())
+            row.append((1 + beyond.sum()) / 100 <= 0.05)
+        shown.append(row)
+    interval, alone, together = np.mean(shown, axis=0)
+    print(f"packages differ by {differ}: interval {interval:.1%}, need permuted alone {alone:.1%}, ", end="")
+    print(f"with its distance {together:.1%}")
+    assert interval < 0.1 and together <= alone
 
 
 def test_the_model_whose_answer_is_known_is_no_test() -> None:
@@ -367,12 +412,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, cells | {"greedy-pose-1": part}
 
 
+def collected(out: Path, records: Path, first_targets: Sequence[tuple[int, int]] = ()) -> Any:
+    """The records of the cells in a folder, without blocks of two targets that a first look drew."""
+    [heldout] = CorpusManifest.load(out / "data").splits["heldout"]
+    trial = {"heldout_sha256": heldout.sha256, "targets_per_block": 2, "first_targets": first_targets}
+    records.mkdir(exist_ok=True)
+    (records / "trial.json").write_text(json.dumps(trial))
+    collect.main([str(out), "--records", str(records), "--trial", str(records / "trial.json")])
+    return study.Records.load(records)
+
+
 def test_cells_are_collected_and_printed(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, cells = measured
-    collect.main([str(out), "--records", str(tmp_path)])
-    records = study.Records.load(tmp_path)
+    records = collected(out, tmp_path)
     targets = records.targets.set_index(["of", "target_id"])
     needs = records.needs.set_index(["of", "model", "seed", "target_id"])
     losses = records.losses.set_index(["of", "seed", "context", "windows", "target_id"])
@@ -423,11 +477,11 @@ def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Resu
         tmp_path / "losses-pose-1-gap-2"
     )
     with pytest.raises(SystemExit, match="need-pose-1 was measured on other targets"):
-        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+        collected(tmp_path, tmp_path / "records")
     with pytest.raises(SystemExit, match="no complete cells"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "data").symlink_to(out / "data")
-        collect.main([str(tmp_path / "empty"), "--records", str(tmp_path / "records")])
+        collected(tmp_path / "empty", tmp_path / "records")
 
 
 @pytest.mark.parametrize(
@@ -451,7 +505,7 @@ def test_cells_that_do_not_go_together_are_refused(
     one = cells["losses-pose-1-gap-3"]
     replace(one, settings=one.settings.but(**changes)).save(tmp_path / "losses-pose-1-gap-3")
     with pytest.raises(SystemExit, match=f"losses-pose-1-gap-3 .*{message}"):
-        collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
+        collected(tmp_path, tmp_path / "records")
 
 
 def test_a_cell_without_targets_over_tau_has_no_needs(
@@ -463,9 +517,174 @@ def test_a_cell_without_targets_over_tau_has_no_needs(
     result = cells["need-pose-1"]
     targets = result.targets.assign(over_tau=False)
     replace(result, targets=targets, choices=result.choices[:0]).save(tmp_path / "need-pose-1")
-    collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
-    needs = study.Records.load(tmp_path / "records").needs
+    needs = collected(tmp_path, tmp_path / "records").needs
     assert len(needs) and "need_text" not in needs
+
+
+def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    out, cells = measured
+    records = collected(out, tmp_path)
+    for of, kind in {"all": "need", "own": "own"}.items():
+        over = []
+        for seed in (1, 2, 3):
+            targets = cells[f"{kind}-pose-{seed}"].targets
+            over.append({row.target_id for row in targets.itertuples() if gain_of(row) > 1})
+        expected = set.union(*over, set(range(0, len(targets), 4)))
+        assert set.intersection(*over) < set.union(*over) and len(expected) < len(targets)
+        for frame in (records.targets, records.needs, records.losses):
+            assert set(frame.loc[frame["of"] == of, "target_id"]) == expected
+
+
+def test_targets_of_the_first_look_are_left_out_and_counted(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cells = measured
+    targets = cells["need-pose-1"].targets
+    row = targets[targets["target_id"] == 8].iloc[0]
+    usual = collected(out, tmp_path / "usual")
+    capsys.readouterr()
+    records = collected(out, tmp_path / "without", [(int(row["text"]), int(row["position"]))])
+    places = {(row["text"], row["position"]), (row["text"], row["position"] + 1)}
+    left_out = {
+        target.target_id for target in targets.itertuples() if (target.text, target.position) in places
+    }
+    assert left_out == {8, 9}
+    own = cells["own-pose-1"].targets
+    of_own = {target.target_id for target in own.itertuples() if (target.text, target.position) in places}
+    printed = capsys.readouterr().out
+    assert "2 of 40 targets (all) are of the first look: left out" in printed
+    assert f"{len(of_own)} of {len(own)} targets (own) are of the first look: left out" in printed
+    for name in ("targets", "needs", "losses"):
+        for of, gone in {"all": left_out, "own": of_own}.items():
+            frame = getattr(usual, name)
+            before = frame[(frame["of"] == of) & ~frame["target_id"].isin(gone)]
+            frame = getattr(records, name)
+            pd.testing.assert_frame_equal(
+                before.reset_index(drop=True), frame[frame["of"] == of].reset_index(drop=True)
+            )
+
+
+def test_a_first_look_at_another_corpus_is_refused(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    """The one that is shipped is of the docstrings, whose texts are counted otherwise."""
+    with pytest.raises(SystemExit, match="has other held-out text"):
+        collect.main([str(measured[0]), "--records", str(tmp_path)])
+
+
+def test_the_blocks_of_the_first_look_are_drawn_as_in_its_script() -> None:
+    """That script counts tokens through the whole split, with an end of text behind every document."""
+    rng = np.random.default_rng(16)
+    lengths = rng.integers(600, 3000, 40)
+    lengths[:2] = [1024 + 17, 1024 + 18]
+    groups = np.array([f"package {number}" for number in rng.integers(5, size=40)])
+    ends = np.cumsum(lengths + 1) - 1
+    starts = ends - lengths
+    documents = [
+        (number, starts[number], ends[number]) for number in range(40) if lengths[number] > 1024 + 17
+    ]
+    generator = np.random.default_rng(0)
+    expected = []
+    for _ in range(200):
+        number, start, end = documents[generator.integers(len(documents))]
+        position = int(generator.integers(start + 1024, end - 16))
+        expected.append((number, position - start))
+        while True:
+            other, other_start, other_end = documents[generator.integers(len(documents))]
+            if groups[other] != groups[number]:
+                break
+        generator.integers(other_start, other_end - 1024)
+    assert trial.blocks_of(lengths, groups) == expected
+    shipped = json.loads(collect.TRIAL.read_text(encoding="utf8"))
+    assert len(shipped["first_targets"]) == trial.BLOCKS and shipped["targets_per_block"] == trial.BLOCK
+
+
+def test_the_first_look_is_written_with_the_text_that_it_is_of(tmp_path: Path) -> None:
+    texts = [[number % 40 + 1 for number in range(1100 + 10 * text)] for text in range(4)]
+    corpus = tiny.write_corpus(tmp_path / "data", {"train": [[1, 2]], "heldout": texts})
+    tiny.add_groups(corpus, ["a", "b", "a", "b"])
+    trial.main([str(corpus), "--out", str(tmp_path / "trial.json")])
+    blocks = trial.blocks_of(np.array([1100, 1110, 1120, 1130]), np.array(["a", "b", "a", "b"]))
+    expected = {(text, first + offset) for text, first in blocks for offset in range(16)}
+    assert collect.targets_of_trial(tmp_path / "trial.json", corpus) == expected
+
+
+def gain_of(row: Any) -> float:
+    """L_short - L_long of a row of targets."""
+    return float(row.loss_short_nats - row.loss_long_nats)
+
+
+def test_yarn_has_the_need_of_rope_and_its_own_losses(tmp_path: Path) -> None:
+    """Cells of YaRN have losses alone, those inside the window in a cell of their own."""
+    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
+    alike: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
+    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 1.0}
+    of_rope = small(small_measurement.model(1), **alike, **exact)
+    of_second = small(small_measurement.model(2), **alike, **exact)
+    # a model that is scaled loses something else, with the same weights
+    inside = small(small_measurement.model(3), **alike, selectors=())
+    behind = small(small_measurement.model(3), **alike, selectors=(), before=24)
+    weights = {"model_sha256": of_second.settings.model.sha256}
+    cells = {"need-rope-1": of_rope, "need-rope-2": of_second}
+    cells["losses-yarn2-2-inside"] = replace(inside, settings=inside.settings.but(**weights))
+    cells["losses-yarn2-2-behind-2"] = replace(behind, settings=behind.settings.but(**weights))
+    for cell, result in cells.items():
+        result.save(tmp_path / cell)
+    records = collected(tmp_path, tmp_path / "records")
+    rows = study.pair_rows(records, "yarn2").set_index("target_id")
+    assert set(rows["pair"]) == {"12"}
+    needs = collect.needs_of(of_rope, collect.AS_TEXT).set_index("target_id")["need_text"].dropna()
+    assert rows["need_text"].dropna().to_dict() == needs.to_dict() and len(needs) > 3
+    of_inside = inside.targets.set_index("target_id")
+    of_behind = behind.targets.set_index("target_id")
+    for target_id, row in rows.iterrows():
+        assert row["gain"] == pytest.approx(gain_of(of_inside.loc[target_id]), abs=2e-4)
+        assert row["inside"] == pytest.approx(of_inside["loss_long_nats"].loc[target_id], abs=1e-4)
+        rise = of_behind["loss_long_nats"].loc[target_id] - of_inside["loss_long_nats"].loc[target_id]
+        assert row["rise_behind_2"] == pytest.approx(rise, abs=2e-4)
+
+
+def test_cells_of_the_control_keep_all_targets_with_planted_bits(tmp_path: Path) -> None:
+    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
+    alike: dict[str, Any] = {"targets_per_block": 1, "targets": 60, "placebos": (), "n_long": 24}
+    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 0.35}
+    cells = {
+        "need-control-1": small(small_measurement.model(1), **alike, **exact),
+        "losses-control-1-behind-2": small(small_measurement.model(1), **alike, selectors=(), before=24),
+    }
+    for cell, result in cells.items():
+        result.save(tmp_path / cell)
+    ks = [1, 2, 4, 0, 1, 2]
+    rows = [{"k": k, "farthest": 10 + number} for number, k in enumerate(ks)]
+    (tmp_path / "texts-control").mkdir()
+    (tmp_path / "texts-control" / "planted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    records = collected(tmp_path, tmp_path / "records")
+    planted_texts = cells["need-control-1"].targets.query("text != 3")
+    gains = [gain_of(row) for row in planted_texts.itertuples()]
+    assert min(gains) < 0.35 < max(gains)
+    assert records.targets["target_id"].tolist() == planted_texts["target_id"].tolist()
+    assert records.targets["k"].tolist() == [ks[text] for text in planted_texts["text"]]
+    assert records.targets["farthest"].tolist() == [10 + text for text in planted_texts["text"]]
+    assert set(planted_texts["target_id"]) <= set(records.needs["target_id"])
+    beyond = records.losses.set_index("target_id")["beyond"]
+    of_cell = cells["losses-control-1-behind-2"].targets.set_index("target_id")["loss_long_nats"]
+    for target_id in planted_texts["target_id"]:
+        assert beyond[target_id] == pytest.approx(of_cell[target_id], abs=1e-4)
+
+
+def test_a_cell_of_own_text_has_two_three_four_and_eight_windows() -> None:
+    """Of 11 tokens and a block of 5 a window has 16; the lengths are without the block, as in run.sh."""
+    lengths = (27, 43, 59, 123)
+    settings = {"targets_per_block": 5, "targets": 5, "placebos": (), "n_long": 11, "selectors": ()}
+    result = small(small_measurement.model(1), **settings, lengths=lengths)
+    match = collect.CELL.fullmatch("own-pose-1")
+    beyond = list(collect.losses_beyond(result, match))
+    assert [(context, windows) for context, windows, _, _ in beyond] == [("own", n) for n in (2, 3, 4, 8)]
+    for length, (_, _, short, long) in zip(lengths, beyond, strict=True):
+        np.testing.assert_array_equal(short, result.targets[f"loss_short_at_{length}_nats"])
+        np.testing.assert_array_equal(long, result.targets[f"loss_of_{length}_nats"])
 
 
 def test_known_answers_are_the_largest_differences() -> None:
@@ -520,22 +739,6 @@ def test_no_planted_bits_stand_before_a_context(windows: int) -> None:
     assert {rows[text]["k"] for text in drawn[:, 0]} == {0}
 
 
-def test_what_the_control_has_learned_is_its_loss_by_k() -> None:
-    records = simulated(np.random.default_rng(15), sizes=np.full(6, 10))
-    k = np.tile([1, 2, 4], 20)
-    control = study.Records(
-        records.targets.assign(of="control", k=k, farthest=9),
-        records.needs.assign(of="control"),
-        records.losses,
-        {},
-    )
-    learned = study.control_learned(control).set_index(["seed", "k"])
-    inside = records.needs[records.needs["seed"] == 2].set_index("target_id")["inside"].loc[k == 4]
-    assert learned.loc[(2, 4), "inside_nats"] == pytest.approx(inside.mean())
-    assert learned.loc[(2, 4), "right"] == pytest.approx(np.mean(inside < np.log(2)))
-    assert learned["n_targets"].eq(20).all() and len(learned) == 9
-
-
 def test_the_control_is_fitted_on_planted_bits(tmp_path: Path) -> None:
     """k is known; a rise that grows with it is seen, whatever the needs that were measured."""
     rng = np.random.default_rng(10)
@@ -551,9 +754,13 @@ def test_the_control_is_fitted_on_planted_bits(tmp_path: Path) -> None:
         {},
     )
     slopes = study.slope_frame(control, 20)
-    assert slopes["test"].unique().tolist() == ["control"] and len(slopes) == 2
-    assert slopes["value"].to_numpy() == pytest.approx([0.25, 0.25], abs=0.06)
-    assert (slopes["p"] < 1e-3).all()
+    assert slopes["test"].unique().tolist() == ["control"]
+    planted_bits = slopes[slopes["targets"] == "planted"]
+    assert planted_bits["value"].to_numpy() == pytest.approx(0.25, abs=0.06)
+    assert (planted_bits["p"] < 1e-3).all()
+    # the measured needs have nothing to do with the bits: then the text half would be read with a caution
+    measured = slopes[(slopes["need"] == "text") & (slopes["hypothesis"] == "3 windows")]
+    assert measured["value"].to_numpy() == pytest.approx(0, abs=0.06)
 
 
 def test_rows_of_planted_texts_are_found_by_the_number_of_the_text(tmp_path: Path) -> None:

@@ -22,10 +22,19 @@ steps=${STEPS:-} # of a trial: trainings of so many steps
 thirds=(random top easy)
 seeds=(2 3 4)
 
+refuse_unfinished() { # training
+  local states=("$1"/step*/state.json)
+  if ! grep -qs '"finished": true' "${states[-1]}"; then
+    echo "$1 is not trained to its end: run its cell first" >&2
+    return 1
+  fi
+}
+
 measure() { # cell model options
   local cell=$1 model=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
+  refuse_unfinished "$model"
   $run measure "$model" --corpus "$thesis/data" --n-short 32 --seed 0 --selectors none \
     --placebos placebo --out "$out/$cell" "$@"
 }
@@ -43,6 +52,7 @@ length() {
   local models=() labels=() third seed
   for third in "${thirds[@]}"; do
     for seed in "${seeds[@]}"; do
+      refuse_unfinished "$out/train-$third-$seed"
       models+=("$out/train-$third-$seed")
       labels+=("$third")
     done
