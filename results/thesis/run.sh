@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains and measures the cells of the study: run.sh OUT [CELL ...], from the root of a clone; without cells all, in order;
 # run.sh OUT list names them.
-# A cell that was interrupted goes on; one that is complete is left as it is. Two workers divide the cells (README.md).
+# A cell that was interrupted goes on; one that is complete is left as it is. Two workers divide the cells, an OUT for both.
 #
 #   data                              the corpus of `make verify`
 #   train-MODEL-SEED                  MODEL: pose, rope, nope, alibi, window; control
