@@ -1,7 +1,7 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (8 to 14 minutes on 2 CPU cores, installation included)
 # make figure2-seeds   two more runs, 5,600 targets of each, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
-# make models    one cell of the study of real models at a tenth of its size, on Python's library (9 minutes on 2 cores of a Zen 5)
+# make models    four blocks as in the study of the cache, on Python's library (6 minutes on 2 cores of a Zen 4, once installed)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the test of the X-ray page, which skips without it
 # make lint      ruff and mypy
