@@ -14,7 +14,6 @@ there, too; mean of all ordered pairs, 95 %, by group.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +24,7 @@ from analysis import Result, load_study
 from analysis.stats.comparisons import persistence_between, result_differences
 from analysis.stats.recovery import NET
 from analysis.stats.tables import interval_text, save_numbers
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 LANGUAGES = ("english", "french", "german", "spanish", "russian")
@@ -81,14 +81,7 @@ def joined(study: dict[str, Result], cells: Iterable[str], selector: str, name: 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all differences."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the studies' folders (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     records = given.records
 
     study = load_study(records / "languages")

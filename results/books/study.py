@@ -9,7 +9,6 @@ cell all numbers, as `olmo-sparsity figure2` prints them.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from analysis.stats.comparisons import result_differences
 from analysis.stats.numbers import persistence, recovery, shares
 from analysis.stats.summary import every_number, summary
 from analysis.stats.tables import interval_text, save_numbers
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 SELECTOR, K = "leave-one-out-kl", 4
@@ -67,14 +67,7 @@ def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     study = load_study(given.records)
     results = dict(study)
     for cell in [cell for cell in study if cell.endswith("seed-1") and cell[:-1] + "2" in study]:

@@ -11,7 +11,6 @@ A cell that is not complete has the blocks that were finished, in the order in w
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from analysis.saved import without_folders
 from analysis.stats import comparisons, numbers
 from analysis.stats.recovery import with_over_tau
 from analysis.stats.tables import Tables, interval_frame
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 EXACT = "leave-one-out-kl/cache:4"
@@ -338,17 +338,9 @@ def figure(study: Mapping[str, Result]) -> Figure | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables of every cell; write them, and draw the figure, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, HERE, figures=True)
     parser.add_argument("command", nargs="?", choices=("collect", "restore"))
     parser.add_argument("of", nargs="?", type=Path, metavar="OUT")
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: none is drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers to (default: none)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     options = parser.parse_args(arguments)
     if options.command and options.of is None:
         parser.error(f"{options.command} needs the folder OUT")

@@ -10,7 +10,6 @@ than random ones, and the agreement of two runs on random subsets, from compare-
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from analysis.stats.comparisons import distances_beside_uniform, result_overlaps
 from analysis.stats.numbers import placebos, recovery, shares
 from analysis.stats.summary import every_number, summary
 from analysis.stats.tables import interval_text, save_numbers, show
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 SEEDS = (6198, 1, 2)
@@ -35,14 +35,7 @@ def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     study = load_study(given.records)
     runs = [study[f"seed-{seed}"] for seed in SEEDS]
     together = Result.join(runs)

@@ -12,7 +12,6 @@ models, each the mean of its seeds; the interval resamples models and, of each, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from analysis.older_records import renamed_frames
 from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
@@ -314,16 +314,8 @@ def draw(models: Mapping[str, Model], times: int, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers, and draw the figure where a folder for it is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, HERE, figures=True)
     parser.add_argument("times", type=int, nargs="?", default=4, metavar="TIMES")
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    figures = "folder to draw the figure into (default: it is not drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     given = parser.parse_args(arguments)
     study = load_study(given.records)
     models = models_of(given.records, study, given.times)

@@ -10,7 +10,6 @@ A cell that is not complete has the blocks that were judged, in the order in whi
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.figures import style
 from analysis.saved import without_folders
 from analysis.stats.tables import INTERVAL, Tables
+from analysis.study_options import study_parser
 from olmo_sparsity.util.files import read_json
 
 HERE = Path(__file__).parent
@@ -489,17 +489,9 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables of every cell; write them, and draw the figure, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, HERE, figures=True)
     parser.add_argument("command", nargs="?", choices=("collect",), metavar="collect")
     parser.add_argument("of", nargs="?", type=Path, metavar="OUT")
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: none is drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     options = parser.parse_args(arguments)
     if options.command:
         collect(options.of, options.records)

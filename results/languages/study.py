@@ -12,7 +12,6 @@ the chosen tokens are at each distance.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from analysis.stats import numbers
 from analysis.stats.comparisons import distances_beside_uniform, with_equal_groups
 from analysis.stats.summary import every_number
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers, show
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 CORPORA = ("english", "french", "german", "spanish", "russian", "python")
@@ -186,17 +186,9 @@ def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
+    parser = study_parser(__doc__, HERE, figures=True)
     resamples = "resamples of the bootstrap (default: 10,000)"
     parser.add_argument("--resamples", type=int, default=10_000, metavar="COUNT", help=resamples)
-    figures = "folder to draw the figure into (default: it is not drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     given = parser.parse_args(arguments)
     options = {"resamples": given.resamples}
     study = load_study(given.records)

@@ -10,7 +10,6 @@ are of leave-one-out at k = 4. Cross-fitted records (1-2: chosen by seed 1, meas
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from matplotlib.axes import Axes
 from analysis import Result, load_study
 from analysis.stats.numbers import recovery, shares, tokens_needed
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 SELECTOR, K, TIMES = "leave-one-out", 4, 4
@@ -197,16 +197,7 @@ def draw_joint(some: Sequence[Point], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers, and draw the figures where a folder for them is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    figures = "folder to draw the figures into (default: none are drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE, figures=True).parse_args(arguments)
     study = load_study(given.records)
     ladder = points(study, given.records, SIZES, "ladder")
     schemes = points(study, given.records, SCHEMES, "together")

@@ -10,7 +10,6 @@ Targets stand in blocks of 16, so that target b of a block has n + b tokens. The
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from analysis.figures.style import save_figure
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import rows_with
 from analysis.stats.tables import Tables
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 NEAR_NATS = 0.1
@@ -82,16 +82,7 @@ def draw_all(study: Mapping[str, Result], folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print tables of every record; write them, and draw those of trained models, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of this study (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: it is not drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE, figures=True).parse_args(arguments)
     study = load_study(given.records / "recent")
     tables = Tables()
     for cell, result in study.items():

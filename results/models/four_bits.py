@@ -10,7 +10,6 @@ norms stay. The rounded one is the cell checkpoint-q4-n128 of this study, the ot
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from analysis.stats import numbers
 from analysis.stats.comparisons import result_differences, result_overlaps
 from analysis.stats.recovery import KEPT_AS_COLUMNS
 from analysis.stats.tables import Tables, interval_text
+from analysis.study_options import study_parser
 
 HERE, WEIGHTS, EMBEDDING = Path(__file__).parent, "model.safetensors", "model.embed_tokens.weight"
 CELL = "checkpoint-q4-n128"
@@ -53,14 +53,7 @@ def round_model(source: str, out: str) -> None:
 
 def compare(arguments: Sequence[str] | None = None) -> None:
     """Print both measurements, and how they differ on the same targets; write that where it is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     whole, coarse = load(given.records / "checkpoint"), load_study(given.records)[CELL]
     tables = Tables()
     for cell, result in {"checkpoint": whole, CELL: coarse}.items():

@@ -12,7 +12,6 @@ Shapes: T targets in blocks of 16.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import pandas as pd
 from analysis.parquet import read_parquet
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.tables import Tables
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 BLOCK, TAUS = 16, (1, 2, 4)
@@ -97,14 +97,7 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print tables of each file of losses, and write them where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     tables = Tables()
     for path in sorted(given.records.glob("halves-*.parquet")):
         frame = read_parquet(path)

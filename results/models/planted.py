@@ -13,7 +13,6 @@ which the far context has F = 96 tokens. A recall of 1 means that the first k ch
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from analysis.open_model import open_model
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import Tables
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "planted"
@@ -147,16 +147,7 @@ def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables of every number of parts; write them, and draw the recovery of four, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: planted/ beside this file)"
-    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: it is not drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, RECORDS, figures=True).parse_args(arguments)
     places = json.loads((given.records / "places.json").read_text(encoding="utf8"))
     study = load_study(given.records)
     if given.figures:

@@ -12,7 +12,6 @@ are over it. Intervals are 95 %, by group and text.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from analysis.parquet import stacked
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import Tables
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "policies"
@@ -84,16 +84,7 @@ def differences(result: Result) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables of every cell; write them, and draw all of them, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: policies/ beside this file)"
-    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: it is not drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, RECORDS, figures=True).parse_args(arguments)
     study = load_study(given.records)
     figure, panels = plt.subplots(1, len(study), figsize=(8, 3.4), layout="constrained", squeeze=False)
     tables = Tables()

@@ -13,7 +13,6 @@ over all texts. Intervals are 95 %, by group and text.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured
 from analysis.stats.tables import Tables, interval_frame, save_numbers, show
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)
@@ -335,17 +335,9 @@ def add_xray(tables: Tables, story: InfluenceMap, strongest: int = 20) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables of every cell; write them, and draw the figures, where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, HERE, figures=True)
     parser.add_argument("command", nargs="?", choices=("brackets", "collect"), metavar="COMMAND")
     parser.add_argument("of", nargs="?", metavar="MODEL or RUNS")
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figures into (default: none are drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
     parser.add_argument(
         "--cells", metavar="NAMES", help="names of cells, by comma (default: all, and what is no cell)"
     )

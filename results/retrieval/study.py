@@ -9,7 +9,6 @@ needle's tokens among the first k far tokens of a selector, of each run ("RoPE, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pandas as pd
 
 from analysis.probes.needle import Needles
 from analysis.stats.tables import Tables
+from analysis.study_options import study_parser
 from olmo_sparsity.util.files import read_json
 
 HERE = Path(__file__).parent
@@ -24,14 +24,7 @@ HERE = Path(__file__).parent
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables, and write all numbers where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the record (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     needles = Needles.load(given.records)
     print(needles)
     tables = Tables(digits=0)

@@ -11,7 +11,6 @@ few planted tokens than with more in the same run, the recall of planted tokens,
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,6 +21,7 @@ import pandas as pd
 
 from analysis.stats.bootstrap import LEAST_RUNS, student_t
 from analysis.stats.tables import interval_text, save_numbers, show
+from analysis.study_options import study_parser
 from analysis.synthetic.exact_match import GROUP, load, pool
 
 HERE = Path(__file__).parent
@@ -129,14 +129,7 @@ def agreements(records: Path) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    csv = "file to write all numbers into (default: none is written)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    given = parser.parse_args(arguments)
+    given = study_parser(__doc__, HERE).parse_args(arguments)
     records = given.records
     rows = load([records / "exact_match.parquet"])
     points = exact_matches(rows)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +23,7 @@ from analysis.figures.style import add_legend, draw, model_styles, new_figure, s
 from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, save_numbers, show
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 HEAD, KIND, VERSION = "records.json", "olmo-sparsity thesis records", 1
@@ -672,15 +672,7 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.D
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables, and draw the figure where a folder for it is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: none is drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers to (default: none)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
+    parser = study_parser(__doc__, HERE, figures=True)
     permutations = f"permutations of the need (default: {PERMUTATIONS:,})"
     parser.add_argument("--permutations", type=int, default=PERMUTATIONS, metavar="COUNT", help=permutations)
     options = parser.parse_args(arguments)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from analysis.probes.length import DIFFERENCE, OF_LENGTH
 from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, save_numbers, show
+from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 HEAD, KIND, VERSION = "records.json", "olmo-sparsity records of chosen training text", 1
@@ -298,16 +298,7 @@ def print_all(records: Records, numbers: Path | None) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables, and draw the figure where a folder for it is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    folder = "folder of the records (default: the one of this file)"
-    parser.add_argument("--records", type=Path, default=HERE, metavar="DIR", help=folder)
-    figures = "folder to draw the figure into (default: none is drawn)"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
-    csv = "file to write all numbers to (default: none)"
-    parser.add_argument("--numbers", type=Path, metavar="CSV", help=csv)
-    options = parser.parse_args(arguments)
+    options = study_parser(__doc__, HERE, figures=True).parse_args(arguments)
     records = Records.load(options.records)
     differences = print_all(records, options.numbers)
     if options.figures:
