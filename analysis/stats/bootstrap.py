@@ -348,19 +348,23 @@ def _half_width(changes_of_kinds: Sequence[np.ndarray], confidence: float) -> fl
     variances = []
     quantiles = []
     for changes in changes_of_kinds:
-        squares = changes**2
-        total = squares.sum()
-        effective = 1.0
-        if total > 0:
-            effective = total**2 / (squares**2).sum()
         most = len(changes) - 1
         least = max(1.0, min(2.0, most / 3))
-        variances.append(most / len(changes) * total)
-        quantiles.append(student_t(min(max(effective, least), most), confidence))
+        variances.append(most / len(changes) * (changes**2).sum())
+        quantiles.append(student_t(min(max(effective_units(changes), least), most), confidence))
     variance = sum(variances)
     if variance == 0:
         return 0.0
     return float(np.dot(variances, quantiles) / np.sqrt(variance))
+
+
+def effective_units(changes: np.ndarray) -> float:
+    """(Σ change²)² / Σ change⁴ of how a value changes without each unit, (U,): how many of them count; 1 of none."""
+    squares = changes**2
+    total = squares.sum()
+    if total == 0:
+        return 1.0
+    return float(total**2 / (squares**2).sum())
 
 
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:

@@ -21,7 +21,8 @@ from scipy.stats import spearmanr
 
 from analysis.figures.style import add_legend, draw, model_styles, new_figure, save_figure
 from analysis.saved import read_head
-from analysis.stats.bootstrap import ClusterBootstrap, holm
+from analysis.stats.bootstrap import ClusterBootstrap, effective_units, holm
+from analysis.stats.permutation import permuted_slopes
 from analysis.stats.tables import INTERVAL, save_numbers, show
 from analysis.study_options import study_parser
 
@@ -172,6 +173,7 @@ class Slope:
     n_targets: int
     n_groups: int
     effective_groups: float
+    """Student's t has so many degrees of freedom, about."""
 
 
 def design_of(rows: pd.DataFrame, need: str, covariates: Sequence[str]) -> np.ndarray:
@@ -204,7 +206,7 @@ def slope_of(
     of_need = [0]
     if "farthest" in covariates:
         of_need.append(1 + list(covariates).index("farthest"))
-    null = permuted_slopes(rows, outcome, design, permutations, of_need)
+    null = permuted_slopes(outcome, design, cells_of(rows), permutations, of_need)
     null_low, null_high = np.quantile(null, [0.025, 0.975])
     beyond = np.abs(null - null.mean()) >= abs(draws[0] - null.mean())
     null_p = np.nan
@@ -221,46 +223,8 @@ def slope_of(
         float(null_p),
         len(rows),
         rows["group"].nunique(),
-        effective_units(draws),
+        effective_units(draws[1:] - draws[0]),
     )
-
-
-def effective_units(draws: np.ndarray) -> float:
-    """(Σ d²)² / Σ d⁴ of what leaving each package out changes: Student's t has so many degrees of freedom."""
-    squares = (draws[1:] - draws[0]) ** 2
-    return float(squares.sum() ** 2 / (squares**2).sum())
-
-
-def permuted_slopes(
-    rows: pd.DataFrame,
-    outcome: np.ndarray,
-    design: np.ndarray,
-    permutations: int,
-    of_need: Sequence[int] = (0,),
-    seed: int = 0,
-) -> np.ndarray:
-    """Slopes on the first predictor where need is permuted among targets of one of `cells_of`, (permutations,).
-
-    ``of_need``: the predictors that are the need's, which stay together: need and the distance of what is needed. Alone
-    a permuted need is no longer like its distance, so that its slopes spread less than one that is fitted does.
-    By Frisch, Waugh and Lovell: the outcome and what is permuted, less what other predictors explain. In a cell of m
-    targets one in m keeps its need, so that the mean of the slopes is that part of the slope.
-    """
-    members = list(rows.groupby(cells_of(rows)).indices.values())
-    others = np.column_stack([np.ones(len(rows)), np.delete(design, of_need, axis=1)])
-    basis, _ = np.linalg.qr(others)
-    left = outcome - basis @ (basis.T @ outcome)
-    generator = np.random.default_rng(seed)
-    slopes = []
-    for _ in range(permutations):
-        order = np.arange(len(rows))
-        for places in members:
-            order[places] = generator.permutation(places)
-        needed = design[order][:, list(of_need)]
-        needed -= basis @ (basis.T @ needed)
-        coefficients, *_ = np.linalg.lstsq(needed, left, rcond=None)
-        slopes.append(coefficients[0])
-    return np.array(slopes)
 
 
 def cells_of(rows: pd.DataFrame) -> np.ndarray:

@@ -15,6 +15,7 @@ from scipy.stats import sem
 
 from analysis import Result
 from analysis.sampling import texts_before
+from analysis.stats.permutation import permuted_slopes
 from analysis.texts import TextReader, Texts
 from olmo_sparsity.data.tokens import CorpusManifest
 from tests.support import small_measurement, tiny
@@ -212,7 +213,7 @@ def test_permuted_needs_have_no_slope_and_equal_fits_one_by_one() -> None:
         within = rows.groupby(cells)[name].transform("std").median()
         assert within < spread * rows[name].std()
     design = study.design_of(rows, "text", study.COVARIATES)
-    null = study.permuted_slopes(rows, rise, design, 60)
+    null = permuted_slopes(rise, design, study.cells_of(rows), 60)
     assert null.mean() == pytest.approx(0.3 / 30, abs=4 * null.std() / 60**0.5 + 0.005)
     assert study.slope_of(rows, rise, permutations=60).null_p == pytest.approx(1 / 61)
     generator = np.random.default_rng(0)
@@ -228,7 +229,7 @@ def test_a_permuted_need_keeps_its_distance() -> None:
     """So that the null of a slope spreads as a fitted slope does, whose need is like the distance."""
     rows, rise = simulated_pairs(np.random.default_rng(11), 0.3, sizes=np.full(10, 60))
     design = study.design_of(rows, "text", study.COVARIATES)
-    null = study.permuted_slopes(rows, rise, design, 3, of_need=[0, 3])
+    null = permuted_slopes(rise, design, study.cells_of(rows), 3, together=[0, 3])
     cells = study.cells_of(rows)
     generator = np.random.default_rng(0)
     permuted = design.copy()
@@ -239,8 +240,8 @@ def test_a_permuted_need_keeps_its_distance() -> None:
         permuted[places, 3] = design[order, 3]
     with_intercept = np.column_stack([np.ones(len(rows)), permuted])
     assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
-    alone = study.permuted_slopes(rows, rise, design, 200)
-    together = study.permuted_slopes(rows, rise, design, 200, of_need=[0, 3])
+    alone = permuted_slopes(rise, design, study.cells_of(rows), 200)
+    together = permuted_slopes(rise, design, study.cells_of(rows), 200, together=[0, 3])
     assert together.std() > 1.1 * alone.std()
 
 
@@ -306,7 +307,7 @@ def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(diff
         of_interval = study.slope_of(rows, rise, permutations=1)
         row = [of_interval.p < 0.05]
         for of_need in ([0], [0, 3]):
-            null = study.permuted_slopes(rows, rise, design, 99, of_need)
+            null = permuted_slopes(rise, design, study.cells_of(rows), 99, of_need)
             beyond = np.abs(null - null.mean()) >= abs(of_interval.value - null.mean())
             row.append((1 + beyond.sum()) / 100 <= 0.05)
         shown.append(row)
