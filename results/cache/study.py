@@ -182,12 +182,14 @@ def add_cell(tables: Tables, cell: str, result: Result) -> None:
     tables.add(f"{cell}, net, by gain and by p_long", bins)
     if result.targets["plain_word"].any():
         is_plain = result.targets["plain_word"].to_numpy()[result.over]
-        of_gain = is_plain @ result.gain_nats[result.over] / result.gain_nats[result.over].sum()
+        share_of_gain = is_plain @ result.gain_nats[result.over] / result.gain_nats[result.over].sum()
         words = with_over_tau(
             result, lambda one: (one.targets["over_tau"] & one.targets["plain_word"]).to_numpy()
         )
         of_words = numbers.recovery(words, selector=EXACT, far_context="net")
-        title = f"{cell}, {len(words.over)} targets in words of letters alone, {of_gain:.0%} of the gain"
+        title = (
+            f"{cell}, {len(words.over)} targets in words of letters alone, {share_of_gain:.0%} of the gain"
+        )
         tables.add(title, of_words, across="k")
     specificity = numbers.specificity(result, selector=EXACT)
     tables.add(f"{cell}, specificity; sinks alone: k 0", specificity, across="k")
