@@ -60,8 +60,9 @@ models: $(INSTALLED)
 	$(PY) -m olmo_sparsity.cli figure2 runs/models/library
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
+# The longest test takes half a minute: one that takes ten hangs, fails, and is named.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow' -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow' --timeout 600 -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(INSTALLED)
 	$(PY) -m pytest -m slow

@@ -51,12 +51,17 @@ class Cell(NamedTuple):
     """One run of a sweep, by the name of its folder."""
 
     folder: Path
-    command: str
-    """For a shell: the training and, where the config has a task, its evaluation."""
+    commands: tuple[tuple[str, ...], ...]
+    """The words of the training and, where the config has a task, of its evaluation, which is to follow it."""
     is_finished: bool = False
     """Whether it is trained to the end, and measured with the present options."""
     corpus: str | None = None
     """Folder of the prepared text that it reads, if any."""
+
+    @property
+    def line(self) -> str:
+        """The commands, as a shell takes them."""
+        return " && ".join(map(shlex.join, self.commands))
 
 
 def main() -> int:
@@ -65,7 +70,7 @@ def main() -> int:
     options, cells = plan(sys.argv[1:])
     if options.dry_run:
         for cell in cells:
-            print(f"{cell.command}  # finished" if cell.is_finished else cell.command)
+            print(f"{cell.line}  # finished" if cell.is_finished else cell.line)
         return 0
     left = [cell for cell in cells if not cell.is_finished]
     if len(left) < len(cells):
@@ -117,7 +122,7 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
         raise UserError(
             f"save_folder is {config.save_folder}, not {folder}; leave it to the sweep, and give --out a plain name"
         )
-    command = shlex.join(command_line("train", [path, "--resume", *where, *overrides]))
+    commands = [command_line("train", [path, "--resume", *where, *overrides])]
     last = starting_checkpoint(config, resume=True)
     if last is None:
         check_run(config, 1)
@@ -126,14 +131,15 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
     words = [str(folder), "--overwrite", *shlex.split(options.evaluate)]
     evaluation = exact_match.parser().parse_args(words)
     if config.task.name is not None:
-        command += f" && {shlex.join(command_line('exact_match', words))}"
+        commands.append(command_line("exact_match", words))
         task, sizes = exact_match.planned(evaluation, config)
         record = (evaluation.out or folder) / EXACT_MATCH_NAME
         if finished and last is not None:
             finished = record_is_of(
                 record, last, task, sizes, samples=evaluation.samples, seed=evaluation.seed
             )
-    return Cell(folder, command, finished, config.corpus.path if config.task.name is None else None)
+    corpus = config.corpus.path if config.task.name is None else None
+    return Cell(folder, tuple(map(tuple, commands)), finished, corpus)
 
 
 def run_cells(cells: Sequence[Cell], jobs: int) -> int:
@@ -145,25 +151,33 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
     threads = str(max(1, available_cores() // max(1, min(jobs, len(cells)))))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
     waiting = list(cells)
-    running = dict[Cell, subprocess.Popen[bytes]]()
+    running = dict[Cell, _Running]()
     codes = list[int]()
     with StopRequest() as stop:
         try:
             while running or (waiting and not stop.received):
                 while waiting and len(running) < jobs and not stop.received:
                     cell = waiting.pop(0)
-                    running[cell] = _start(cell, environment)
+                    running[cell] = _Running(_start(cell, 0, environment), 0)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if stop.received:
                     _stop(running.values())
-                for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                    code = running.pop(cell).returncode
-                    end = "stopped"
-                    # its run has not saved, nor did it end before it listened to signals
-                    if code not in (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1):
+                ended = {cell: each for cell, each in running.items() if each.process.poll() is not None}
+                for cell, (process, number) in ended.items():
+                    del running[cell]
+                    code, is_last = process.returncode, number + 1 == len(cell.commands)
+                    if code == 0 and not is_last and not stop.received:
+                        running[cell] = _Running(_start(cell, number + 1, environment), number + 1)
+                        continue
+                    if code == 0:
+                        end = "finished" if is_last else "stopped"
+                    elif code in (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1):
+                        end = "stopped"  # its run has saved, or ended before it listened to signals
+                    else:
+                        how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+                        end = f"failed {how}: {last_line(cell.folder / LOG_NAME)}"
+                    if end != "stopped":
                         codes.append(code)
-                        last = last_line(cell.folder / LOG_NAME)
-                        end = f"failed with exit code {code}: {last}" if code else "finished"
                     print(f"[{len(codes)}/{len(cells)}] {cell.folder.name}: {end}", flush=True)
         finally:  # none goes on running, whatever happened here
             _stop(running.values())
@@ -173,14 +187,23 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
     return int(any(codes))
 
 
-def _start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a shell with the cell's commands, which print into its log."""
+class _Running(NamedTuple):
+    """What runs of a cell: its ``number``-th command, from 0."""
+
+    process: subprocess.Popen[bytes]
+    number: int
+
+
+def _start(cell: Cell, number: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start one of the cell's commands, which prints into its log."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     with open(cell.folder / LOG_NAME, "ab", buffering=0) as log:
-        log.write(f"$ {cell.command}\n".encode())
+        if number == 0:
+            log.write(f"$ {cell.line}\n".encode())
+        # No shell: one that traps a signal loses it in a child that it has forked and that has not become the command
+        # yet, and `_stop` would wait for ever.
         return subprocess.Popen(
-            # The shell ends with this code once the command has saved that gets the same signal, and starts no other.
-            ["bash", "-c", f"trap 'exit {REQUEUE_EXIT_CODE}' TERM USR1; {cell.command}"],
+            cell.commands[number],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -189,13 +212,13 @@ def _start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         )
 
 
-def _stop(processes: Collection[subprocess.Popen[bytes]]) -> None:
+def _stop(running: Collection[_Running]) -> None:
     """Let cells save, and wait for them."""
-    for process in processes:
+    for each in running:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-    for process in processes:
-        process.wait()
+            os.killpg(each.process.pid, signal.SIGTERM)
+    for each in running:
+        each.process.wait()
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -1,9 +1,12 @@
 """The page of an influence map in a real, headless Chromium: pointing, clicking, letting go."""
 
+import contextlib
 import html
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -43,17 +46,23 @@ def seen_after(xray: InfluenceMap, events: list[tuple[str, str]], folder: Path) 
     (folder / "xray.html").write_text(
         page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf8"
     )
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={folder / 'profile'}",
-        "--dump-dom",
-    ]
-    command = [str(CHROMIUM), *flags, (folder / "xray.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    seen = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert seen, done.stderr
+    flags = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --dump-dom"
+    )
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [str(CHROMIUM), *flags.split(), profile, (folder / "xray.html").as_uri()]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # its helpers hold the pipes, and would be waited for
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    seen = re.search(r'<pre id="seen">(.*?)</pre>', output, re.DOTALL)
+    assert seen, errors
     return json.loads(html.unescape(seen[1]))
 
 
