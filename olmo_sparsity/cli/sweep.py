@@ -162,7 +162,7 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if stop.received:
                     _stop(running.values())
-                ended = {cell: each for cell, each in running.items() if each.process.poll() is not None}
+                ended = {cell: state for cell, state in running.items() if state.process.poll() is not None}
                 for cell, (process, number) in ended.items():
                     del running[cell]
                     code, is_last = process.returncode, number + 1 == len(cell.commands)
@@ -214,11 +214,11 @@ def _start(cell: Cell, number: int, environment: dict[str, str]) -> subprocess.P
 
 def _stop(running: Collection[_Running]) -> None:
     """Let cells save, and wait for them."""
-    for each in running:
+    for cell in running:
         with suppress(ProcessLookupError):
-            os.killpg(each.process.pid, signal.SIGTERM)
-    for each in running:
-        each.process.wait()
+            os.killpg(cell.process.pid, signal.SIGTERM)
+    for cell in running:
+        cell.process.wait()
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
