@@ -217,8 +217,7 @@ class Adapter(nn.Module, ABC):
         p = len(self.prefix)
         length = input_ids.shape[1]
         num_far = far[0][0].shape[2]
-        first = num_far if first_id is None else p + first_id
-        near_ids = first + torch.arange(length, device=input_ids.device)
+        near_ids = self._near_ids(far, input_ids, first_id)
         if self.shares_far_keys:
             seen: Tensor | list[Tensor]
             if isinstance(visible, Tensor):
@@ -233,6 +232,38 @@ class Adapter(nn.Module, ABC):
         ids = torch.cat([torch.arange(num_far, device=input_ids.device), near_ids]).expand(rows, -1)
         options = PassOptions(attention_mask=mask, past=past)
         return self.raw_forward(input_ids, ids, logits_to_keep, options).logits
+
+    def attention_of_near(
+        self,
+        far: KeyValues,
+        input_ids: Tensor,
+        reduce: ReduceAttention = mean_over_heads,
+        first_id: int | None = None,
+    ) -> list[Tensor]:
+        """What ``reduce`` gives of the attention of all near tokens (R, L) to the far ones, of each layer.
+
+        (R, L, F) by default. The other arguments are those of `near_logits`, of which this is one pass, where far keys
+        are shared.
+        """
+        assert self.shares_far_keys
+        p = len(self.prefix)
+        num_far = far[0][0].shape[2]
+        ids = torch.arange(num_far, device=input_ids.device)
+        visible = torch.ones(len(input_ids), num_far, dtype=torch.bool, device=input_ids.device)
+        layers: list[Tensor] = []
+
+        def read(weights: Tensor) -> None:
+            layers.append(reduce(weights[..., p:]))
+
+        near_ids = self._near_ids(far, input_ids, first_id)
+        self.raw_near_logits(FarKeys(far, visible, ids, near_ids, read), input_ids, 0)
+        return layers
+
+    def _near_ids(self, far: KeyValues, input_ids: Tensor, first_id: int | None) -> Tensor:
+        """(L,) ids of near tokens behind a prefix and a far context."""
+        num_far = far[0][0].shape[2]
+        first = num_far if first_id is None else len(self.prefix) + first_id
+        return first + torch.arange(input_ids.shape[1], device=input_ids.device)
 
     def biased_logits(
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int

@@ -42,6 +42,8 @@ class FarKeys:
     """(P,) position ids of the far tokens, ascending."""
     near_ids: Tensor
     """(L,) those of the near tokens."""
+    read: Callable[[Tensor], None] | None = None
+    """Is given the attention (R, H, Q, P) of near queries to the far keys, of one layer after the other."""
 
     @classmethod
     def of(cls, layers: KeyValues, visible: Tensor | list[Tensor], near_ids: Tensor) -> FarKeys:
@@ -126,6 +128,9 @@ def attend(
     far_keys, far_values = far.layers[layer]
     beyond = far.beyond(how.window, queries)
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    weights = (
+        None if far.read is None else query.new_empty(*query.shape[:-1], len(far.ids), dtype=torch.float32)
+    )
     by_row = heads // groups * queries * max(1, len(far.ids))
     size = max(1, SCORES_PER_SLICE[query.device.type] // by_row)
     for group in range(groups):
@@ -158,6 +163,10 @@ def attend(
             from_far = product(scores.to(value.dtype).flatten(0, 2), values_of)
             from_near = of_near.to(value.dtype) @ value[some, group, None]
             output[some, group] = (from_far.view(from_near.shape) + from_near) / total
+            if weights is not None:
+                weights[some, group] = scores / total
+    if far.read is not None and weights is not None:
+        far.read(weights.flatten(1, 2))
     return output.flatten(1, 2)
 
 

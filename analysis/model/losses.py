@@ -50,6 +50,8 @@ LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
 """Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
 Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
 """Losses of the targets, (R,), and the gradient of log p by the inputs, (R, L, …)."""
+ReduceToFar = Callable[[Tensor, Tensor], Tensor]
+"""See `Scorer.attention_to_far`."""
 Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
@@ -469,15 +471,13 @@ class Scorer(OnDevice):
 
         ``targets``: as in `losses`.
         """
-        length = contexts.tokens.shape[1]
-        size = contexts.targets_per_block
+
+        def reduce(to_far: Tensor, last: Tensor) -> Tensor:
+            return to_far[:, :, last].mean(dim=1)
+
         parts = []
-        for tokens in self.long_parts(contexts, contexts.tokens):
-            ids = self.ids_of(contexts, len(tokens), length)
-            attention = self.model.last_attention(self.tensor(tokens), ids, size)
-            attention = attention[:, :, -length:]  # without a prefix of the model's
-            to_far = attention[:, :, : contexts.n_far]
-            parts.append(to_far.double().cpu().numpy())
+        for layers in self._attention_to_far(contexts, reduce, contexts.targets_per_block):
+            parts.append(torch.stack(layers).mean(dim=0).double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
     def accumulated_attention(
@@ -489,23 +489,26 @@ class Scorer(OnDevice):
         (None: over all tokens), mean over the heads of queries that share one of the keys. ``targets``: as in
         `losses`.
         """
-        first_observer = contexts.n_far if contexts.n_short else 0
 
         def reduce(to_far: Tensor, last: Tensor) -> Tensor:
             to_far = to_far.cumsum(dim=2)
             summed = to_far[:, :, last]
             if window is not None:
-                before = (last - window).clamp(min=first_observer - 1)
+                before = last - window
                 is_one = (before >= 0)[:, None]
-                summed = summed - to_far[:, :, before] * is_one
+                summed = summed - to_far[:, :, before.clamp(min=0)] * is_one
             return summed
 
-        return self.attention_to_far(contexts, targets, reduce)
+        queries = None
+        if window is not None:
+            observers = contexts.n_short or contexts.n_far
+            queries = min(window, observers) + contexts.targets_per_block - 1
+        return self.attention_to_far(contexts, targets, reduce, queries)
 
     @retry_smaller_on_oom
     @torch.inference_mode()
     def attention_to_far(
-        self, contexts: Contexts, targets: np.ndarray, reduce: Callable[[Tensor, Tensor], Tensor]
+        self, contexts: Contexts, targets: np.ndarray, reduce: ReduceToFar, queries: int | None = None
     ) -> np.ndarray:
         """What is read off the attention to far tokens before each target, by head of keys, (m, G, F).
 
@@ -515,29 +518,46 @@ class Scorer(OnDevice):
         Args:
             contexts: n blocks.
             targets: as in `losses`.
-            reduce: from the attention of all tokens to the far ones in one layer, (R, H, L, F), and the last query
+            reduce: from the attention of Q tokens to the far ones in one layer, (R, H, Q, F), and the last of the Q
                 before each target of a block, (B,), to (R, H, B, F).
+            queries: Q, how many tokens before the last target; None: all of them. Where the far context is kept
+                (`keeping_far`), the adapter shares far keys and the Q are near tokens, only these are read.
         """
-        length = contexts.tokens.shape[1]
-        size = contexts.targets_per_block
         key_heads = self.key_heads(contexts)
-        last = torch.arange(length - size, length, device=self.device)
-
-        def of_layer(attention: Tensor) -> Tensor:
-            """Of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
-            to_far = attention[..., -length:][..., : contexts.n_far]
-            return reduce(to_far, last)
-
         parts = []
-        for tokens in self.long_parts(contexts, contexts.tokens):
-            ids = self.ids_of(contexts, len(tokens), length)
-            layers = self.model.attention(self.tensor(tokens), ids, length, of_layer)
+        for layers in self._attention_to_far(contexts, reduce, queries or contexts.tokens.shape[1]):
             of_keys = []
             for layer, count in zip(layers, key_heads, strict=True):
                 by_key_head = layer.unflatten(1, (count, -1))
                 of_keys.append(by_key_head.mean(dim=2))
             parts.append(torch.cat(of_keys, dim=1).cpu().numpy())  # (R, G, B, F)
         return np.concatenate(parts)[targets[:, 0], :, targets[:, 1]]
+
+    def _attention_to_far(
+        self, contexts: Contexts, reduce: ReduceToFar, queries: int
+    ) -> Iterator[list[Tensor]]:
+        """What ``reduce`` gives of each layer, of some blocks after the others; see `attention_to_far`."""
+        n_far, length = contexts.n_far, contexts.tokens.shape[1]
+        last = torch.arange(queries - contexts.targets_per_block, queries, device=self.device)
+
+        def of_layer(to_far: Tensor) -> Tensor:
+            return reduce(to_far[:, :, -queries:], last)
+
+        if self._keeps_far and self.model.shares_far_keys and queries <= length - n_far:
+            first_id = int(contexts.position_ids[n_far])
+            for tokens in contexts.tokens:
+                far = self.far_key_values(tokens[None, :n_far])
+                near = self.tensor(tokens[None, n_far:])
+                yield self.model.attention_of_near(far, near, of_layer, first_id)
+                self.on_read(near.numel())
+            return
+        for some in self.long_parts(contexts, contexts.tokens):
+            ids = self.ids_of(contexts, len(some), length)
+            # maybe with a prefix before the columns
+            yield self.model.attention(
+                self.tensor(some), ids, queries, lambda weights: of_layer(weights[..., -length:][..., :n_far])
+            )
+            self.on_read(some.size)
 
     @torch.inference_mode()
     def key_heads(self, contexts: Contexts) -> list[int]:

@@ -113,7 +113,8 @@ class TOVA(Policy):
         def of_last(to_far: Tensor, last: Tensor) -> Tensor:
             return to_far[:, :, last]
 
-        observed = seen.scorer.attention_to_far(seen.contexts, seen.targets, of_last)
+        of_block = seen.contexts.targets_per_block
+        observed = seen.scorer.attention_to_far(seen.contexts, seen.targets, of_last, of_block)
         layers = []
         for of_layer in by_layer(observed, seen.key_heads):
             layers.append(np.broadcast_to(of_layer.mean(axis=1, keepdims=True), of_layer.shape))

@@ -67,11 +67,11 @@ class ByHand:
 class Attending(ByHand):
     """Attends as it would predict."""
 
-    def last_attention(self, input_ids, position_ids, queries):
+    def attention(self, input_ids, position_ids, queries, reduce):
         length = int(position_ids[0, -1]) + 2
         coupled, start = self.ids[length]
         same = torch.tensor(coupled[start:, None] == coupled[None, : length - 1]).float()
-        return same.expand(len(input_ids), -1, -1)
+        return [reduce(same[None, None, -queries:].expand(len(input_ids), 1, -1, -1))]
 
 
 @pytest.mark.parametrize("by", ["leave-one-out-kl", "attention"])

@@ -89,6 +89,8 @@ CASES += [(f"windowed {family}", shares) for family in WINDOWED for shares in (T
 SHORT_WINDOWS = ("windowed gemma2 of 3", "windowed gpt_oss of 4", "windowed phi3 of 4")
 """Shorter than the near part of M + B - 1 tokens, whose last ones see no far key in such a layer."""
 CASES += [(name, shares) for name in SHORT_WINDOWS for shares in (True, False)]
+SOFTMAX = ("rope", "nope", "alibi", "learned", "hybrid", "windowed hybrid", "grouped")
+"""Those of our models whose attention is a softmax: rows share far keys."""
 QUICK = [(name, True) for name in (*OURS, "llama", "windowed gemma2", "windowed gpt_oss")]
 QUICK += [("xglm", False)]
 
@@ -241,8 +243,7 @@ def test_every_family_is_measured_right_or_refused_by_name(name):
 @pytest.mark.parametrize("name", OURS)
 def test_rows_of_our_models_share_far_keys_where_the_attention_is_a_softmax(name):
     """Other attentions compute weights of their own from all keys, so that each row reads a copy."""
-    softmax = ("rope", "nope", "alibi", "learned", "hybrid", "windowed hybrid", "grouped")
-    assert tiny_adapter(name).shares_far_keys == (name in softmax)
+    assert tiny_adapter(name).shares_far_keys == (name in SOFTMAX)
 
 
 @pytest.mark.parametrize(("name", "shares"), [("llama", True), ("gpt2", True), ("xglm", False)])
@@ -296,6 +297,44 @@ def test_parts_of_a_composite_model_keep_the_attention_that_the_user_gave_them()
     config = adapter.model.config
     parts = config, config.text_config, config.vision_config
     assert [part._attn_implementation for part in parts] == ["sdpa", "eager", "sdpa"]
+
+
+SHARED = [name for name, shares in CASES if shares and (name in SOFTMAX or name not in OURS)]
+
+
+@pytest.mark.parametrize("name", slow_but(SHARED, "rope", "alibi", "llama", *SHORT_WINDOWS[:2]))
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+def test_attention_of_near_tokens_behind_a_kept_far_context_is_that_of_a_pass_over_all(name, prefix):
+    """And the far context is read once for all; windows of observers may be longer than the short context.
+
+    A window of transformers' models counts tokens, so that they are refused with a gap between ids.
+    """
+    adapter = with_prefix(adapter_named(name, shares=True), prefix)
+    contexts = random_blocks(N, M, B).with_gap(0 if "windowed" in name else 4)
+    blocks = [contexts.take(slice(block, block + 1)) for block in range(len(contexts.tokens))]
+
+    def of_last(to_far, last):
+        return to_far[:, :, last]
+
+    def attention_by(scorer, one):
+        targets = one.all_targets
+        return [
+            scorer.last_attention(one, targets),
+            scorer.attention_to_far(one, targets, of_last, B),
+            *(scorer.accumulated_attention(one, targets, window) for window in (1, 4, M, 100)),
+        ]
+
+    for one in blocks:
+        whole, behind = Scorer(adapter), Scorer(adapter)
+        read = {whole: [], behind: []}
+        for scorer, tokens in read.items():
+            scorer.on_read = tokens.append
+        expected = attention_by(whole, one)
+        with behind.keeping_far():
+            for values, right in zip(attention_by(behind, one), expected, strict=True):
+                np.testing.assert_allclose(values, right, atol=3e-6)  # of sums of up to 8 weights
+        assert read[whole] == [N + B - 1] * 6
+        assert read[behind] == [FAR] + [M + B - 1] * 6
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["two models", "one model"])
