@@ -65,7 +65,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow' --timeout 600 -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(INSTALLED)
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest -m slow --timeout 3600
 
 browser:
 	@command -v chromium > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; }

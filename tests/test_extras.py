@@ -28,6 +28,8 @@ README = (ROOT / "README.md").read_text(encoding="utf8")
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 SMALLER = {'"docs"': '"texts"', "*.md": "*.txt", "targets=640": "n_long=20, n_short=4, targets=128"}
 """What of the README's lines is replaced: other texts, which are smaller."""
+SECONDS = 1200.0
+"""Until a command counts as hanging: packages are downloaded, and imported without compiled files."""
 EXTRAS = ("", "gguf", "train", "notebook")
 NOTEBOOK = """
 import nbformat
@@ -65,7 +67,7 @@ def environment(
 ) -> tuple[str, Run]:
     """The extra, and what runs a command in an empty folder of a new environment that has it alone."""
     extra, made, work = request.param, tmp_path / "environment", tmp_path / "work"
-    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    subprocess.run([sys.executable, "-m", "venv", made], check=True, timeout=SECONDS)
     python, work_folder = made / "bin" / "python", work
     work_folder.mkdir()
     [site] = made.glob("lib/python*/site-packages")
@@ -74,7 +76,7 @@ def environment(
     constraints.write_text(f"torch=={version('torch')}\n")
     what = f"{wheel}[{extra}]" if extra else str(wheel)
     command = [python, *PIP, "install", "--no-compile", "-c", constraints, what]
-    installed = subprocess.run(command, capture_output=True, text=True)
+    installed = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     if installed.returncode and re.search(
         "Temporary failure|Failed to establish|No matching distr", installed.stderr
     ):
@@ -87,7 +89,14 @@ def environment(
 
     def run(line: str) -> str:
         done = subprocess.run(
-            line, shell=True, executable="/bin/bash", cwd=work, env=variables, capture_output=True, text=True
+            line,
+            shell=True,
+            executable="/bin/bash",
+            cwd=work,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         return done.stdout

@@ -28,9 +28,9 @@ from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny
 from tests.support.forked import Forked
+from tests.support.processes import SECONDS
 from tests.support.slow import slow_but
 
-SECONDS = 240.0  # until a command counts as hanging; a busy machine takes a tenth
 PEERS_WAIT = "5"  # seconds that processes of one training wait for each other
 INJECTIONS = 4  # of every fault in every command
 BYSTANDER = "notes of mine.txt"

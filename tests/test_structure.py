@@ -12,6 +12,7 @@ import pytest
 
 from olmo_sparsity.cli import COMMANDS
 from olmo_sparsity.config.load import load_config
+from tests.support.processes import SECONDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("olmo_sparsity", "analysis", "scripts")
@@ -107,7 +108,9 @@ def test_imports_point_one_way():
 def loaded_by(modules, names):
     """Which of ``names`` are loaded in a process that imports these modules."""
     code = f"import sys, {', '.join(modules)}; print(*sorted({set(names)!r} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=SECONDS
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -185,7 +188,7 @@ def test_every_command_teaches(command, call_main, capsys):
 def test_one_command_runs_and_lists_them_all():
     def run(*words):
         command = [sys.executable, "-m", "olmo_sparsity.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=SECONDS)
 
     listed = run().stdout
     assert all(re.search(rf"^  {name} +\w", listed, re.MULTILINE) for name in COMMANDS)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import SECONDS
+
 ROOT = Path(__file__).parents[1]
 SOURCES = (
     *("olmo_sparsity", "analysis", "configs", "slurm", "docs"),
@@ -37,7 +39,9 @@ def build_wheel(folder):
     gone = copy / "build" / "lib" / "olmo_sparsity" / "cli" / "gone.py"  # as an earlier build leaves a module
     gone.parent.mkdir(parents=True)
     gone.touch()
-    subprocess.run([*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", folder, copy], check=True)
+    subprocess.run(
+        [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", folder, copy], check=True, timeout=SECONDS
+    )
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -46,7 +50,11 @@ def build_wheel(folder):
 def installed(tmp_path_factory):
     """A folder with what `pip install` of the wheel puts into site-packages."""
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([*PIP, "install", *OFFLINE, "--target", folder / "site", build_wheel(folder)], check=True)
+    subprocess.run(
+        [*PIP, "install", *OFFLINE, "--target", folder / "site", build_wheel(folder)],
+        check=True,
+        timeout=SECONDS,
+    )
     return folder / "site"
 
 
@@ -64,7 +72,9 @@ def run(installed, tmp_path):
 
     def run(*words) -> str:
         command = [sys.executable, *map(str, words)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
         assert done.returncode == 0, (command, done.stderr)
         return done.stdout
 

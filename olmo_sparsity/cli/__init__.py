@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, cast
 
+from olmo_sparsity.util.background import WANDB_THREAD
 from olmo_sparsity.util.errors import UserError, exit_code_of, first_line, is_full_disk, is_out_of_memory
 from olmo_sparsity.util.extras import EXTRA_OF, missing_module
 from olmo_sparsity.util.files import shipped
@@ -116,7 +118,7 @@ def run_script(main: Callable[[], int | None]) -> None:
         is_of_many = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         message = _line_of(error)
         if not message:
-            if "RANK" not in os.environ:
+            if not _leaves_at_once():
                 raise
             traceback.print_exc()
             if is_out_of_memory(error):
@@ -128,13 +130,20 @@ def run_script(main: Callable[[], int | None]) -> None:
         rank = f"rank {os.environ['RANK']}: " if is_of_many else ""
         print(f"error: {rank}{message}", file=sys.stderr)
         code = exit_code_of(error)
-    if "RANK" in os.environ:
-        # The threads of a process group may abort or stall an interpreter that is tearing down, and a launcher would
-        # take the finished run for a failed one. Everything is written by now.
+    if _leaves_at_once():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _leaves_at_once() -> bool:
+    """Whether the process ends without what libraries do at the end of one; everything is written by then.
+
+    The threads of a process group may abort or stall an interpreter that is tearing down, and a launcher would take the
+    finished run for a failed one. W&B, where it was given up, would wait for a server that is silent, for days.
+    """
+    return "RANK" in os.environ or any(thread.name == WANDB_THREAD for thread in threading.enumerate())
 
 
 def _line_of(error: Exception) -> str:

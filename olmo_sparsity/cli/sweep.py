@@ -16,7 +16,8 @@ Each cell is a run folder, OUT/seed=1,positions.scheme=pose, that train --resume
 exact_match measures it then, with the arguments in --evaluate. OUT/CELL/sweep.log has what they printed.
 
 The same command goes on where it was: it leaves out what is finished, and resumes what is not. A cell that fails leaves
-the others alone (exit code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85).
+the others alone (exit code 1). On Ctrl-C, SIGTERM or SIGUSR1, and where its terminal closes, the running cells save
+first (exit code 85); a second Ctrl-C kills them, and they go on from their last checkpoints.
 Under SLURM every cell is a task of an array: olmo-sparsity submit sweep …
 """
 
@@ -145,22 +146,26 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
 def run_cells(cells: Sequence[Cell], jobs: int) -> int:
     """Run ``jobs`` cells at a time and print how each ends; returns the exit code.
 
-    On Ctrl-C, SIGTERM and SIGUSR1 no other cell starts, the running ones get SIGTERM, and this returns when they have
-    saved. Two sweeps cannot train in one folder: the run locks it.
+    On Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP no other cell starts, the running ones get SIGTERM, and this returns when
+    they have saved. Two sweeps cannot train in one folder: the run locks it.
     """
     threads = str(max(1, available_cores() // max(1, min(jobs, len(cells)))))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
     waiting = list(cells)
     running = dict[Cell, _Running]()
     codes = list[int]()
-    with StopRequest() as stop:
+    # A terminal that closes sends SIGHUP to the sweep, and not to the cells, which are in groups of their own.
+    with StopRequest(signal.SIGHUP) as stop:
         try:
             while running or (waiting and not stop.received):
                 while waiting and len(running) < jobs and not stop.received:
                     cell = waiting.pop(0)
                     running[cell] = _Running(_start(cell, 0, environment), 0)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                if stop.received:
+                if stop.received and running:
+                    names = ", ".join(cell.folder.name for cell in running)
+                    said = f"{stop.received}: waiting until these have saved: {names}"
+                    print(said, file=sys.stderr, flush=True)
                     _stop(running.values())
                 ended = {cell: state for cell, state in running.items() if state.process.poll() is not None}
                 for cell, (process, number) in ended.items():
@@ -213,12 +218,20 @@ def _start(cell: Cell, number: int, environment: dict[str, str]) -> subprocess.P
 
 
 def _stop(running: Collection[_Running]) -> None:
-    """Let cells save, and wait for them."""
+    """Let cells save, and wait for them; where something breaks off the wait, such as a second Ctrl-C, kill them."""
+    _send(signal.SIGTERM, running)
+    try:
+        for cell in running:
+            cell.process.wait()
+    except BaseException:
+        _send(signal.SIGKILL, running)
+        raise
+
+
+def _send(number: signal.Signals, running: Collection[_Running]) -> None:
     for cell in running:
         with suppress(ProcessLookupError):
-            os.killpg(cell.process.pid, signal.SIGTERM)
-    for cell in running:
-        cell.process.wait()
+            os.killpg(cell.process.pid, number)
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -27,13 +27,29 @@ def run_jobs(jobs: Sequence[Callable[[], Any]], workers: int, description: str) 
     results, workers = [], min(workers, len(jobs))
     with progress(description, len(jobs), "jobs") as advance, ExitStack() as stack:
         done: Iterator[Any] = map(call, jobs)
-        if workers > 1:  # thousands of small jobs are sent some at a time
-            pool = stack.enter_context(_pool(workers))
-            done = pool.map(call, jobs, chunksize=1 + len(jobs) // 2000)
+        if workers > 1:
+            done = _results(stack.enter_context(_pool(workers)), jobs)
         for result in done:
             results.append(result)
             advance()
     return results
+
+
+def _results(pool: ProcessPoolExecutor, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
+    """What the jobs return, in their order.
+
+    Not by `pool.map`, which cancels jobs itself where it is left early. Where a worker has just died (Ctrl-C reaches
+    one that does not ignore it yet), the pool's thread meets a cancelled job before it is told of the end, fails, and
+    leaves a pipe full that nobody reads any more: the process would wait for ever as it ends (Python 3.11.7).
+    """
+    size = 1 + len(jobs) // 2000  # thousands of small jobs are sent some at a time
+    futures = [pool.submit(_call_each, jobs[start : start + size]) for start in range(0, len(jobs), size)]
+    for future in futures:
+        yield from future.result()
+
+
+def _call_each(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [job() for job in jobs]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from olmo_sparsity.config.schema import WandbConfig
+from olmo_sparsity.util.background import WANDB_THREAD
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.extras import missing_module
 from olmo_sparsity.util.files import set_aside, write_text
@@ -226,7 +227,7 @@ class WeightsAndBiases:
 
     def _start(self, modes: tuple[str | None, ...]) -> None:
         self.is_ready = Event()
-        self.thread = Thread(target=self._serve, args=(modes, self.is_ready), name="wandb", daemon=True)
+        self.thread = Thread(target=self._serve, args=(modes, self.is_ready), name=WANDB_THREAD, daemon=True)
         self.thread.start()
         self.is_ready.wait(self.START_SECONDS)
 

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+WANDB_THREAD = "wandb"
+"""Name of the thread that calls Weights & Biases; a command that ends meanwhile does not wait for it."""
+
 
 def in_background(action: Callable[[], Result]) -> Future[Result]:
     """Call ``action`` in a new thread; the future has what it returns or raises.

@@ -23,17 +23,21 @@ class StoppedBySignal(Exception):
 class StopRequest:
     """While the block runs, SIGUSR1, SIGTERM and Ctrl-C only set `received`; the loop acts on it after the step.
 
-    A second Ctrl-C interrupts at once. Where Ctrl-C was ignored, as in a shell's background jobs, it stays so.
+    A second Ctrl-C interrupts at once. Where Ctrl-C was ignored, as in a shell's background jobs, it stays so; and so
+    does any of the signals ``more``, such as SIGHUP under nohup.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *more: signal.Signals) -> None:
+        self.signals = (*SIGNALS, *more)
         self.received: str | None = None
 
     def __enter__(self) -> StopRequest:
         self._previous_handlers = {}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for signal_number in SIGNALS:
-                if signal_number != signal.SIGINT or signal.getsignal(signal_number) is not signal.SIG_IGN:
+            for signal_number in self.signals:
+                # SIGUSR1 is ignored by the job scripts until this listens to it
+                is_wanted = signal_number in (signal.SIGUSR1, signal.SIGTERM)
+                if is_wanted or signal.getsignal(signal_number) is not signal.SIG_IGN:
                     self._previous_handlers[signal_number] = signal.signal(signal_number, self._note)
         return self
 

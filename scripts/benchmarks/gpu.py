@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -199,10 +201,19 @@ def measure_part(out: Path, name: str, seconds_left: float, known: dict[str, str
     part, log, started = PARTS[name], out / "logs" / f"{name}.log", time.monotonic()
     limit = max(min(60 * part.minutes, seconds_left), 1.0)
     log.parent.mkdir(parents=True, exist_ok=True)
-    limited = ["timeout", "--signal=KILL", str(limit), "bash", "-euc", part.commands]
+    command = ["bash", "-euc", part.commands]
     with open(log, "w", encoding="utf8") as output:
-        ended = subprocess.run(limited, stdout=output, stderr=subprocess.STDOUT, env=os.environ | known)
-    seconds, code = time.monotonic() - started, ended.returncode
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | known, process_group=0
+        )
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(limit)
+        finally:  # also on Ctrl-C: nothing of the part goes on computing
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    seconds, code = time.monotonic() - started, process.returncode
     if code == 0:
         printed = log.read_text(encoding="utf8")
         return {"seconds": seconds, "failed": False, **part.read(name, out=out, printed=printed)}

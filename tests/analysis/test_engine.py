@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,6 +30,7 @@ from olmo_sparsity.util.files import folder_lock
 from olmo_sparsity.util.progress import duration
 from tests.support import small_measurement, tiny
 from tests.support.plain import plain_loss
+from tests.support.processes import SECONDS
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 from tests.support.small_measurement import (
@@ -283,7 +285,10 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
 
 
 def exit_code_of_fork(action):
-    """Of this process's child that does it and ends; a negative one is a signal's."""
+    """Of this process's child that does it and ends; a negative one is a signal's.
+
+    A thread of this process, such as that of a progress bar, may hold a lock now, which the child would wait for.
+    """
     process = os.fork()
     if not process:
         try:
@@ -292,7 +297,17 @@ def exit_code_of_fork(action):
             traceback.print_exc()
         finally:
             os._exit(1)  # without what pytest does at its end
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    ended, status, deadline = 0, 0, time.monotonic() + SECONDS
+    try:
+        while not ended:
+            assert time.monotonic() < deadline, "the child hangs"
+            time.sleep(0.02)
+            ended, status = os.waitpid(process, os.WNOHANG)
+    finally:
+        if not ended:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def test_what_a_kill_loses_is_one_block(tmp_path, stops_after, monkeypatch, one_thread):
@@ -324,7 +339,8 @@ def losses(self, *of_batch):
 engine.Engine.with_losses = losses
 small(out={str(tmp_path)!r}, targets_per_block=16, targets=160)
 """
-    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert kept_in(tmp_path) == list(range(64))
 

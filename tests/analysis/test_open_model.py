@@ -23,6 +23,7 @@ from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model
 from tests.support.gguf_files import WORDS, write_gguf
+from tests.support.processes import SECONDS
 from tests.support.refusals import refused
 
 TOKENS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -303,4 +304,5 @@ most = resident()
 del large
 print(most - before >= 250, resident() - before < 100)
 """
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["True", "True"]
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, text=True, timeout=SECONDS).split() == ["True", "True"]

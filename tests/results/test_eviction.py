@@ -30,6 +30,7 @@ from analysis.stats.tables import Tables, interval_text
 from tests.analysis.cache_eviction.made_up import WAYS, made_up
 from tests.support import small_measurement
 from tests.support.families import directory
+from tests.support.processes import SECONDS
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -550,7 +551,9 @@ def test_cells_of_the_study_are_run_by_name(tmp_path, cell, with_effects, expect
         (cache / cell / "result.json").write_text("{}")
     environment = {**os.environ, "EVICTION": "echo", "NEEDLES": "echo", "CACHE": str(cache)}
     command = ["bash", str(FOLDER / "run.sh"), "T", "s.gguf", "g.gguf", "O", cell]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=True, timeout=SECONDS
+    )
     assert re.search(expected, done.stdout.replace(str(cache), "C")), done.stdout
     assert done.stdout.count("--effects") == with_effects
     is_measured = not with_effects and cell.rpartition("-")[2] in ("n256", "n1024", "n4096")
@@ -568,7 +571,9 @@ def test_cells_that_share_effects_have_the_blocks_of_the_study_on_the_cache(cell
     words = {}
     for folder in ("eviction", "cache"):
         command = ["bash", str(ROOT / "results" / folder / "run.sh"), "T", "s.gguf", "g.gguf", "O", cell]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=True, timeout=SECONDS
+        )
         words[folder] = done.stdout.split()
 
     def value_of(folder, option):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.processes import SECONDS
+
 ROOT = Path(__file__).parents[2]
 THESIS = ROOT / "results" / "thesis" / "run.sh"
 SELECTED = ROOT / "results" / "thesis" / "selected" / "run.sh"
@@ -33,7 +35,7 @@ def finish(training: Path, is_finished: bool = True) -> None:
 def run(script: Path, out: Path, *cells: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OLMO_SPARSITY": "echo"}
     command = ["bash", str(script), str(out), *cells]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=SECONDS)
 
 
 def measured(printed: str) -> dict[str, Options]:

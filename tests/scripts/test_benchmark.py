@@ -1,6 +1,7 @@
 """The benchmark: its ratios are what they are called, and a part of a GPU's that fails is recorded."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -126,6 +127,16 @@ def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(mo
     assert not again["second"]["failed"] and (tmp_path / "first.json").read_text() == kept
     with refused("measured with other --tiny or --data; give another --out"):
         gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
+
+
+def test_nothing_of_a_part_goes_on_after_ctrl_c(monkeypatch, tmp_path):
+    """It would keep the GPU busy, without a limit."""
+    part = gpu.Part(f"echo $$ >{tmp_path}/process; sleep 0.5; kill -INT {os.getpid()}; sleep 60")
+    monkeypatch.setattr(gpu, "PARTS", {"long": part})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure_part(tmp_path, "long", 60.0, {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "process").read_text()), 0)
 
 
 def test_a_part_that_goes_on_from_a_run_cut_off_is_not_right(monkeypatch, tmp_path):

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.processes import SECONDS
+
 DEVICE = torch.device("cuda", 0)
 """With its number: without one PyTorch would ask the driver for it."""
 
@@ -49,7 +51,7 @@ def _register_guard() -> None:
         source, library = Path(folder, "guard.cpp"), Path(folder, "guard.so")
         source.write_text(_GUARD)
         command = [compiler, "-shared", "-fPIC", "-std=c++20", f"-I{headers}", str(source)]
-        subprocess.run([*command, f"-L{libraries}", "-lc10", "-o", str(library)], check=True)
+        subprocess.run([*command, f"-L{libraries}", "-lc10", "-o", str(library)], check=True, timeout=SECONDS)
         ctypes.CDLL(str(library))
 
 

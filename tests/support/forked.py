@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -18,9 +19,12 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.support.processes import SECONDS
 
 ROOT = Path(__file__).parents[2]
 # The second and third are what DeepSpeed and Accelerate import late.
@@ -55,7 +59,10 @@ def ranks(count: int) -> list[dict[str, str]]:
 
 
 class Forked:
-    """Processes of a command that work together, with the methods that `subprocess.Popen` has for one."""
+    """Processes of a command that work together, with the methods that `subprocess.Popen` has for one.
+
+    Used as a context manager it ends those that are left.
+    """
 
     def __init__(
         self,
@@ -95,9 +102,15 @@ class Forked:
         return None if self.running else next(filter(None, self.exit_codes.values()), 0)
 
     def terminate(self) -> None:
-        """End every process, also one that saves on SIGTERM or waits for another."""
+        """End every process with its children, also one that saves on SIGTERM or waits for another."""
         for process in self.running:
-            os.kill(process, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Wait for the end of all; what they printed. Raises `subprocess.TimeoutExpired` after so many seconds."""
@@ -131,7 +144,11 @@ class _Server:
         """Have an order of `_serve` done; the answer."""
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
-        return json.loads(self.answers.readline())
+        is_answered, _, _ = select.select([self.answers], [], [], SECONDS)
+        assert is_answered, f"the process that commands are forked from says nothing for {SECONDS:.0f} s"
+        answer = self.answers.readline()
+        assert answer, "the process that commands are forked from has ended; it says above why"
+        return json.loads(answer)
 
 
 _server = cache(_Server)
@@ -141,15 +158,27 @@ def _serve(answers: int) -> None:
     """Answer orders: the id of a new process, or the exit code of one, None while it runs."""
     for name in IMPORTS:
         importlib.import_module(name)
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "exit_code_of" in order:
-            ended, status = os.waitpid(order["exit_code_of"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if ended else None
-        elif (answer := os.fork()) == 0:
-            os.close(answers)
-            _become(**order)
-        os.write(answers, f"{json.dumps(answer)}\n".encode())
+    running = set()
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if "exit_code_of" in order:
+                ended, status = os.waitpid(order["exit_code_of"], os.WNOHANG)
+                running.discard(ended)
+                answer = os.waitstatus_to_exitcode(status) if ended else None
+            elif (answer := os.fork()) == 0:
+                running.clear()
+                os.close(answers)
+                _become(**order)
+            else:
+                with suppress(OSError):  # it does so itself; here before anybody signals to its group
+                    os.setpgid(answer, answer)
+                running.add(answer)
+            os.write(answers, f"{json.dumps(answer)}\n".encode())
+    finally:  # the tests have ended, or were interrupted
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
 
 
 def _become(

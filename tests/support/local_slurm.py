@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import SECONDS
+
 START = Path(__file__).parents[3] / "shared" / "slurm" / "start.sh"
 
 
@@ -27,20 +29,26 @@ def start() -> None:
 
 def _answers() -> bool:
     command = ["sinfo", "--noheader", "--format=%T"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     return result.returncode == 0 and any(state in result.stdout for state in ("idle", "mixed", "allocated"))
 
 
 def cores() -> int:
     """Cores of the node."""
     command = ["sinfo", "--noheader", "--format=%c"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+    return int(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout.split()[0]
+    )
 
 
 def job(number: str) -> dict[str, str]:
     """What SLURM says about a job, by its own names: JobState, Restarts, ExitCode, …"""
     text = subprocess.run(
-        ["scontrol", "show", "job", "--oneliner", number], capture_output=True, text=True, check=True
+        ["scontrol", "show", "job", "--oneliner", number],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
     ).stdout
     return dict(item.partition("=")[::2] for item in text.split() if "=" in item)
 
@@ -81,4 +89,4 @@ def start_now(number: str) -> None:
     """
     wait_for("requeue", lambda: job(number)["JobState"] == "PENDING")
     time.sleep(5)
-    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)
+    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True, timeout=SECONDS)

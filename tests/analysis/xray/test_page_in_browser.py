@@ -1,12 +1,9 @@
 """The page of an influence map in a real, headless Chromium: pointing, clicking, letting go."""
 
-import contextlib
 import html
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from analysis.xray import InfluenceMap
 from analysis.xray.page import LEAST_NATS, MOST_NEEDED, _hash
+from tests.support.processes import SECONDS, started
 from tests.support.xrays import made_map
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,14 +50,8 @@ def seen_after(xray: InfluenceMap, events: list[tuple[str, str]], folder: Path) 
     )
     profile = f"--user-data-dir={folder / 'profile'}"
     command = [str(CHROMIUM), *flags.split(), profile, (folder / "xray.html").as_uri()]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        output, errors = process.communicate(timeout=120)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # its helpers hold the pipes, and would be waited for
-            os.killpg(process.pid, signal.SIGKILL)
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        output, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     seen = re.search(r'<pre id="seen">(.*?)</pre>', output, re.DOTALL)
     assert seen, errors

@@ -28,6 +28,7 @@ from olmo_sparsity.util.errors import (
     UserError,
 )
 from tests.support import local_slurm, tiny
+from tests.support.processes import SECONDS, started
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -265,8 +266,10 @@ def run_script(
     script = ["bash", str(ROOT / "slurm" / name), *command]
     requeued = tmp_path / "requeued"
     requeued.unlink(missing_ok=True)
-    done = subprocess.run(script, cwd=cwd or tmp_path, capture_output=True, text=True, env=environment)
-    return done.returncode, done.stdout + done.stderr, requeued.read_text() if requeued.exists() else ""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with started(script, cwd=cwd or tmp_path, env=environment, **pipes) as process:
+        printed, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, printed, requeued.read_text() if requeued.exists() else ""
 
 
 def run_training(
@@ -374,6 +377,13 @@ def test_every_process_is_told_where_the_others_are(tmp_path):
     assert "1 1 2 2 127.0.0.1 20007 1" in output
 
 
+def test_the_first_of_many_nodes_is_named(tmp_path):
+    """Their names are more than one write of scontrol's; the job ended with 141 where nobody read the second."""
+    code = "import os; print(os.environ['MASTER_ADDR'])"
+    ended = run_training(tmp_path, code, programs={"scontrol": "seq -f node%g 20000"}, JOB_NUM_NODES="2")
+    assert ended[0] == 0 and ended[1].splitlines()[1:] == ["node1"] * 2, ended
+
+
 def test_a_signal_before_python_listens_kills_nothing(tmp_path):
     """It is ignored until then, and the run's own handler takes over."""
     early = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getppid(), signal.SIGUSR1)"
@@ -398,15 +408,11 @@ def test_the_shell_of_a_process_outlives_sigterm_until_the_run_has_saved(tmp_pat
     environment = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "0"
     )
-    shell = subprocess.Popen(
-        ["bash", "-c", process, "process", str(tmp_path), "bash", "-c", run],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
-    local_slurm.wait_for("the run", (tmp_path / "listens").exists)
-    os.killpg(shell.pid, signal.SIGTERM)
-    assert shell.wait(10) == 0
+    command = ["bash", "-c", process, "process", str(tmp_path), "bash", "-c", run]
+    with started(command, cwd=tmp_path, env={**os.environ, **environment}) as shell:
+        local_slurm.wait_for("the run", (tmp_path / "listens").exists)
+        os.killpg(shell.pid, signal.SIGTERM)
+        assert shell.wait(SECONDS) == 0
     assert (tmp_path / "written").exists() and (tmp_path / "saved").exists()
 
 
@@ -422,7 +428,8 @@ def submitted(*arguments, cwd) -> list[str]:
     """Submit for real; the numbers of the jobs."""
     command = [sys.executable, "-m", "olmo_sparsity.cli", "submit", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    options = {"capture_output": True, "text": True, "env": environment, "timeout": SECONDS}
+    done = subprocess.run(command, cwd=cwd, **options)
     assert done.returncode == 0, done.stderr
     return re.findall(r"as job (\d+)", done.stdout)
 
@@ -440,7 +447,7 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     run = tmp_path / "run"
     log = run / f"slurm-{number}.out"
     local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
-    subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    subprocess.run(["scancel", "--signal=USR1", number], check=True, timeout=SECONDS)
     local_slurm.start_now(number)
     stopped_at = len(read_metrics(run / "metrics.jsonl"))
     assert 20 < stopped_at < steps
@@ -489,7 +496,7 @@ def test_a_signal_and_a_read_only_submit_folder_end_in_a_requeue(slurm, tmp_path
     (number,) = submitted(*command, cwd="/proc")
     run = tmp_path / "run"
     local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
-    subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    subprocess.run(["scancel", "--signal=USR1", number], check=True, timeout=SECONDS)
     local_slurm.start_now(number)
     job = local_slurm.wait_for_end(number, 180)
     assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("COMPLETED", "1", "0:0")
@@ -504,7 +511,7 @@ def test_an_array_trains_all_cells_and_one_that_is_told_to_stop_goes_on_alone(sl
     cells = {steps: tmp_path / "out" / f"max_duration={steps}" for steps in (20, 1000)}
     # The last task's own number is that of the array: requeued by it, the first one would run again.
     local_slurm.wait_for("first steps", lambda: len(read_metrics(cells[1000] / "metrics.jsonl")) > 20, 300)
-    subprocess.run(["scancel", "--signal=USR1", f"{number}_2"], check=True)
+    subprocess.run(["scancel", "--signal=USR1", f"{number}_2"], check=True, timeout=SECONDS)
     local_slurm.start_now(f"{number}_2")
     jobs = [local_slurm.wait_for_end(f"{number}_{task}", 300) for task in (1, 2)]
     logs = [path.read_text() for path in (tmp_path / "out").glob("slurm-*.out")]

@@ -17,6 +17,7 @@ from olmo_sparsity.cli.sweep import Cell, plan, run_cells
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.loop import train
 from tests.support import tiny, tiny_task
+from tests.support.processes import SECONDS
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -129,7 +130,7 @@ def test_no_more_than_two_cells_run_at_a_time(tmp_path):
     assert max(itertools.accumulate(map(int, (tmp_path / "times").read_text().split()))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_passed_on_and_waited_for(capsys, tmp_path, monkeypatch, number):
     """The first saves and ends with 85, the second dies before it listens, the third never starts."""
     saves = "trap 'sleep 0.3; echo saved; exit 85' TERM; touch listens; while :; do sleep 0.05; done"
@@ -139,11 +140,34 @@ def test_a_signal_is_passed_on_and_waited_for(capsys, tmp_path, monkeypatch, num
     handlers = [signal.getsignal(one) for one in signal.valid_signals()]
     assert run_cells([shell_cell(tmp_path, *script) for script in scripts], 2) == 85
     assert [signal.getsignal(one) for one in signal.valid_signals()] == handlers
-    printed = capsys.readouterr().out.splitlines()
+    output, errors = capsys.readouterr()
+    printed = output.splitlines()
+    assert f"{number.name}: waiting until these have saved: saves, early" in errors
     assert sorted(printed[:2]) == ["[0/3] early: stopped", "[0/3] saves: stopped"]
     assert printed[2:] == ["3 of 3 cells are stopped or have not started; the same command goes on"]
     assert (tmp_path / "saves" / "sweep.log").read_text().endswith("saved\n")
     assert not (tmp_path / "waiting").exists() and not (tmp_path / "measured").exists()
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path):
+    """Such as a run on a file system that does not answer any more, which nobody would notice afterwards."""
+    ctrl_c = f"kill -INT {os.getpid()}"
+    cell = shell_cell(tmp_path, "a", f"trap '{ctrl_c}' TERM; {ctrl_c}; while :; do sleep 0.05; done")
+    processes = []
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        start = module._start
+        patch.setattr(module, "_start", lambda *words: processes.append(start(*words)) or processes[-1])
+        run_cells([cell], 1)
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path):
+    cell = shell_cell(tmp_path, "a", f"kill -HUP {os.getpid()}")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_cells([cell], 1) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_that_saved_for_its_own_time_limit_goes_on_later_and_the_others_now(tmp_path):
@@ -171,11 +195,14 @@ def test_a_signal_reaches_a_command_that_has_just_been_started(tmp_path, patienc
     """A shell between them would lose it in the child that it has forked, about once in 150 times, and hang."""
     saves = "trap 'exit 85' TERM; while :; do sleep 0.05; done"
     cell = shell_cell(tmp_path, "a", saves, "true")
-    started = module._start(cell, 0, dict(os.environ))
-    time.sleep(patience / 10_000)
-    os.killpg(started.pid, signal.SIGTERM)
-    assert started.args == cell.commands[0]
-    assert started.wait(20) in (85, -signal.SIGTERM)
+    with module._start(cell, 0, dict(os.environ)) as started:
+        time.sleep(patience / 10_000)
+        os.killpg(started.pid, signal.SIGTERM)
+        try:
+            assert started.args == cell.commands[0]
+            assert started.wait(SECONDS) in (85, -signal.SIGTERM)
+        finally:
+            started.kill()
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from tests.support.corpora import (
     text_settings,
     write_lines,
 )
+from tests.support.processes import SECONDS, started
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -186,16 +187,18 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
 def test_a_killed_run_leaves_no_process_and_its_lock_is_taken_over(tmp_path):
     files, out = some_files(tmp_path / "text", files=8, words=2000), tmp_path / "out"
     command = bpe_command(files, out, "--workers", "2", "--tokenizer-sample-mb", "0.1")
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    while not (out / ".partial" / "train-00000.json").is_file():
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while _session_is_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _session_is_alive(process.pid)
+    with started(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + SECONDS
+        while not (out / ".partial" / "train-00000.json").is_file():
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline, "no file is finished"
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(SECONDS) == -signal.SIGKILL
+        deadline = time.monotonic() + 10
+        while _session_is_alive(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _session_is_alive(process.pid)
     assert (out / ".lock").is_file() and not (out / "manifest.json").exists()
     prepare(text_settings(files, tokenizer_sample_mb=0.1), out, workers=2)
 
@@ -234,9 +237,9 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
 def test_two_processes_at_once_make_one_corpus(tmp_path):
     files, out = some_files(tmp_path / "text", words=300), tmp_path / "out"
     pipes = {"env": ENVIRONMENT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(bpe_command(files, out), **pipes) for _ in range(2)]
-    said = [errors(process.communicate(timeout=120)[1]) for process in both]
-    codes = [process.returncode for process in both]
+    with started(bpe_command(files, out), **pipes) as one, started(bpe_command(files, out), **pipes) as other:
+        said = [errors(process.communicate(timeout=SECONDS)[1]) for process in (one, other)]
+    codes = [one.returncode, other.returncode]
     assert 0 in codes
     for code, lines in zip(codes, said, strict=True):
         assert (code, lines) == (0, []) or (code == 1 and len(lines) == 1 and "is in use" in lines[0])
@@ -269,8 +272,10 @@ def test_shards_at_the_same_time(tmp_path):
     command = [sys.executable, str(SCRIPT), "text", "--files", *settings.files, "--workers", "1"]
     command += ["--heldout-files", *settings.heldout_files, "--tokenizer", "olmo", "--out", tmp_path / "out"]
     shards = [[*command, "--shard", f"{i}/3"] for i in (1, 2, 3)]
-    tasks = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for command in shards]
-    assert [task.wait(timeout=120) for task in tasks] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        options = {"env": ENVIRONMENT, "stdout": subprocess.DEVNULL}
+        tasks = [stack.enter_context(started(command, **options)) for command in shards]
+        assert [task.wait(SECONDS) for task in tasks] == [0, 0, 0]
     prepare(settings, tmp_path / "out", workers=1)
     assert_same_as_one_go(settings, tmp_path / "out")
 

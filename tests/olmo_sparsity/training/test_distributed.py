@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,12 @@ from olmo_sparsity.util.errors import FAILED_EXIT_CODE
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from tests.support import tiny, tiny_task
 from tests.support.forked import Forked, free_port, ranks
+from tests.support.processes import SECONDS, started
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 STEPS = 20
-SECONDS = 240.0  # until processes that hang are ended; a busy machine takes a tenth
 
 
 def arguments_of(folder, *overrides, stage=None):
@@ -46,9 +47,8 @@ def ended(process):
     """What training printed as output and as errors. One that hangs is ended, and a launcher ends what it started."""
     try:
         return process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
+    finally:
         process.terminate()
-        raise
 
 
 def run(processes, folder, name, *overrides, stage=None, launched=False, environment=None):
@@ -249,12 +249,13 @@ def test_a_signal_to_all_processes_saves_and_asks_to_be_requeued(folder, tmp_pat
     """As SLURM and a terminal send it: to the workers of the data loader too."""
     workers = "--data.num_workers=2", "--data.prefetch_factor=2", "--data.persistent_workers"
     overrides = (f"--save_folder={tmp_path}", "--max_duration=100000", *workers)
-    process = Forked(1, arguments_of(folder, *overrides), tmp_path)
-    deadline = time.monotonic() + 60
-    while len(read_metrics(tmp_path / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(*process.running, number)
-    output, errors = ended(process)
+    with Forked(1, arguments_of(folder, *overrides), tmp_path) as process:
+        deadline = time.monotonic() + SECONDS
+        while len(read_metrics(tmp_path / "metrics.jsonl")) < 3:
+            assert process.running and time.monotonic() < deadline, "it does not come to its third step"
+            time.sleep(0.02)
+        os.killpg(*process.running, number)
+        output, errors = ended(process)
     assert process.returncode == REQUEUE_EXIT_CODE, errors
     assert f"({number.name})" in output
     step = load_state(checkpoints(tmp_path)[-1]).step
@@ -265,15 +266,14 @@ def test_a_signal_to_all_processes_saves_and_asks_to_be_requeued(folder, tmp_pat
 @pytest.mark.parametrize("number", slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tmp_path, lost, number):
     overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
-    process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
-    ranks = list(process.exit_codes)
-    deadline = time.monotonic() + SECONDS
-    while not checkpoints(tmp_path / "run") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(ranks[lost], number)
-    while ranks[1 - lost] in process.running and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.terminate()
+    with Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"}) as process:
+        ranks = list(process.exit_codes)
+        deadline = time.monotonic() + SECONDS
+        while not checkpoints(tmp_path / "run") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(ranks[lost], number)
+        while ranks[1 - lost] in process.running and time.monotonic() < deadline:
+            time.sleep(0.05)
     _, errors = ended(process)
     assert process.exit_codes[ranks[1 - lost]] == FAILED_EXIT_CODE  # a job tries again
     assert "Traceback" in errors and "gloo" in errors  # the transport's own words
@@ -284,11 +284,12 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown(folder, tm
 def in_two_processes(code, patience):
     """Exit codes of two processes that run ``code`` and wait for each other so many seconds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OLMO_SPARSITY_TIMEOUT": str(patience)}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**environment, **rank})
-        for rank in ranks(2)
-    ]
-    return [process.wait(SECONDS) for process in processes]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(started([sys.executable, "-c", code], cwd=ROOT, env={**environment, **rank}))
+            for rank in ranks(2)
+        ]
+        return [process.wait(SECONDS) for process in processes]
 
 
 OPENED = """

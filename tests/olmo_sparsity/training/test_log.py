@@ -1,6 +1,9 @@
 """What a run writes and shows: metrics.jsonl, Weights & Biases; model FLOPs as PyTorch counts them."""
 
+import os
+import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -16,8 +19,12 @@ from olmo_sparsity.training import log as log_module
 from olmo_sparsity.training.build import open_monitor
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.log import RUN_ID_NAME, WeightsAndBiases, read_metrics
+from olmo_sparsity.util.background import WANDB_THREAD
+from olmo_sparsity.util.errors import FAILED_EXIT_CODE
 from tests.support import tiny
+from tests.support.processes import SECONDS, started
 
+ROOT = Path(__file__).parents[3]
 HELDOUT = {"heldout_loss_nats": 3.0, "heldout_tokens": 10}
 
 
@@ -80,6 +87,7 @@ class FakeWandb(types.ModuleType):
         super().__init__("wandb")
         self.broken, self.step = broken, 0
         self.opened, self.logged, self.finished = [], [], []
+        self.is_over = threading.Event()
 
     def init(self, **options):
         self.opened.append(options)
@@ -101,19 +109,26 @@ class FakeWandb(types.ModuleType):
             case BaseException() as error:
                 raise error
             case float() as seconds:
-                time.sleep(seconds)
+                self.is_over.wait(seconds)
 
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """Put a `FakeWandb` in the place of W&B."""
+    """Put a `FakeWandb` in the place of W&B; no thread of it outlives the test, for a command would end at once."""
+    installed = []
 
     def install(**broken):
         module = FakeWandb(**broken)
         monkeypatch.setitem(sys.modules, "wandb", module)
+        installed.append(module)
         return module
 
-    return install
+    yield install
+    for module in installed:
+        module.is_over.set()
+    for thread in threading.enumerate():
+        if thread.name == WANDB_THREAD:
+            thread.join(SECONDS)
 
 
 def test_a_resumed_run_goes_on_in_the_same_one_of_weights_and_biases(tmp_path, wandb):
@@ -191,6 +206,35 @@ def test_weights_and_biases_that_does_not_answer_delays_no_run(
     if waited_for == "init":
         assert [step for step, _ in fake.logged] == [1, 2, 3, 4, 5, 6]
         assert [options.get("mode") for options in fake.opened] == [None, "offline"]
+
+
+@pytest.mark.parametrize("end", ["return 85", "1 / 0"])
+def test_a_process_does_not_wait_at_its_end_for_weights_and_biases(tmp_path, end):
+    """Its own hook there waits until all rows are taken, which it tries for seven days."""
+    (tmp_path / "wandb.py").write_text("""
+import atexit, time, types
+def init(**options):
+    atexit.register(time.sleep, 3600)
+    return types.SimpleNamespace(step=0, log=print, finish=lambda exit_code: time.sleep(3600))
+""")
+    code = f"""
+from pathlib import Path
+from olmo_sparsity.cli import run_script
+from olmo_sparsity.config.schema import WandbConfig
+from olmo_sparsity.training.log import WeightsAndBiases
+def main():
+    WeightsAndBiases.END_SECONDS = 0.1
+    WeightsAndBiases(WandbConfig(project="p"), Path({str(tmp_path)!r}), 0, run_config={{}}).close(failed=False)
+    {end}
+run_script(main)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-c", code]
+    with started(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == (85 if end == "return 85" else FAILED_EXIT_CODE), errors
+    assert "wandb sync" in errors and ("ZeroDivisionError" in errors) == (end == "1 / 0")
 
 
 def test_rows_wait_for_weights_and_biases_that_answers_late(tmp_path, wandb, caplog, monkeypatch):

@@ -23,10 +23,10 @@ from olmo_sparsity.util.errors import BAD_INPUT_EXIT_CODE, NotFinite, UserError
 from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.forked import Forked
+from tests.support.processes import SECONDS
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
-SECONDS = 240.0  # until processes that hang are ended; a busy machine takes a tenth
 SHARDS = [f"{kind}-0000{rank}-of-00002.safetensors" for kind in ("model", "optimizer") for rank in (1, 2)]
 
 

@@ -2,16 +2,17 @@
 
 import errno
 import os
-import signal
+import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from olmo_sparsity.util.files import LOCK_NAME, folder_lock
+from tests.support.processes import SECONDS, started
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -28,21 +29,16 @@ with folder_lock(sys.argv[1], part=sys.argv[2] or None):
 @pytest.fixture
 def hold():
     """Start a process that holds a folder, and has a forked ``child``, where asked for."""
-    started = []
+    with ExitStack() as running:
 
-    def start(folder, part="", child=""):
-        command = [sys.executable, "-c", HOLD, folder, part, child]
-        options = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "start_new_session": True}
-        process = subprocess.Popen(command, **options)
-        started.append(process)
-        assert process.stdout.readline() == "held\n"
-        return process
+        def start(folder, part="", child=""):
+            command = [sys.executable, "-c", HOLD, folder, part, child]
+            process = running.enter_context(started(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+            is_held, _, _ = select.select([process.stdout], [], [], SECONDS)
+            assert is_held and process.stdout.readline() == "held\n"
+            return process
 
-    yield start
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        yield start
 
 
 def assert_held(folder, part=None):
@@ -57,7 +53,7 @@ def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, chil
     for part in (None, "1-of-2"):
         assert_held(tmp_path, part)
     first.kill()
-    first.wait()
+    first.wait(SECONDS)
     if child:
         os.killpg(first.pid, 0)  # it lives on
     with folder_lock(tmp_path):
@@ -110,8 +106,8 @@ for _ in range(300):
         os.unlink(f"{folder}/inside{part}")
 """
     commands = [[sys.executable, "-c", code, tmp_path, part] for part in parts]
-    processes = [
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) for command in commands
-    ]
-    assert [process.communicate()[1] for process in processes] == [""] * 3
+    options = {"stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with ExitStack() as stack:
+        processes = [stack.enter_context(started(command, **options)) for command in commands]
+        assert [process.communicate(timeout=SECONDS)[1] for process in processes] == [""] * 3
     assert not any(tmp_path.iterdir())
