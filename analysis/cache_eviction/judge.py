@@ -117,26 +117,22 @@ class BlockJudge:
 
         ``effects_nats``: see `BlockReading`, where they are known.
         """
-        seen = _Seen(self, contexts)
-        of_policies = []
-        for policy in self.contest.policies:
-            of_policies.append(self._choose(policy, seen))
-            self.scorer.on_read(contexts.n_long)
         losses = []
         choices = []
-        if NEAR_REREAD not in self.nears:  # a gain is over the near tokens alone, which are read again
-            again = BlockReading.of(self.scorer, contexts, NEAR_REREAD)
-            losses.append(self._losses(again, []).assign(near=NEAR_REREAD))
-        for near in self.nears:
-            reading = BlockReading.of(self.scorer, contexts, near, effects_nats)
-            with self.scorer.keeping_far():
+        with self.scorer.keeping_far():
+            of_policies = self._chosen(contexts)
+            if NEAR_REREAD not in self.nears:  # a gain is over the near tokens alone, which are read again
+                again = BlockReading.of(self.scorer, contexts, NEAR_REREAD)
+                losses.append(self._losses(again, []).assign(near=NEAR_REREAD))
+            for near in self.nears:
+                reading = BlockReading.of(self.scorer, contexts, near, effects_nats)
                 of_references = [
                     self._rank(reference, reading, places) for reference in self.contest.references
                 ]
                 judged = [one for one in of_policies if near in _nears_of(one.contender)]
                 judged += of_references
                 losses.append(self._losses(reading, judged).assign(near=near))
-            choices.append(self._agreement(judged, of_references).assign(near=near))
+                choices.append(self._agreement(judged, of_references).assign(near=near))
         columns = list(CHOICE_COLUMNS)
         if self.kept_sets:
             columns.append("kept_share")
@@ -161,6 +157,15 @@ class BlockJudge:
         return replace(self, contest=replace(self.contest, policies=policies))
 
     # --- what is kept ---
+
+    def _chosen(self, contexts: Contexts) -> list[Choice]:
+        """The choices of all policies and controls."""
+        seen = _Seen(self, contexts)
+        choices = []
+        for policy in self.contest.policies:
+            choices.append(self._choose(policy, seen))
+            self.scorer.on_read(contexts.n_long)
+        return choices
 
     def _choose(self, contender: Contender, seen: _Seen) -> Choice:
         """The choice of a policy or control."""

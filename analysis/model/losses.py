@@ -549,7 +549,6 @@ class Scorer(OnDevice):
                 far = self.far_key_values(tokens[None, :n_far])
                 near = self.tensor(tokens[None, n_far:])
                 yield self.model.attention_of_near(far, near, of_layer, first_id)
-                self.on_read(near.numel())
             return
         for some in self.long_parts(contexts, contexts.tokens):
             ids = self.ids_of(contexts, len(some), length)
@@ -557,7 +556,6 @@ class Scorer(OnDevice):
             yield self.model.attention(
                 self.tensor(some), ids, queries, lambda weights: of_layer(weights[..., -length:][..., :n_far])
             )
-            self.on_read(some.size)
 
     @torch.inference_mode()
     def key_heads(self, contexts: Contexts) -> list[int]:

@@ -123,6 +123,27 @@ def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(nam
             assert row.kl_nats == pytest.approx(divergence, abs=5e-5)
 
 
+def test_policies_that_look_at_what_near_tokens_see_share_one_reading_of_the_far_context(monkeypatch):
+    """Each would compute attention of all pairs of tokens, which takes memory that grows as N squared."""
+    judge = judge_of(policies=("snapkv", "ada-snapkv", "tova"))
+    contexts = block()
+    read = []
+    far_key_values = type(judge.scorer.model).far_key_values
+
+    def counted(self, tokens):
+        read.append(tokens.numel())
+        return far_key_values(self, tokens)
+
+    monkeypatch.setattr(type(judge.scorer.model), "far_key_values", counted)
+    monkeypatch.setattr(type(judge.scorer.model), "attention", lambda *_: pytest.fail("of all pairs"))
+    judge.judge(contexts)
+    assert read == [
+        FAR,
+        N - 1,
+        FAR,
+    ]  # for all choices, with the near tokens that are kept, and where these are reread
+
+
 @pytest.mark.parametrize("prefix", [(), (3, 1)])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
 def test_losses_of_such_heads_behind_a_prefix_and_within_windows_are_those_of_whole_passes(name, prefix):

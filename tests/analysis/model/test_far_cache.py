@@ -333,8 +333,7 @@ def test_attention_of_near_tokens_behind_a_kept_far_context_is_that_of_a_pass_ov
         with behind.keeping_far():
             for values, right in zip(attention_by(behind, one), expected, strict=True):
                 np.testing.assert_allclose(values, right, atol=3e-6)  # of sums of up to 8 weights
-        assert read[whole] == [N + B - 1] * 6
-        assert read[behind] == [FAR] + [M + B - 1] * 6
+        assert (read[whole], read[behind]) == ([], [FAR])  # passes for attention are not counted
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["two models", "one model"])
