@@ -14,7 +14,7 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -237,26 +237,23 @@ class Adapter(nn.Module, ABC):
         self,
         far: KeyValues,
         input_ids: Tensor,
-        reduce: ReduceAttention = mean_over_heads,
+        reduce: ReduceAttention,
         first_id: int | None = None,
     ) -> list[Tensor]:
-        """What ``reduce`` gives of the attention of all near tokens (R, L) to the far ones, of each layer.
+        """What ``reduce`` gives of the attention (R, H, L, F) of all near tokens to the far ones, of each layer.
 
-        (R, L, F) by default. The other arguments are those of `near_logits`, of which this is one pass, where far keys
-        are shared.
+        The other arguments are those of `near_logits`, of which this is one pass, where far keys are shared.
         """
         assert self.shares_far_keys
-        p = len(self.prefix)
-        num_far = far[0][0].shape[2]
-        ids = torch.arange(num_far, device=input_ids.device)
-        visible = torch.ones(len(input_ids), num_far, dtype=torch.bool, device=input_ids.device)
         layers: list[Tensor] = []
 
         def read(weights: Tensor) -> None:
-            layers.append(reduce(weights[..., p:]))
+            layers.append(reduce(weights[..., len(self.prefix) :]))
 
-        near_ids = self._near_ids(far, input_ids, first_id)
-        self.raw_near_logits(FarKeys(far, visible, ids, near_ids, read), input_ids, 0)
+        keys, _ = far[0]
+        visible = torch.ones(len(input_ids), keys.shape[2], dtype=torch.bool, device=input_ids.device)
+        seen = FarKeys.of(far, visible, self._near_ids(far, input_ids, first_id))
+        self.raw_near_logits(replace(seen, read=read), input_ids, 0)
         return layers
 
     def _near_ids(self, far: KeyValues, input_ids: Tensor, first_id: int | None) -> Tensor:

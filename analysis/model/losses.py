@@ -50,8 +50,6 @@ LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
 """Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
 Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
 """Losses of the targets, (R,), and the gradient of log p by the inputs, (R, L, …)."""
-ReduceToFar = Callable[[Tensor, Tensor], Tensor]
-"""See `Scorer.attention_to_far`."""
 Reduce = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
@@ -137,18 +135,19 @@ class Scorer(OnDevice):
         self.share_prefixes = share_prefixes
         self.on_read: Callable[[int], Any] = lambda tokens: None
         """Called with how many tokens a pass over subsets has read."""
-        self._keeps_far = False
+        self.keeps_far = False
+        """Whether it is inside of `keeping_far`."""
         self._kept_far: tuple[np.ndarray, KeyValues] | None = None
 
     @contextmanager
     def keeping_far(self) -> Iterator[None]:
         """Inside, the keys and values of the far context that was read last stay, for the next call that needs them."""
-        kept_before = self._keeps_far
-        self._keeps_far = True
+        kept_before = self.keeps_far
+        self.keeps_far = True
         try:
             yield
         finally:
-            self._keeps_far = kept_before
+            self.keeps_far = kept_before
             if not kept_before:
                 self._kept_far = None
 
@@ -159,7 +158,7 @@ class Scorer(OnDevice):
         self._kept_far = None  # before the next ones need memory
         far = self.model.far_key_values(self.tensor(tokens))
         self.on_read(tokens.size)
-        if self._keeps_far:
+        if self.keeps_far:
             self._kept_far = (tokens, far)
         return far
 
@@ -463,99 +462,6 @@ class Scorer(OnDevice):
         losses = F.cross_entropy(of_target.float(), target_tokens, reduction="none")
         (slope,) = torch.autograd.grad(-losses.sum(), inputs)
         return losses.detach(), slope
-
-    @retry_smaller_on_oom
-    @torch.inference_mode()
-    def last_attention(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
-
-        ``targets``: as in `losses`.
-        """
-
-        def reduce(to_far: Tensor, last: Tensor) -> Tensor:
-            return to_far[:, :, last].mean(dim=1)
-
-        parts = []
-        for layers in self._attention_to_far(contexts, reduce, contexts.targets_per_block):
-            parts.append(torch.stack(layers).mean(dim=0).double().cpu().numpy())
-        return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
-
-    def accumulated_attention(
-        self, contexts: Contexts, targets: np.ndarray, window: int | None = None
-    ) -> np.ndarray:
-        """Attention to far tokens from all tokens before each target, by head of keys, (m, G, F).
-
-        Summed over the last ``window`` tokens of the short context, or of the far one where there is no short one
-        (None: over all tokens), mean over the heads of queries that share one of the keys. ``targets``: as in
-        `losses`.
-        """
-
-        def reduce(to_far: Tensor, last: Tensor) -> Tensor:
-            to_far = to_far.cumsum(dim=2)
-            summed = to_far[:, :, last]
-            if window is not None:
-                before = last - window
-                is_one = (before >= 0)[:, None]
-                summed = summed - to_far[:, :, before.clamp(min=0)] * is_one
-            return summed
-
-        queries = None
-        if window is not None:
-            observers = contexts.n_short or contexts.n_far
-            queries = min(window, observers) + contexts.targets_per_block - 1
-        return self.attention_to_far(contexts, targets, reduce, queries)
-
-    @retry_smaller_on_oom
-    @torch.inference_mode()
-    def attention_to_far(
-        self, contexts: Contexts, targets: np.ndarray, reduce: ReduceToFar, queries: int | None = None
-    ) -> np.ndarray:
-        """What is read off the attention to far tokens before each target, by head of keys, (m, G, F).
-
-        It is the mean over the heads of queries that share one of the keys. G counts the heads of all layers, one layer
-        after the other; layers may differ in how many they have.
-
-        Args:
-            contexts: n blocks.
-            targets: as in `losses`.
-            reduce: from the attention of Q tokens to the far ones in one layer, (R, H, Q, F), and the last of the Q
-                before each target of a block, (B,), to (R, H, B, F).
-            queries: Q, how many tokens before the last target; None: all of them. Where the far context is kept
-                (`keeping_far`), the adapter shares far keys and the Q are near tokens, only these are read.
-        """
-        key_heads = self.key_heads(contexts)
-        parts = []
-        for layers in self._attention_to_far(contexts, reduce, queries or contexts.tokens.shape[1]):
-            of_keys = []
-            for layer, count in zip(layers, key_heads, strict=True):
-                by_key_head = layer.unflatten(1, (count, -1))
-                of_keys.append(by_key_head.mean(dim=2))
-            parts.append(torch.cat(of_keys, dim=1).cpu().numpy())  # (R, G, B, F)
-        return np.concatenate(parts)[targets[:, 0], :, targets[:, 1]]
-
-    def _attention_to_far(
-        self, contexts: Contexts, reduce: ReduceToFar, queries: int
-    ) -> Iterator[list[Tensor]]:
-        """What ``reduce`` gives of each layer, of some blocks after the others; see `attention_to_far`."""
-        n_far, length = contexts.n_far, contexts.tokens.shape[1]
-        last = torch.arange(queries - contexts.targets_per_block, queries, device=self.device)
-
-        def of_layer(to_far: Tensor) -> Tensor:
-            return reduce(to_far[:, :, -queries:], last)
-
-        if self._keeps_far and self.model.shares_far_keys and queries <= length - n_far:
-            first_id = int(contexts.position_ids[n_far])
-            for tokens in contexts.tokens:
-                far = self.far_key_values(tokens[None, :n_far])
-                near = self.tensor(tokens[None, n_far:])
-                yield self.model.attention_of_near(far, near, of_layer, first_id)
-            return
-        for some in self.long_parts(contexts, contexts.tokens):
-            ids = self.ids_of(contexts, len(some), length)
-            # maybe with a prefix before the columns
-            yield self.model.attention(
-                self.tensor(some), ids, queries, lambda weights: of_layer(weights[..., -length:][..., :n_far])
-            )
 
     @torch.inference_mode()
     def key_heads(self, contexts: Contexts) -> list[int]:

@@ -45,7 +45,7 @@ class H2O(Policy):
 
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F)."""
-        received = seen.scorer.accumulated_attention(seen.contexts, seen.targets)
+        received = seen.accumulated_attention()
         if self.mean:
             observers = seen.lengths[:, None] - np.arange(seen.n_far)
             received = received / observers[:, None]
@@ -72,7 +72,7 @@ class SnapKV(Policy):
 
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F)."""
-        observed = seen.scorer.accumulated_attention(seen.contexts, seen.targets, self.window)
+        observed = seen.accumulated_attention(self.window)
         if not self.blind:
             return _pooled(observed, self.pool)
         window = min(self.window, seen.n_far)
@@ -113,8 +113,7 @@ class TOVA(Policy):
         def of_last(to_far: Tensor, last: Tensor) -> Tensor:
             return to_far[:, :, last]
 
-        of_block = seen.contexts.targets_per_block
-        observed = seen.scorer.attention_to_far(seen.contexts, seen.targets, of_last, of_block)
+        observed = seen.attention_to_far(of_last, seen.contexts.targets_per_block)
         layers = []
         for of_layer in by_layer(observed, seen.key_heads):
             layers.append(np.broadcast_to(of_layer.mean(axis=1, keepdims=True), of_layer.shape))

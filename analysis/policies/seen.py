@@ -19,6 +19,7 @@ from torch import Tensor
 
 from analysis.contexts import Contexts
 from analysis.model.adapter import with_prefix
+from analysis.model.attention_to_far import ReduceToFar, accumulated_attention, attention_to_far
 from analysis.model.check import limits
 from analysis.model.layer_states import LayerStates, Rotation, rotate, unrotate
 from analysis.model.losses import Scorer, retry_smaller_on_oom
@@ -98,6 +99,14 @@ class Seen:
         ``with_prefix``: the states are those of prefix and tokens, (p + L); its scores, too, and are left away.
         """
         return _of_layers(self.scorer, self, score, with_prefix)
+
+    def accumulated_attention(self, window: int | None = None) -> np.ndarray:
+        """`attention_to_far.accumulated_attention`, (m, G, F): of the last ``window`` tokens, by default of all."""
+        return accumulated_attention(self.scorer, self.contexts, self.targets, window)
+
+    def attention_to_far(self, reduce: ReduceToFar, queries: int) -> np.ndarray:
+        """What ``reduce`` gives of the attention of so many tokens, (m, G, F); see `attention_to_far`."""
+        return attention_to_far(self.scorer, self.contexts, self.targets, reduce, queries)
 
     def attention_of_further(self, further: np.ndarray, reduce: ReduceFurther) -> np.ndarray:
         """The most that heads of queries which share keys say of far keys, by head of keys, (m, G, …).

@@ -59,5 +59,7 @@ class IntegratedGradients:
 @register_influence("attention", BLIND)
 def attention(inputs: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
-    received = inputs.scorer.last_attention(inputs.contexts, inputs.target_index)
+    from analysis.model.attention_to_far import last_attention  # the names are known without torch
+
+    received = last_attention(inputs.scorer, inputs.contexts, inputs.target_index)
     return inputs.at_candidates(received)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from analysis.contexts import Contexts
+from analysis.model.attention_to_far import last_attention
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from olmo_sparsity import cli
@@ -172,7 +173,7 @@ def influence_on_response(scorer: Scorer, batch: TaskBatch, columns: np.ndarray,
     # The response is a block of targets, and the whole prompt its far context.
     contexts = Contexts(batch.tokens[:, : length - 1], targets, numbers, n_short=0)
     if by == "attention":
-        influence = scorer.last_attention(contexts, contexts.all_targets)[:, columns]
+        influence = last_attention(scorer, contexts, contexts.all_targets)[:, columns]
     else:
         without = np.array([np.delete(np.arange(start), column) for column in columns])
         influence = scorer.measures(contexts, without, ("kl",))[..., 0]

@@ -11,6 +11,7 @@ from analysis.api import load
 from analysis.kept import READ, WINDOWS, KeptAs, drawn_orders, word_numbers
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.attention_to_far import accumulated_attention
 from analysis.model.losses import Scorer
 from analysis.selectors import Selection, SelectorInput, find_selector
 from analysis.verify import verify
@@ -268,7 +269,7 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
     choice = find_selector("h2o")(SelectorInput(scorer, contexts, 0, 6))
     words = np.zeros((len(targets), FAR), dtype=int)
     losses = KeptAs("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
-    scores = scorer.accumulated_attention(contexts, targets)
+    scores = accumulated_attention(scorer, contexts, targets)
     for column, k in enumerate((1, 3)):
         kept = np.empty((len(targets), 4, 2 + k), dtype=int)
         for place in np.ndindex(kept.shape[:-1]):

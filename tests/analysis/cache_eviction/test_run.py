@@ -384,7 +384,7 @@ def test_texts_of_one_group_are_enough_without_a_placebo():
 
 
 def test_a_model_that_cannot_share_far_keys_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(Scorer, "accumulated_attention", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(Seen, "accumulated_attention", lambda *_: pytest.fail("it was measured"))
     with refused("reads copies of far keys"):
         small((random_model("xglm"), small_measurement.model()[1]), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from analysis.contexts import NO_FAR
 from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.attention_to_far import last_attention
 from analysis.model.check import check_long_context
 from analysis.model.losses import Scorer
 from analysis.model.token_losses import TokenLosses
@@ -89,8 +90,9 @@ def test_attention_and_gradients_of_an_exported_model_are_those_of_ours(tmp_path
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").requires_grad_(False)
     ours = Scorer(OlmoAdapter(model.requires_grad_(False)))
     theirs, contexts = Scorer(TransformersAdapter(exported)), random_contexts(N, M)
-    for name, rounding in (("last_attention", 1e-6), ("presence_gradient", 1e-5), ("input_gradients", 1e-5)):
-        values = [getattr(scorer, name)(contexts, contexts.all_targets) for scorer in (ours, theirs)]
+    gradients = (Scorer.presence_gradient, 1e-5), (Scorer.input_gradients, 1e-5)
+    for values_of, rounding in ((last_attention, 1e-6), *gradients):
+        values = [values_of(scorer, contexts, contexts.all_targets) for scorer in (ours, theirs)]
         np.testing.assert_allclose(*values, atol=rounding)
 
 
@@ -120,7 +122,7 @@ def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
     targets = contexts.all_targets
     for values_of in (
         Scorer.presence_gradient,
-        Scorer.last_attention,
+        last_attention,
         Scorer.input_gradients,
         partial(Scorer.integrated_gradients, path=[(1.0, 1.0)]),
     ):
@@ -161,7 +163,7 @@ def test_losses_are_those_of_plain_passes_and_a_full_bias_drops_a_token(name):
         [[plain_loss(model, text, kept, target) for kept in subsets] for text, target in rows]
     )
     np.testing.assert_allclose(scorer.losses(contexts, without), expected, atol=1e-5, rtol=0)
-    attention = scorer.last_attention(contexts, contexts.all_targets)
+    attention = last_attention(scorer, contexts, contexts.all_targets)
     assert (attention >= 0).all() and (attention.sum(axis=1) <= 1 + 1e-5).all() and attention.max() > 0
     assert np.isfinite(scorer.input_gradients(contexts, contexts.all_targets)).all()
     try:

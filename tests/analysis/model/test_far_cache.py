@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.attention_to_far import accumulated_attention, attention_to_far, last_attention
 from analysis.model.check import check_long_context
 from analysis.model.far_attention import FarKeys, Scores, attend
 from analysis.model.losses import Scorer, long_and_short_losses
@@ -293,7 +294,7 @@ def test_parts_of_a_composite_model_keep_the_attention_that_the_user_gave_them()
     adapter.model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
     contexts = random_blocks(N, M, 1)
     far_cache.measures(Scorer(adapter), contexts, random_masks(3), ("loss",), contexts.all_targets)
-    Scorer(adapter).last_attention(contexts, contexts.all_targets)
+    last_attention(Scorer(adapter), contexts, contexts.all_targets)
     config = adapter.model.config
     parts = config, config.text_config, config.vision_config
     assert [part._attn_implementation for part in parts] == ["sdpa", "eager", "sdpa"]
@@ -319,9 +320,9 @@ def test_attention_of_near_tokens_behind_a_kept_far_context_is_that_of_a_pass_ov
     def attention_by(scorer, one):
         targets = one.all_targets
         return [
-            scorer.last_attention(one, targets),
-            scorer.attention_to_far(one, targets, of_last, B),
-            *(scorer.accumulated_attention(one, targets, window) for window in (1, 4, M, 100)),
+            last_attention(scorer, one, targets),
+            attention_to_far(scorer, one, targets, of_last, B),
+            *(accumulated_attention(scorer, one, targets, window) for window in (1, 4, M, 100)),
         ]
 
     for one in blocks:

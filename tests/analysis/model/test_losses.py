@@ -10,6 +10,7 @@ from scipy.special import roots_sh_legendre
 
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
+from analysis.model.attention_to_far import last_attention
 from analysis.model.losses import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.project import OlmoAdapter
@@ -116,9 +117,9 @@ def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_pe
 @pytest.mark.parametrize("name", EVERY)
 def test_attention_of_a_block_is_that_of_each_target(name):
     scorer, contexts = Scorer(tiny_adapter(name)), make_blocks()
-    together = scorer.last_attention(contexts, contexts.all_targets)
+    together = last_attention(scorer, contexts, contexts.all_targets)
     for row, (block, place) in enumerate(contexts.all_targets):
-        by_itself = scorer.last_attention(single_target(contexts, block, place), np.array([[0, 0]]))
+        by_itself = last_attention(scorer, single_target(contexts, block, place), np.array([[0, 0]]))
         np.testing.assert_allclose(together[row], by_itself[0], atol=1e-5)
 
 
