@@ -57,6 +57,12 @@ class FarKeys:
                 layers = [(keys[:, :, seen], values[:, :, seen]) for keys, values in layers]
         return cls(layers, visible, ids, near_ids)
 
+    def empty_weights(self, query: Tensor) -> Tensor | None:
+        """Room for the attention of queries (R, G, g, Q, D), (R, G, g, Q, P), where it is read."""
+        if self.read is None:
+            return None
+        return query.new_empty(*query.shape[:-1], len(self.ids), dtype=torch.float32)
+
     @property
     def has_presence(self) -> bool:
         """Whether keys have a presence, in place of being there or not."""
@@ -115,7 +121,7 @@ def attend(
     """
     if far.has_presence:
         return _attend_by_presence(query, key, value, near_mask, far, layer, how)
-    rows, heads, queries, dim = query.shape
+    rows, heads, queries, _ = query.shape
     groups = key.shape[1]
     query = (query * how.scale).unflatten(1, (groups, heads // groups))
     near = _near_scores(query, key, near_mask, how)
@@ -127,10 +133,9 @@ def attend(
 
     far_keys, far_values = far.layers[layer]
     beyond = far.beyond(how.window, queries)
+    bias = None if how.far_bias is None else how.far_bias[:, -queries:].unflatten(0, (groups, -1))
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
-    weights = (
-        None if far.read is None else query.new_empty(*query.shape[:-1], len(far.ids), dtype=torch.float32)
-    )
+    weights = far.empty_weights(query)
     by_row = heads // groups * queries * max(1, len(far.ids))
     size = max(1, SCORES_PER_SLICE[query.device.type] // by_row)
     for group in range(groups):
@@ -140,11 +145,7 @@ def attend(
             some = slice(start, start + size)
             of_near = near[some, group]
             top = highest[some, group]
-            queries_of = query[some, group]
-            scores = how.capped(product(queries_of.reshape(-1, dim), keys))
-            scores = scores.view(*of_near.shape[:-1], len(keys))  # (r, g, Q, P)
-            if how.far_bias is not None:
-                scores += how.far_bias[:, -queries:].unflatten(0, (groups, -1))[group]
+            scores = _far_scores(query[some, group], keys, None if bias is None else bias[group], how)
             if beyond is not None:
                 scores.masked_fill_(beyond, -torch.inf)
             row, column = far.hidden(layer, some, group)
@@ -168,6 +169,17 @@ def attend(
     if far.read is not None and weights is not None:
         far.read(weights.flatten(1, 2))
     return output.flatten(1, 2)
+
+
+def _far_scores(query: Tensor, keys: Tensor, bias: Tensor | None, how: Scores) -> Tensor:
+    """Scores of far keys (P, D) for scaled queries (r, g, Q, D) of one head of keys, (r, g, Q, P).
+
+    ``bias``: (g, Q, P).
+    """
+    scores = how.capped(product(query.reshape(-1, query.shape[-1]), keys)).view(*query.shape[:-1], len(keys))
+    if bias is not None:
+        scores += bias
+    return scores
 
 
 def _near_scores(query: Tensor, key: Tensor, near_mask: Tensor | None, how: Scores) -> Tensor:

@@ -46,6 +46,8 @@ from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StopRequest
 
 LOG_NAME = "sweep.log"
 SECONDS_BETWEEN_LOOKS = 0.2
+STOPPED = "stopped"
+"""What is printed of a cell that the same command goes on with."""
 
 
 class Cell(NamedTuple):
@@ -174,14 +176,8 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> int:
                     if code == 0 and not is_last and not stop.received:
                         running[cell] = _Running(_start(cell, number + 1, environment), number + 1)
                         continue
-                    if code == 0:
-                        end = "finished" if is_last else "stopped"
-                    elif code in (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1):
-                        end = "stopped"  # its run has saved, or ended before it listened to signals
-                    else:
-                        how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
-                        end = f"failed {how}: {last_line(cell.folder / LOG_NAME)}"
-                    if end != "stopped":
+                    end = _end_of(cell, code, is_last)
+                    if end != STOPPED:
                         codes.append(code)
                     print(f"[{len(codes)}/{len(cells)}] {cell.folder.name}: {end}", flush=True)
         finally:  # none goes on running, whatever happened here
@@ -197,6 +193,16 @@ class _Running(NamedTuple):
 
     process: subprocess.Popen[bytes]
     number: int
+
+
+def _end_of(cell: Cell, code: int, is_last: bool) -> str:
+    """In words, how a cell ended whose command, maybe its last, ended with this code."""
+    if code == 0:
+        return "finished" if is_last else STOPPED
+    if code in (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1):
+        return STOPPED  # its run has saved, or ended before it listened to signals
+    how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+    return f"failed {how}: {last_line(cell.folder / LOG_NAME)}"
 
 
 def _start(cell: Cell, number: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
