@@ -225,12 +225,14 @@ def _start(cell: Cell, number: int, environment: dict[str, str]) -> subprocess.P
 
 def _stop(running: Collection[_Running]) -> None:
     """Let cells save, and wait for them; where something breaks off the wait, such as a second Ctrl-C, kill them."""
-    _send(signal.SIGTERM, running)
     try:
+        _send(signal.SIGTERM, running)
         for cell in running:
             cell.process.wait()
     except BaseException:
         _send(signal.SIGKILL, running)
+        for cell in running:
+            cell.process.wait()
         raise
 
 
