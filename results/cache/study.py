@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -218,24 +217,51 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
     for cell, result in study.items():
         shorter = re.sub(r"-n(1024|4096)$", "-n256", cell)
         if shorter != cell and shorter in study:
-            recovery = comparisons.result_differences(result, study[shorter])
-            recovery = recovery[recovery["name"] == "recovery"]
-            tables.add(f"{cell} less N 256, recovery", recovery, across="far_context")
-            needed = comparisons.smallest_k_differences(result, study[shorter])
-            tables.add(f"{cell} less N 256, enough from k or fewer", needed, across="k")
-    for (model, name), kind in product(MODELS.items(), ("ladder", "nulls")):
-        cells = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)}
-        if not cells:
-            continue
-        together = of_all_texts(cells)
-        title = f"{name}, {kind} of {len(cells)} texts together"
-        recovery = numbers.recovery(together, selector=EXACT)
-        tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
-        if kind == "ladder":
-            tables.add(f"{title}, one way to keep less another", steps(together), across="k")
-        else:
-            tables.add(f"{title}, specificity", numbers.specificity(together, selector=EXACT), across="k")
-            tables.add(f"{title}, specificity, own less the others", own_less_others(together), across="k")
+            add_less_n256(tables, cell, result, study[shorter])
+    for model, name in MODELS.items():
+        of_kinds = {}
+        for kind in ("n256", "n1024", "n4096", "ladder", "nulls"):
+            cells = {
+                cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)
+            }
+            if cells:
+                of_kinds[kind] = of_all_texts(cells)
+                title = f"{name}, {kind} of {len(cells)} texts together"
+                add_together(tables, title, kind, of_kinds[kind])
+        for kind in ("n1024", "n4096"):
+            if kind in of_kinds and "n256" in of_kinds:
+                add_less_n256(tables, f"{name}, {kind}, texts together", of_kinds[kind], of_kinds["n256"])
+
+
+def add_less_n256(tables: Tables, title: str, longer: Result, shorter: Result) -> None:
+    """What more or less is recovered, and how many targets more or fewer have enough, than at N 256."""
+    recovery = comparisons.result_differences(longer, shorter)
+    recovery = recovery[recovery["name"] == "recovery"]
+    tables.add(f"{title} less N 256, recovery", recovery, across="far_context")
+    needed = comparisons.smallest_k_differences(longer, shorter)
+    tables.add(f"{title} less N 256, enough from k or fewer", needed, across="k")
+
+
+def add_together(tables: Tables, title: str, kind: str, together: Result) -> None:
+    """Numbers of one kind of cell, of all texts of a model at once."""
+    recovery = numbers.recovery(together)
+    if kind in ("ladder", "nulls"):
+        recovery = recovery[recovery["selector"] == EXACT]
+    recovery = recovery[recovery["selector"] != "best"]
+    tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
+    if kind == "ladder":
+        tables.add(f"{title}, one way to keep less another", steps(together), across="k")
+    elif kind == "nulls":
+        tables.add(f"{title}, specificity", numbers.specificity(together, selector=EXACT), across="k")
+        tables.add(f"{title}, specificity, own less the others", own_less_others(together), across="k")
+    else:
+        needed = comparisons.smallest_k(together)
+        needed = needed[needed["far_context"] == "true"]
+        tables.add(f"{title}, enough from k keys and values or fewer", needed, across="k")
+        others = [name for name in together.selectors if name != EXACT]
+        if others:
+            frame = comparisons.adjusted_differences({title: together}, COMPARED_AT, others)
+            tables.add(f"{title}, net, less that of", frame.drop(columns="p_holm"))
 
 
 STEPS = [

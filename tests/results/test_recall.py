@@ -62,8 +62,8 @@ class Solver:
 
 
 def settings_for(task, **changes):
-    given = {"length": 12, "planted": (3,), "samples": 8, "selectors": ("leave-one-out",)}
-    return RECALL.RecallSettings(**{**given, **changes}).for_task(task)
+    settings = {"length": 12, "planted": (3,), "samples": 8, "selectors": ("leave-one-out",)}
+    return RECALL.RecallSettings(**{**settings, **changes}).for_task(task)
 
 
 def left_out(loss, tokens, n_far):
