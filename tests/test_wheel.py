@@ -94,8 +94,10 @@ def test_an_installed_wheel_brings_its_configs_and_templates(run, olmo_sparsity,
     assert all((installed / name / "py.typed").is_file() for name in ("olmo_sparsity", "analysis"))
     shipped = installed / "olmo_sparsity" / "shipped"
     for name in ("configs", "slurm"):
-        ours = {path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()}
-        assert {path.relative_to(shipped) for path in (shipped / name).rglob("*") if path.is_file()} == ours
+        in_repository = {path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()}
+        assert {
+            path.relative_to(shipped) for path in (shipped / name).rglob("*") if path.is_file()
+        } == in_repository
     (tmp_path / "mine.yaml").write_text("base: configs/base.yaml\nseed: 7\n")
     assert "seed: 7" in olmo_sparsity("train", "mine.yaml", "--dry-run")
     grid = ("configs/synthetic/addition-small.yaml", "--grid", "seed=1", "--out", "out", "--dry-run")

@@ -113,8 +113,8 @@ def print_point(point: Point) -> None:
         for name, digits in shown.items()
     ]
     gains = ", ".join(nats(seed["gain"], 3) for seed in point.seeds)
-    how = " (cross-fit)" if point.crossfit else ""
-    print(f"{point.label}{how}, {point.parameters:,}: {'; '.join(seeds)}; gain {gains} nats")
+    suffix = " (cross-fit)" if point.crossfit else ""
+    print(f"{point.label}{suffix}, {point.parameters:,}: {'; '.join(seeds)}; gain {gains} nats")
     if not point.crossfit:
         losses = " | ".join(f"{row['to_tokens']}: {nats(row, 2)}" for row in point.losses)
         print(f"    {losses} | rise {nats(point.rise, 2)}")

@@ -69,9 +69,9 @@ def test_the_command_opens_the_model_as_it_was_opened(
         return open_transformers(path, name, dtype, attention)
 
     monkeypatch.setattr(open_model, "open_transformers", open_noted)
-    given = ("verify", tmp_path / "out", "--device", "cpu", "--targets", 20)
+    arguments = ("verify", tmp_path / "out", "--device", "cpu", "--targets", 20)
     named = ("--tokenizer", tmp_path / "tokenizer.json", "--attn-implementation", "eager")
-    code, printed = call_main(*given, *named)
+    code, printed = call_main(*arguments, *named)
     assert not code and ": verified" in printed
     assert attentions == ["eager"]
 

@@ -177,9 +177,9 @@ def test_damaged_shards_are_named(trained, tmp_path, damage):
     folder = tiny.in_shards(trained, tmp_path, 2)
     change(folder)
     for read in (load_model, weights_sha256):
-        for given in (tmp_path, folder):
+        for path in (tmp_path, folder):
             with refused(f"step00000002/.*{said}.*; copy it again; there is no earlier checkpoint"):
-                read(given)
+                read(path)
 
 
 def test_a_checkpoint_without_its_weights_is_still_one(trained, tmp_path):

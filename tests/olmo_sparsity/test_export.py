@@ -113,8 +113,8 @@ def test_ids_and_the_number_of_positions_are_written_down(tmp_path):
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert done["max_positions"] == exported.config.max_position_embeddings == 64  # PoSE's target length
-    for given in (exported.config, exported.generation_config):
-        assert (given.bos_token_id, given.eos_token_id, given.pad_token_id) == (0, 0, 1)
+    for config in (exported.config, exported.generation_config):
+        assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 0, 1)
     assert exported.get_output_embeddings().weight is exported.get_input_embeddings().weight
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
@@ -164,12 +164,12 @@ def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
 def test_nothing_is_exported_twice(tmp_path, run_here):
     source, _ = checkpoint(tmp_path)
     assert run_here("scripts/export_hf.py", source.parent, "--out", tmp_path / "hf").returncode == 0
-    for given, out, message in (
+    for path, out, message in (
         (source, tmp_path / "hf", "exists already; give another --out, or remove it"),
         (tmp_path / "hf", tmp_path / "again", "is a transformers directory already"),
     ):
         with refused(message):
-            export_checkpoint(given, out)
+            export_checkpoint(path, out)
 
 
 def test_bad_input_leaves_nothing(tmp_path):
@@ -190,8 +190,8 @@ def test_an_export_that_computes_something_else_leaves_nothing(tmp_path, monkeyp
     source, _ = checkpoint(tmp_path / "own")
     real = export_module.to_transformers
 
-    def broken(*given):
-        model = real(*given)
+    def broken(*arguments):
+        model = real(*arguments)
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight.neg_()
         return model

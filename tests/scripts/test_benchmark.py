@@ -43,8 +43,10 @@ def test_all_sides_compute_in_the_precision_of_the_run(monkeypatch, precision, i
     """Ours once computed in bf16 beside others in fp32."""
     sides = []
     for steps in ("plain_steps", "trainer_steps"):
-        monkeypatch.setattr(train, steps, lambda config, device, bf16, *_, **how: sides.append(bf16))
-    monkeypatch.setattr(train, "time_in_turn", lambda runners, *_, **how: {name: [1.0] for name in runners})
+        monkeypatch.setattr(train, steps, lambda config, device, bf16, *_, **options: sides.append(bf16))
+    monkeypatch.setattr(
+        train, "time_in_turn", lambda runners, *_, **options: {name: [1.0] for name in runners}
+    )
     tiny = ["--model.d_model=32", "--model.n_heads=2", "--model.n_layers=1", f"--precision={precision}"]
     row = train.run("configs/demo.yaml", tiny, rounds=1, steps=1)
     assert sides == 3 * [is_bf16] and row["precision"] == ("bf16" if is_bf16 else "fp32")
@@ -117,16 +119,16 @@ def test_a_part_that_fails_is_recorded_and_measured_again_and_the_others_stay(mo
     """Hours of a GPU are not lost to one part."""
     monkeypatch.setattr(gpu, "PARTS", PARTS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    given = {"data": None, "minutes": 1.0, "tiny": True, "agreement": False}
-    first = gpu.run(tmp_path, only=(), **given)["results"]
+    options = {"data": None, "minutes": 1.0, "tiny": True, "agreement": False}
+    first = gpu.run(tmp_path, only=(), **options)["results"]
     assert [row["failed"] for row in first.values()] == [False, True, True]
     kept = (tmp_path / "first.json").read_text()
     monkeypatch.setitem(PARTS, "first", gpu.Part("echo another"))
     monkeypatch.setitem(PARTS, "second", gpu.Part("echo done"))
-    again = gpu.run(tmp_path, only=("first", "second"), **given)["results"]
+    again = gpu.run(tmp_path, only=("first", "second"), **options)["results"]
     assert not again["second"]["failed"] and (tmp_path / "first.json").read_text() == kept
     with refused("measured with other --tiny or --data; give another --out"):
-        gpu.run(tmp_path, only=(), **{**given, "data": "runs/other"})
+        gpu.run(tmp_path, only=(), **{**options, "data": "runs/other"})
 
 
 def test_nothing_of_a_part_goes_on_after_ctrl_c(monkeypatch, tmp_path):

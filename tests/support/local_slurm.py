@@ -70,14 +70,14 @@ def wait_for_end(number: str, seconds: float = 120.0) -> dict[str, str]:
 
 def process_of(number: str, rank: int) -> int:
     """The id of the process of a job's training that has this rank."""
-    wanted = {f"SLURM_JOB_ID={number}", f"RANK={rank}"}
+    variables = {f"SLURM_JOB_ID={number}", f"RANK={rank}"}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
             is_python = "python" in (folder / "comm").read_text()
         except OSError:  # it has ended, or is another user's
             continue
-        if is_python and wanted <= set(environment):
+        if is_python and variables <= set(environment):
             return int(folder.name)
     raise AssertionError(f"job {number} has no process of rank {rank}")
 

@@ -66,8 +66,8 @@ def test_the_trap_is_real_and_avoided():
         for text in (tokens, other)
     ]
     assert torch.equal(*bare), "transformers no longer cuts attention at id jumps: say so in model/adapter.py"
-    ours = [model(text[:, KEPT], position_ids=ids).logits[:, -1] for text in (tokens, other)]
-    assert float((ours[0] - ours[1]).abs().max()) > 1e-2 * float(ours[0].abs().max())
+    logits = [model(text[:, KEPT], position_ids=ids).logits[:, -1] for text in (tokens, other)]
+    assert float((logits[0] - logits[1]).abs().max()) > 1e-2 * float(logits[0].abs().max())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,11 +88,11 @@ def test_attention_and_gradients_of_an_exported_model_are_those_of_ours(tmp_path
     source, model = tiny.checkpoint(tmp_path / "own")
     export_checkpoint(source.parent, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").requires_grad_(False)
-    ours = Scorer(OlmoAdapter(model.requires_grad_(False)))
-    theirs, contexts = Scorer(TransformersAdapter(exported)), random_contexts(N, M)
+    of_olmo = Scorer(OlmoAdapter(model.requires_grad_(False)))
+    of_transformers, contexts = Scorer(TransformersAdapter(exported)), random_contexts(N, M)
     gradients = (Scorer.presence_gradient, 1e-5), (Scorer.input_gradients, 1e-5)
     for values_of, rounding in ((last_attention, 1e-6), *gradients):
-        values = [values_of(scorer, contexts, contexts.all_targets) for scorer in (ours, theirs)]
+        values = [values_of(scorer, contexts, contexts.all_targets) for scorer in (of_olmo, of_transformers)]
         np.testing.assert_allclose(*values, atol=rounding)
 
 
@@ -111,14 +111,14 @@ def with_prefix_in_the_text(contexts):
 def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
     contexts, model = random_blocks(N, M, targets_per_block, count=3), tiny_adapter(name)
     wide = with_prefix_in_the_text(contexts)
-    ours, theirs = Scorer(with_prefix(model, PREFIX), tokens_per_batch=100), Scorer(model)
+    prefixed, plain = Scorer(with_prefix(model, PREFIX), tokens_per_batch=100), Scorer(model)
     columns = np.arange(FAR - 1)
     without = columns + (columns >= np.arange(FAR)[:, None])
     for far in (without, contexts.all_far, np.arange(FAR)[:, None], NO_FAR):
         kept = np.concatenate([np.broadcast_to(np.arange(P), (len(far), P)), far + P], axis=1)
         for names in (("loss",), ("kl",)):
-            expected = theirs.measures(wide, kept, names)
-            np.testing.assert_allclose(ours.measures(contexts, far, names), expected, atol=2e-5)
+            expected = plain.measures(wide, kept, names)
+            np.testing.assert_allclose(prefixed.measures(contexts, far, names), expected, atol=2e-5)
     targets = contexts.all_targets
     for values_of in (
         Scorer.presence_gradient,
@@ -126,8 +126,8 @@ def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
         Scorer.input_gradients,
         partial(Scorer.integrated_gradients, path=[(1.0, 1.0)]),
     ):
-        expected = values_of(theirs, wide, targets)[:, P:]
-        np.testing.assert_allclose(values_of(ours, contexts, targets), expected, atol=2e-5, rtol=1e-5)
+        expected = values_of(plain, wide, targets)[:, P:]
+        np.testing.assert_allclose(values_of(prefixed, contexts, targets), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_losses_of_last_tokens_are_behind_the_prefix_too():

@@ -110,11 +110,11 @@ def test_no_policy_sees_the_target_or_what_is_behind_it(name):
 
 @pytest.mark.parametrize("blind", [False, True])
 def test_both_commands_give_a_policy_no_target_and_nothing_behind_its_last_choice(monkeypatch, blind):
-    given = []
+    inputs = []
 
     class Recorder(type(find_policy("knorm"))):
         def scores(self, seen: Seen):
-            given.append((seen.contexts, seen.targets))
+            inputs.append((seen.contexts, seen.targets))
             return np.zeros((len(seen.targets), sum(seen.key_heads), seen.n_far))
 
     Recorder.blind = blind
@@ -125,17 +125,17 @@ def test_both_commands_give_a_policy_no_target_and_nothing_behind_its_last_choic
         small_measurement.model(), small_measurement.TEXTS, **shape, targets=24, tau_nats=2.0, ks=(1,),
         selectors=("recorder",), keep_as=("cache",),
     )  # fmt: skip
-    of_measure = given.copy()
-    given.clear()
+    of_measure = inputs.copy()
+    inputs.clear()
     eviction(
         small_measurement.model(), small_measurement.TEXTS, **shape, blocks=3, budgets=(0.5,),
         policies=("recorder",), references=(),
     )  # fmt: skip
-    assert of_measure and given
+    assert of_measure and inputs
     texts = small_measurement.small_tokens()
     targets = measured.targets.set_index("target_id")
     is_cut = False
-    for contexts, choices in of_measure + given:
+    for contexts, choices in of_measure + inputs:
         assert (contexts.targets == -1).all()
         if blind:
             assert contexts.tokens.shape[1] == FAR

@@ -89,10 +89,10 @@ def test_numbers_by_hand(monkeypatch):
     """Two texts of three targets each; alpha = beta = 2, which the last of each text only just reach."""
     long = np.array([[0.5, 1.0, 1.0], [1.5, 4.0, 2.0]])
     short = np.array([[3.5, 3.5, 3.0], [4.5, 6.0, 9.0]])  # key: two of the first text, one of the second
-    monkeypatch.setattr(longppl, "target_losses", lambda *given: (long, short))
+    monkeypatch.setattr(longppl, "target_losses", lambda *arguments: (long, short))
     segments = Segments(np.zeros((2, N)), np.arange(2), np.zeros(2), 0, np.ones((2, N), dtype=bool))
     probe = replace(PROBE, alpha_nats=2.0, beta_nats=2.0)
-    rows = probe.measure_model(None, segments, lambda *given: nullcontext()).assign(number=0)
+    rows = probe.measure_model(None, segments, lambda *arguments: nullcontext()).assign(number=0)
     numbers = by_name(probe.numbers(rows, ["a"])["numbers"])
     assert numbers["key_tokens"] == within(3, 2, 4)
     assert numbers["longppl"] == within(math.exp(1), math.exp(0.75), math.exp(1.5))

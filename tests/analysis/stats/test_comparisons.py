@@ -439,8 +439,8 @@ def test_results_on_other_targets_share_the_groups_that_have_one_name() -> None:
     def difference(of_first: Statistic, of_second: Statistic) -> Statistic:
         def statistic(rows: Sequence[int]) -> float:
             mine = [row for row in rows if row < 300]
-            theirs = [row - 300 for row in rows if row >= 300]
-            return of_first(mine) - of_second(theirs)
+            rows_of_second = [row - 300 for row in rows if row >= 300]
+            return of_first(mine) - of_second(rows_of_second)
 
         return statistic
 
@@ -476,8 +476,8 @@ def test_the_smallest_k_of_two_results_shares_their_groups() -> None:
 
     def difference(rows: Sequence[int]) -> float:
         mine = [row for row in rows if row < 300]
-        theirs = [row - 300 for row in rows if row >= 300]
-        return shares[0](mine) - shares[1](theirs)
+        rows_of_second = [row - 300 for row in rows if row >= 300]
+        return shares[0](mine) - shares[1](rows_of_second)
 
     groups = [*first.targets["group"], *second.targets["group"]]
     assert_jackknife(row_of(frame, name="nine_tenths", k=4), difference, groups)
@@ -496,8 +496,8 @@ def test_texts_of_other_files_are_other_texts() -> None:
 
     def difference(rows: Sequence[int]) -> float:
         mine = [row for row in rows if row < 400]
-        theirs = [row - 400 for row in rows if row >= 400]
-        return float(gains[0][mine].mean() - gains[1][theirs].mean())
+        rows_of_second = [row - 400 for row in rows if row >= 400]
+        return float(gains[0][mine].mean() - gains[1][rows_of_second].mean())
 
     assert_jackknife(row, difference, texts)
     paired = row_of(of_one_file, name="gain_nats")

@@ -113,9 +113,9 @@ def test_the_command_reads_the_first_n_tokens_or_all(
 ) -> None:
     saved(tmp_path / "model")
     (tmp_path / "a.txt").write_text(TEXT)
-    given = (tmp_path / "model", "--text", tmp_path / "a.txt", "--n-long", N, "--n-short", M)
+    arguments = (tmp_path / "model", "--text", tmp_path / "a.txt", "--n-long", N, "--n-short", M)
     for options, extent in (((), "20 tokens (the first of 50)"), (("--whole",), "50 tokens")):
-        code, printed = call_main("xray", *given, "--out", tmp_path / "out", *options)
+        code, printed = call_main("xray", *arguments, "--out", tmp_path / "out", *options)
         assert not code and f"of {extent} gain more" in printed
         assert InfluenceMap.load(tmp_path / "out").extent == extent
         assert {path.name for path in (tmp_path / "out").iterdir()} == {

@@ -45,13 +45,13 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     before = path.stat().st_mtime_ns
     assert "is there already" in script(tmp_path / "run", *options)
     assert path.stat().st_mtime_ns == before
-    how = {"samples": 6, "seed": 0}
-    assert record_is_of(path, folder, task, cells, **how)
-    assert not record_is_of(path, folder, task, cells[:1], **how)
-    assert not record_is_of(path, folder, replace(task, train_length=(4, 5)), cells, **how)
+    settings = {"samples": 6, "seed": 0}
+    assert record_is_of(path, folder, task, cells, **settings)
+    assert not record_is_of(path, folder, task, cells[:1], **settings)
+    assert not record_is_of(path, folder, replace(task, train_length=(4, 5)), cells, **settings)
     assert not record_is_of(path, folder, task, cells, samples=5, seed=0)
     assert not record_is_of(path, folder, task, cells, samples=6, seed=1)
-    assert not record_is_of(path, save(config, step=2, seed=9), task, cells, **how)
+    assert not record_is_of(path, save(config, step=2, seed=9), task, cells, **settings)
     script(folder, *options, "--seed", 1, "--out", tmp_path / "other")
     assert json.loads((tmp_path / "other" / "exact_match.json").read_text())["evaluation_seed"] == 1
 

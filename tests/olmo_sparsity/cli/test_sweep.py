@@ -215,8 +215,8 @@ def test_two_real_cells_are_trained_and_left_out_when_finished(sweep_here, tmp_p
     command = "config.yaml --grid seed=1,2 --out out --jobs 2"
     code, printed = sweep_here(command)
     assert code == 0, printed
-    ours, plain = (load_file(f"{run}/step00000004/model.safetensors") for run in ("out/seed=2", "plain"))
-    assert all(tensor.equal(plain[name]) for name, tensor in ours.items())
+    swept, plain = (load_file(f"{run}/step00000004/model.safetensors") for run in ("out/seed=2", "plain"))
+    assert all(tensor.equal(plain[name]) for name, tensor in swept.items())
     assert "resuming from out/seed=2/step00000002" in Path("out/seed=2/sweep.log").read_text()
     logs = [Path(f"out/seed={seed}/sweep.log").read_bytes() for seed in (1, 2)]
     assert sweep_here(command) == (0, "2 of 2 cells are finished already\n")

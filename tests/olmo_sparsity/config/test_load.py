@@ -39,8 +39,8 @@ def as_legacy(text: str) -> str:
 
 def only_olmo(config: Config) -> dict[str, Any]:
     """``config`` as a dictionary, without the fields that OLMo does not have."""
-    ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
-    values = config.asdict(exclude=ours)
+    added = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
+    values = config.asdict(exclude=added)
     for item in {item.name for item in fields(ModelConfig)} - {item.name for item in fields(OLMoModelConfig)}:
         del values["model"][item]
     del values["data"]["skip_steps"]

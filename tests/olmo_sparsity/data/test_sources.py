@@ -179,9 +179,9 @@ def test_the_same_rows_make_the_same_corpus_from_every_kind_of_file(tmp_path):
         write_packed(path, content.encode(changes.get("encoding", "utf-8")))
         settings = {"files": (str(path),), "heldout_fraction": 0.3, **changes}
         manifest = prepare(text_settings(**settings), tmp_path / str(number), workers=1)
-        given = {key: value for key, value in changes.items() if key != "files"}
-        given = {key: "iso8859-1" if key == "encoding" else value for key, value in given.items()}
-        assert manifest.settings.items() >= given.items()
+        options = {key: value for key, value in changes.items() if key != "files"}
+        options = {key: "iso8859-1" if key == "encoding" else value for key, value in options.items()}
+        assert manifest.settings.items() >= options.items()
         assert ("text_field" in manifest.settings, "encoding" in manifest.settings) == (
             "text_field" in changes,
             "encoding" in changes,

@@ -90,13 +90,13 @@ def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path
     plain = tiny_task.config(tmp_path, "global_train_batch_size=400")
     config = tiny_task.config(tmp_path, "global_train_batch_size=400", "positions.coupled_share=0.25")
     batch, whole = (next(open_training_data(config_of_run).batches(0)) for config_of_run in (config, plain))
-    given = (batch.id_labels != -100).any(dim=1)
-    assert 70 < int(given.sum()) < 130
-    assert torch.equal(batch.position_ids[given], whole.position_ids[given])
-    assert torch.equal(batch.id_labels[given], whole.id_labels[given])
+    has_id = (batch.id_labels != -100).any(dim=1)
+    assert 70 < int(has_id.sum()) < 130
+    assert torch.equal(batch.position_ids[has_id], whole.position_ids[has_id])
+    assert torch.equal(batch.id_labels[has_id], whole.id_labels[has_id])
     assert torch.equal(batch.labels, whole.labels)
     starts = set()
-    for ids, mask in zip(batch.position_ids[~given], batch.loss_mask[~given], strict=True):
+    for ids, mask in zip(batch.position_ids[~has_id], batch.loss_mask[~has_id], strict=True):
         length = int(mask.nonzero().max()) + 2  # the last place whose next token counts, that token
         start = int(ids[0])
         assert ids.tolist() == [*range(start, start + length)] + [0] * (13 - length)

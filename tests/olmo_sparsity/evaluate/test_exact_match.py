@@ -116,8 +116,8 @@ def measured_slowly(model, task, positions, samples, seed):
         then = (
             [0] * further if model.options.scheme == "coupled" else range(ids[-1] + 1, ids[-1] + 1 + further)
         )
-        given = [None] * (len(tokens) - start + further) if predicts else [*ids[start:], *then]
-        answer = answer_slowly(model, tokens[:start], ids[:start], given, task.end_id)
+        predicted_ids = [None] * (len(tokens) - start + further) if predicts else [*ids[start:], *then]
+        answer = answer_slowly(model, tokens[:start], ids[:start], predicted_ids, task.end_id)
         answered_ids = answer[1] if predicts else None
         sort = first_error(answer[0], answered_ids, tokens[start:], ids[start:], task.end_id)
         forced = list(forced_slowly(model, tokens, ids, start))
@@ -228,8 +228,8 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
     model = build_model(config).eval()
     row = open_evaluation(config).run(model, lambda tensor: tensor)
     cells = [(length, 3 if task == "sparse_parity" else None) for length in (10, 20, 24)]
-    given = as_predictor(model), make_task(task, parameters), task_positions(config)
-    expected = measure_exact_match(*given, cells, samples=7, seed=4)
+    arguments = as_predictor(model), make_task(task, parameters), task_positions(config)
+    expected = measure_exact_match(*arguments, cells, samples=7, seed=4)
     assert row.keys() == {"exact_match"}
     measured = [LengthResult(**values) for values in row["exact_match"]]
     assert all(alike(one, other) for one, other in zip(measured, expected, strict=True))

@@ -22,8 +22,20 @@ def kinds():
     for path in sorted(CONFIGS.rglob("*.yaml")):
         config = load_config(path, TINY, warn=False)
         model = config.model
-        how = (model.family, model.attention, model.rope, model.alibi, model.nope, model.nope_layer_interval)
-        kind = (*how, model.weight_tying, config.positions.scheme, config.positions.second_table_size is None)
+        encoding = (
+            model.family,
+            model.attention,
+            model.rope,
+            model.alibi,
+            model.nope,
+            model.nope_layer_interval,
+        )
+        kind = (
+            *encoding,
+            model.weight_tying,
+            config.positions.scheme,
+            config.positions.second_table_size is None,
+        )
         configs.setdefault(kind, (str(path.relative_to(CONFIGS)), config))
     return dict(configs.values())
 

@@ -21,7 +21,7 @@ def large_weights() -> PositionedNeoX:
     return model
 
 
-def transformers_own(ours: PositionedNeoX):
+def transformers_own(positioned: PositionedNeoX):
     """GPT-NeoX as a user of transformers would configure it, with the same weights."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -35,7 +35,7 @@ def transformers_own(ours: PositionedNeoX):
         attn_implementation="eager",
     )
     model = GPTNeoXForCausalLM(config).eval()
-    model.load_state_dict(ours.model.state_dict())
+    model.load_state_dict(positioned.model.state_dict())
     return model
 
 
@@ -48,17 +48,17 @@ def jumping_and_repeating(ids):
 
 def test_logits_are_those_of_transformers_across_ids_that_jump_or_repeat_too():
     """Against plain attention under a causal mask that is spelled out, which nothing can reinterpret."""
-    ours, ids = large_weights(), tokens()
+    positioned, ids = large_weights(), tokens()
     jumping, contiguous = jumping_and_repeating(ids), torch.arange(20).expand(3, -1)
     causal = torch.full((20, 20), torch.finfo(torch.float32).min).triu(diagonal=1).expand(3, 1, 20, 20)
-    spelled_out = transformers_own(ours)
-    for given, position_ids in ((jumping, jumping), (contiguous, contiguous), (None, contiguous)):
+    spelled_out = transformers_own(positioned)
+    for passed_ids, position_ids in ((jumping, jumping), (contiguous, contiguous), (None, contiguous)):
         expected = spelled_out(ids, position_ids=position_ids, attention_mask=causal).logits
-        result = ours(ids, given).logits
+        result = positioned(ids, passed_ids).logits
         torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
-    result, changed = ours(ids, jumping).logits, ids.clone()
+    result, changed = positioned(ids, jumping).logits, ids.clone()
     changed[:, 0] += 1 - 2 * (changed[:, 0] == 49).long()
-    assert ((ours(changed, jumping).logits - result)[:, -1].abs().amax(dim=-1) > 1e-3).all()
+    assert ((positioned(changed, jumping).logits - result)[:, -1].abs().amax(dim=-1) > 1e-3).all()
 
 
 def test_a_cache_of_keys_gives_the_same_logits():
@@ -66,9 +66,9 @@ def test_a_cache_of_keys_gives_the_same_logits():
     position_ids = jumping_and_repeating(ids)
     whole = model(ids, position_ids).logits
     # with the ids of cached tokens, as OLMo wants them, or without
-    for given in (position_ids, position_ids[:, 12:]):
+    for passed_ids in (position_ids, position_ids[:, 12:]):
         start = model(ids[:, :12], position_ids[:, :12], use_cache=True)
-        rest = model(ids[:, 12:], given, past_key_values=start.attn_key_values).logits
+        rest = model(ids[:, 12:], passed_ids, past_key_values=start.attn_key_values).logits
         torch.testing.assert_close(rest, whole[:, 12:], atol=2e-5, rtol=1e-4)
     start = model(ids[:, :12], use_cache=True)
     rest = model(ids[:, 12:], past_key_values=start.attn_key_values).logits

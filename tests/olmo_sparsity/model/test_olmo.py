@@ -21,11 +21,11 @@ SHAPES = {
 }
 
 
-def unmodified(ours):
+def unmodified(positioned):
     """OLMo itself with the same weights."""
-    values = {field.name: getattr(ours.config, field.name) for field in fields(OLMoModelConfig)}
+    values = {field.name: getattr(positioned.config, field.name) for field in fields(OLMoModelConfig)}
     olmo = OLMo(OLMoModelConfig(**values)).eval()
-    olmo.load_state_dict(ours.state_dict())
+    olmo.load_state_dict(positioned.state_dict())
     return olmo
 
 
@@ -36,24 +36,26 @@ def contiguous(ids):
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "learned"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_contiguous_ids_give_the_logits_of_olmo(encoding, shape):
-    ours = tiny.model(**tiny.ENCODINGS[encoding], **SHAPES[shape])
+    positioned = tiny.model(**tiny.ENCODINGS[encoding], **SHAPES[shape])
     ids = tokens()
-    expected = unmodified(ours)(ids).logits
-    torch.testing.assert_close(ours(ids, position_ids=contiguous(ids)).logits, expected, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(ours(ids).logits, expected, atol=2e-5, rtol=1e-5)
+    expected = unmodified(positioned)(ids).logits
+    torch.testing.assert_close(
+        positioned(ids, position_ids=contiguous(ids)).logits, expected, atol=2e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(positioned(ids).logits, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", list(ActivationCheckpointingStrategy))
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_activation_checkpointing_gives_the_gradients_of_olmo(strategy, group_size):
-    ours = tiny.model(block_group_size=group_size)
-    olmo = unmodified(ours)
-    ours.set_activation_checkpointing(strategy)
+    positioned = tiny.model(block_group_size=group_size)
+    olmo = unmodified(positioned)
+    positioned.set_activation_checkpointing(strategy)
     ids = tokens()
-    for model, options in ((ours.train(), {"position_ids": contiguous(ids)}), (olmo.train(), {})):
+    for model, options in ((positioned.train(), {"position_ids": contiguous(ids)}), (olmo.train(), {})):
         F.cross_entropy(model(ids, **options).logits.flatten(0, 1), ids.flatten()).backward()
     expected = dict(olmo.named_parameters())
-    for name, parameter in ours.named_parameters():
+    for name, parameter in positioned.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-6, rtol=1e-4)
 
 
@@ -71,8 +73,8 @@ def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
         (first + 2 * second).backward()
         return [parameter.grad for parameter in model.parameters()]
 
-    for ours, expected in zip(gradients(True), gradients(False), strict=True):
-        torch.testing.assert_close(ours, expected)
+    for gradient, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(

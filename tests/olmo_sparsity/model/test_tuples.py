@@ -46,8 +46,8 @@ def plain_sum(model: TupleAttention, tokens: list[int], ids: list[int]) -> list[
             place = place * NUM_IDS + of_ids[-1]
         weight = math.exp(float(model.content.weight[code, 0] + model.positions.weight[place, 0]))
         total += weight
-        given = model.values.weight[code].softmax(dim=0)
-        sums = [before + weight * float(p) for before, p in zip(sums, given, strict=True)]
+        probabilities = model.values.weight[code].softmax(dim=0)
+        sums = [before + weight * float(p) for before, p in zip(sums, probabilities, strict=True)]
     return [of_symbol / total for of_symbol in sums] if total else [1 / VOCABULARY] * VOCABULARY
 
 

@@ -132,9 +132,9 @@ def test_the_shipped_files_are_accepted_and_a_job_from_here_may_still_use_gpus(t
 
 def test_a_dry_run_and_a_run_refuse_alike(tmp_path, call_main):
     tiny.train_config(tmp_path)
-    for how in ((), ("--dry-run",)):
+    for options in ((), ("--dry-run",)):
         with refused("model: n layers must be divisible"):
-            call_main("train", tmp_path / "config.yaml", "--model.block_group_size=5", *how)
+            call_main("train", tmp_path / "config.yaml", "--model.block_group_size=5", *options)
     assert not (tmp_path / "run").exists()
     _, printed = call_main("train", tmp_path / "config.yaml", "--dry-run")
     assert "tokens per step   4 windows x 32 tokens = 128" in printed

@@ -90,9 +90,9 @@ def test_two_processes_have_the_losses_of_one(folder, alone, stage, tmp_path):
 
     And nothing is compiled: DeepSpeed's extension took a minute, and a killed compiler's lock had every run wait.
     """
-    how = {"launched": stage in (None, 3), "environment": {"TORCH_EXTENSIONS_DIR": str(tmp_path)}}
+    launch_options = {"launched": stage in (None, 3), "environment": {"TORCH_EXTENSIONS_DIR": str(tmp_path)}}
     one_by_one = "--device_train_microbatch_size=1"
-    assert_same(run(2, folder, f"zero{stage}", one_by_one, stage=stage, **how), alone)
+    assert_same(run(2, folder, f"zero{stage}", one_by_one, stage=stage, **launch_options), alone)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,13 +235,13 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
     assert_same(run(4, folder, "mixed", "--resume", stage=1), alone)
     last = checkpoints(folder / "mixed")[-1]
     for kind in ("model", "optimizer"):
-        theirs = load_file(checkpoints(folder / "alone")[-1] / f"{kind}.safetensors")
+        whole = load_file(checkpoints(folder / "alone")[-1] / f"{kind}.safetensors")
         shards = [load_file(last / f"{kind}-{number:05d}-of-00004.safetensors") for number in (1, 2, 3, 4)]
-        ours = {name: tensor for shard in shards for name, tensor in shard.items()}
-        assert sum(map(len, shards)) == len(ours)
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
+        sharded = {name: tensor for shard in shards for name, tensor in shard.items()}
+        assert sum(map(len, shards)) == len(sharded)
+        assert sharded.keys() == whole.keys()
+        for name, tensor in sharded.items():
+            assert (tensor.float() - whole[name].float()).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], signal.SIGTERM))

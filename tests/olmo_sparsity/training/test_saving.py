@@ -272,8 +272,8 @@ def test_each_of_two_processes_writes_its_share(folder, tmp_path, stage):
         expected = load_file(tmp_path / "alone" / "step00000004" / f"{kind}.safetensors")
         first, second = (load_file(last / name) for name in SHARDS if name.startswith(kind))
         assert not first.keys() & second.keys()
-        assert (ours := first | second).keys() == expected.keys()
-        assert all((ours[name].float() - expected[name].float()).abs().max() < 1e-5 for name in ours)
+        assert (saved := first | second).keys() == expected.keys()
+        assert all((saved[name].float() - expected[name].float()).abs().max() < 1e-5 for name in saved)
         sizes = [sum(tensor.nbytes for tensor in shard.values()) for shard in (first, second)]
         assert max(sizes) < 0.6 * sum(sizes)
 
@@ -333,11 +333,11 @@ def test_kills_lose_the_checkpoint_that_is_being_written_and_nothing_else(folder
         process = start(folder, path, *long, stop, *more)
         assert end(process) and process.returncode == 0
     assert not leftovers(run)
-    ours, expected = (
+    saved, expected = (
         [(row["step"], row["loss_nats"]) for row in read_metrics(path / "metrics.jsonl")]
         for path in (run, tmp_path / "undisturbed")
     )
-    assert ours == expected
+    assert saved == expected
     for name in SHARDS:
         one, other = (checkpoints(path)[-1] / name for path in (run, tmp_path / "undisturbed"))
         assert one.read_bytes() == other.read_bytes()

@@ -101,8 +101,8 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
     mean = sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)
     assert step == pytest.approx({"loss_nats": float(worst), "mean_loss_nats": mean}, abs=1e-5)
     worst.backward()
-    for ours, theirs in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+    for parameter, expected in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):

@@ -170,8 +170,8 @@ def test_accelerates_environment_changes_nothing(tmp_path, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(f"ACCELERATE_{name}", value)
     train(replace(config, save_folder=str(tmp_path / "again")))
-    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
-    assert [row["grad_norm"] for row in ours] == [row["grad_norm"] for row in theirs]
+    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
+    assert [row["grad_norm"] for row in first] == [row["grad_norm"] for row in second]
 
 
 def test_a_run_that_is_to_stop_saves_before_it_evaluates(tmp_path, monkeypatch):

@@ -67,9 +67,9 @@ def test_arguments_are_made_from_the_fields_of_settings():
     parser.add_argument("source")
     add_arguments(parser, Settings)
     assert settings_from(Settings, parser.parse_args(["a"])) == Settings("a")
-    given = "a --files b c --tau -1e-3 --k 4,1 --limit 3 --device cpu --bf16 --no-title"
+    line = "a --files b c --tau -1e-3 --k 4,1 --limit 3 --device cpu --bf16 --no-title"
     expected = Settings("a", ("b", "c"), -1e-3, (1, 4), "cpu", 3, True, 0, False)
-    assert settings_from(Settings, parser.parse_args(given.split())) == expected
+    assert settings_from(Settings, parser.parse_args(line.split())) == expected
     # it may be a field of a config
     assert parser.parse_known_args(["a", "--lim", "1"])[1] == ["--lim", "1"]
     for wrong in (["a", "--k", "0"], ["a", "--limit", "-1"]):
