@@ -95,19 +95,41 @@ class SelectorInput:
         """One of `analysis.model.losses.MEASURES` of subsets as in `losses`, (m, C)."""
         return self._measures((measure,), far)[..., 0]
 
-    def evaluate_shared(self, base: str, measure: str, far: np.ndarray) -> np.ndarray:
-        """`evaluate` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
+    def evaluate_shared(
+        self, base: str, measure: str, subsets_of: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """`evaluate` of one subset for each candidate, those of the selector ``base``, (m, C).
+
+        What is proposed to a screened form has the same subsets in the form that is not screened. Where that runs, too,
+        or its passes are known, they are not made again.
+
+        Args:
+            subsets_of: from candidates, (C,) or (m, C) columns, to subsets as in `losses`.
+        """
         of_base = SelectorName(base, ranked_in=self.ranked_in, screen=self.screen)
+        of_all = replace(of_base, screen=None)
+        if self.screen is not None and ((of_all, measure) in self.shared or self._measures_of(of_all)):
+            values = replace(self, columns=None, screen=None).evaluate_shared(base, measure, subsets_of)
+            return np.take_along_axis(values, self.candidates - len(self.sinks), axis=1)
         if (of_base, measure) not in self.shared:
-            needed = {measure}
-            for form, (_, of_form) in FORMS.items():
-                if replace(of_base, base=base + form) in self.names:
-                    needed.add(of_form)
+            needed = {measure} | self._measures_of(of_base)
+            if self.screen is None:  # what is screened reads its measures off these passes, too
+                for name in self.names:
+                    needed |= self._measures_of(replace(of_base, screen=name.screen))
             measures = sorted(needed)
-            values = self._measures(measures, far)
-            for column, name in enumerate(measures):
-                self.shared[of_base, name] = values[..., column]
+            candidates = self.all_candidates if self.columns is None else self.columns
+            values = self._measures(measures, subsets_of(candidates))
+            for column, of_column in enumerate(measures):
+                self.shared[of_base, of_column] = values[..., column]
         return self.shared[of_base, measure]
+
+    def _measures_of(self, of_base: SelectorName) -> set[str]:
+        """The measures of those `FORMS` of a selector that are among ``names``."""
+        return {
+            measure
+            for form, (_, measure) in FORMS.items()
+            if replace(of_base, base=of_base.base + form) in self.names
+        }
 
     def _measures(self, names: Sequence[str], far: np.ndarray) -> np.ndarray:
         """Measures of subsets as in `losses`, (m, C, number of names)."""

@@ -25,10 +25,12 @@ def leave_one_out(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
 
     Of another measure the same: a divergence from p_long is 0 given C_long.
     """
-    left_out = inputs.all_candidates if inputs.columns is None else inputs.columns
-    columns = np.arange(inputs.contexts.n_far - 1, dtype=np.int32)
-    far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
-    without = inputs.evaluate_shared("leave-one-out", measure, far)
+
+    def without_each(left_out: np.ndarray) -> np.ndarray:
+        columns = np.arange(inputs.contexts.n_far - 1, dtype=np.int32)
+        return columns + (columns >= left_out[..., None])
+
+    without = inputs.evaluate_shared("leave-one-out", measure, without_each)
     return without - inputs.evaluate(measure, inputs.contexts.all_far)
 
 
@@ -38,8 +40,11 @@ def leave_one_in(inputs: SelectorInput, measure: str = "loss") -> np.ndarray:
 
     Where tokens are ranked with sinks, both are given these too.
     """
-    added = inputs.all_candidates if inputs.columns is None else inputs.columns
-    beside = inputs.evaluate_shared("leave-one-in", measure, inputs.with_sinks(added[..., None]))
+
+    def with_each(added: np.ndarray) -> np.ndarray:
+        return inputs.with_sinks(added[..., None])
+
+    beside = inputs.evaluate_shared("leave-one-in", measure, with_each)
     return inputs.evaluate(measure, inputs.with_sinks(NO_FAR)) - beside
 
 

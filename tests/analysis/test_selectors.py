@@ -264,6 +264,31 @@ def test_forms_of_one_selector_together_choose_what_they_choose_alone(model):
             np.testing.assert_allclose(together.influence, alone.influence, atol=1e-6)
 
 
+@pytest.mark.parametrize("level", ["", "/cache:1"])
+@pytest.mark.parametrize("screened_first", [False, True])
+def test_a_screened_form_reads_nothing_that_the_whole_one_reads(model, level, screened_first):
+    """Only L_long again, and whichever of the two runs first; by another measure, too, off the same passes."""
+    contexts, targets = random_blocks(N, M, B), np.array([[0, 0], [0, 3], [1, 2]])
+    names = (f"leave-one-out-kl{level}", f"leave-one-out{level}@random:6")
+    read = []
+    scorer = Scorer(model)
+    scorer.on_read = read.append
+
+    def chosen(*run):
+        read.clear()
+        inputs = SelectorInput(scorer, contexts, 0, 4, targets, names=tuple(map(SelectorName.parse, run)))
+        selections = {name: find_selector(name)(inputs) for name in run}
+        return selections, sum(read)
+
+    whole, tokens = chosen(names[0])
+    alone, tokens_alone = chosen(names[1])
+    together, tokens_together = chosen(*(names[::-1] if screened_first else names))
+    for name, expected in (whole | alone).items():
+        np.testing.assert_array_equal(together[name].columns, expected.columns)
+        np.testing.assert_allclose(together[name].influence, expected.influence, atol=1e-6)
+    assert tokens < tokens_together < tokens + 0.5 * tokens_alone
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
