@@ -57,7 +57,8 @@ def screened(exact: Selector, screen: Screen) -> Selector:
     """The choice of ``exact`` among the m tokens that the proposer puts first.
 
     For a target alone in its block it costs what the proposer costs and m / F of what the exact selector costs. Targets
-    of a block are offered tokens of their own, and share no passes.
+    of a block are offered tokens of their own, and share no passes. Where the exact selector runs, too, and compares
+    subsets, these are among its subsets and are not read again.
     """
     proposer = selector_of(screen.proposer)
 
