@@ -12,10 +12,9 @@ models, each the mean of its seeds; the interval resamples models and, of each, 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,14 @@ import pandas as pd
 
 from analysis import Result, load_study
 from analysis.faithfulness import row_spearman
-from analysis.older_records import renamed_frames
+from analysis.figures.style import bar_lengths
+from analysis.probes.length import OF_LENGTH, RISE, LossByPosition
+from analysis.probes.needle import Needles
 from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
 from analysis.study_options import study_parser
+from olmo_sparsity.util.files import read_json
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
@@ -38,6 +40,10 @@ RELATED = ("net", "suffice", "over_tau", "use", "change", "needles", "entropy")
 NO_ROPE = ("FoX", "NoPE", "DroPE", "ALiBi")
 LEAST_MODELS = 4
 """A correlation is of so many models at least."""
+NUMBERS = [*INTERVAL, *OF_RUNS]
+INSIDE = {"gain_nats": "gain", "share_over_tau": "over_tau", "net": "net", "reached": "suffice"}
+BEYOND = {"gain_nats": "use", "absolute_gain_nats": "change"}
+"""What numbers of results are called here, in their order: given 128 tokens, and given 512."""
 Row = Mapping[str, Any]
 
 
@@ -54,72 +60,59 @@ class Model:
     cells: list[str] = field(default_factory=list)
     seeds: list[Model] = field(default_factory=list)
 
+    def text(self, name: str, **options: Any) -> str:
+        """A number with its interval, as `interval_text` has it; a dash for what was not measured."""
+        return interval_text(self.numbers[name], **options) if name in self.numbers else "–"
 
-def read(path: Path) -> dict[str, Any]:
-    """A result file of `olmo-sparsity length` or `needle`; empty where it is missing."""
-    return json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
+
+def named(frame: pd.DataFrame, names: Mapping[str, str]) -> dict[str, Row]:
+    """Some numbers of a frame, under other names, in their order."""
+    rows = frame.set_index("name").filter(NUMBERS).to_dict("index")
+    return {name: rows[of_frame] for of_frame, name in names.items()}
 
 
 def numbers_of(inside: Result, beyond: Result) -> dict[str, Row]:
     """Intervals of one model, or of one seed of it."""
-    of_all = {row["name"]: row for row in shares(inside).to_dict("records")}
-    [net] = recovery(inside, selector=SELECTOR, far_context="net", k=K).to_dict("records")
+    net = recovery(inside, selector=SELECTOR, far_context="net", k=K).assign(name="net")
     needed = tokens_needed(inside, selector=SELECTOR, far_context="true", k=K)
-    [suffice] = needed[needed["name"] == "reached"].to_dict("records")
-    further = {row["name"]: row for row in shares(beyond).to_dict("records")}
-    return {
-        "gain": of_all["gain_nats"],
-        "over_tau": of_all["share_over_tau"],
-        "net": net,
-        "suffice": suffice,
-        "use": further["gain_nats"],
-        "change": further["absolute_gain_nats"],
-    }
+    return named(pd.concat([shares(inside), net, needed]), INSIDE) | named(shares(beyond), BEYOND)
 
 
-def by_position(rows: Sequence[Row], times: int) -> Model:
+def by_position(rows: pd.DataFrame, times: int) -> Model:
     """Loss by length, and the rise and the attention, of one model or one seed."""
-    loss_at = {row["to_tokens"]: row["value"] for row in rows if row["name"] == "loss_at_length_nats"}
+    loss_at = rows[rows["name"] == OF_LENGTH].set_index("to_tokens")["value"].to_dict()
     window = min(loss_at)
-    columns = {"rise": "rise_nats", "entropy": "entropy_nats", "zeros": "zero_share"}
-    numbers: dict[str, Row] = {}
-    for name, column in columns.items():
-        length = times * window if name == "rise" else window
-        for row in rows:
-            if row["name"] == column and row["to_tokens"] == length:
-                numbers[name] = number_of(row)
-    return Model(loss_at, numbers)
-
-
-def number_of(row: Row) -> Row:
-    """Value, interval and values of runs of a row of JSON, where NaN is null."""
-    names = [name for name in (*INTERVAL, *OF_RUNS) if name in row]
-    return {name: np.nan if row[name] is None else row[name] for name in names}
+    by_length = rows.set_index(["name", "to_tokens"]).filter(NUMBERS).to_dict("index")
+    keys = {
+        "rise": (RISE, times * window),
+        "entropy": ("entropy_nats", window),
+        "zeros": ("zero_share", window),
+    }
+    return Model(loss_at, {name: by_length[key] for name, key in keys.items() if key in by_length})
 
 
 def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[str, Model]:
     """Every model by its label, with its seeds."""
-    needles = read(records / "needle.json").get("cells", [])
-    exact = [row for row in needles if row["name"] == "exact" and row["depth"] in (None, "NaN")]
+    needles = Needles.load(records).cells
+    exact = needles[
+        (needles["name"] == "exact") & needles["depth"].isna() & (needles["length"] == 128 * times)
+    ]
+    shortest = exact.sort_values("value_tokens", kind="stable").drop_duplicates("model")
+    found = shortest.set_index("model").filter(NUMBERS).to_dict("index")
     models = {}
-    for name in ("length.json", "length-mesa/length.json"):
-        length = read(records / name)
-        for label in dict.fromkeys(one["label"] for one in length["models"]):
-            checkpoints = {
-                number: one for number, one in enumerate(length["models"]) if one["label"] == label
-            }
-            model = by_position([row for row in length["numbers"] if row["model"] == label], times)
-            model.about = next(iter(checkpoints.values()))
-            for number, one in checkpoints.items():
-                model.cells += cells_of(study, one)
-                rows = [row for row in renamed_frames(length)["runs"] if row["number"] == number]
-                model.seeds.append(by_position(rows, times))
+    for folder in (records, records / "length-mesa"):
+        length = LossByPosition.load(folder)
+        for label, of_model in length.numbers.groupby("model", sort=False):
+            model = by_position(of_model, times)
+            for number, checkpoint in enumerate(length.models):
+                if checkpoint["label"] == label:
+                    model.about = model.about or checkpoint
+                    model.cells += cells_of(study, checkpoint)
+                    model.seeds.append(by_position(length.runs[length.runs["number"] == number], times))
             if model.cells:
                 add_numbers(model, study)
-                at_length = [row for row in exact if row["model"] == label and row["length"] == 128 * times]
-                for one_of_them in (model, *model.seeds) if at_length else ():
-                    shortest = min(at_length, key=lambda row: row["value_tokens"])
-                    one_of_them.numbers["needles"] = number_of(shortest)
+                for one in (model, *model.seeds) if label in found else ():
+                    one.numbers["needles"] = found[label]
             models[label] = model
     return models
 
@@ -175,20 +168,11 @@ def correlation_text(related: tuple[Interval, int] | None) -> str:
     if related is None:
         return "–, None models"
     interval, models = related
-    return f"{interval_text(asdict(interval))}, {models} models"
+    return f"{interval_text(vars(interval))}, {models} models"
 
 
 def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: int) -> None:
     """Print the two tables of the page."""
-
-    def nats(model: Model, name: str, digits: int = 2) -> str:
-        return interval_text(model.numbers[name], digits=digits - 1) if name in model.numbers else "–"
-
-    def percent(model: Model, name: str, digits: int = 0) -> str:
-        return (
-            interval_text(model.numbers[name], percent=True, digits=digits) if name in model.numbers else "–"
-        )
-
     rows = []
     for label, model in models.items():
         config = re.search(r"config=([^,/]*)", model.about["model"])
@@ -201,14 +185,14 @@ def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: i
             {"": label}
             | {f"{length:,}": f"{loss:.2f}" for length, loss in sorted(model.loss_at.items())}
             | {
-                f"at {128 * times} − at 128": nats(model, "rise"),
-                "use": nats(model, "use", 3),
-                "change": nats(model, "change", 3),
-                "needles [%]": percent(model, "needles"),
-                "gain inside": nats(model, "gain", 3),
-                "over tau [%]": percent(model, "over_tau", 1),
-                "net [%]": percent(model, "net"),
-                "4 suffice [%]": percent(model, "suffice"),
+                f"at {128 * times} − at 128": model.text("rise"),
+                "use": model.text("use", digits=2),
+                "change": model.text("change", digits=2),
+                "needles [%]": model.text("needles", percent=True, digits=0),
+                "gain inside": model.text("gain", digits=2),
+                "over tau [%]": model.text("over_tau", percent=True),
+                "net [%]": model.text("net", percent=True, digits=0),
+                "4 suffice [%]": model.text("suffice", percent=True, digits=0),
                 "entropy": f"{entropy['value']:.2f}" if entropy else "–",
                 "zeros [%]": f"{100 * zeros['value']:.0f}" if zeros else "–",
                 "speed": f"{cost['ratio']:.2f}" if cost else "–",
@@ -230,9 +214,9 @@ def frame_of(models: Mapping[str, Model]) -> pd.DataFrame:
         by_seed |= {str(number): seed for number, seed in enumerate(model.seeds, 1)}
         for of_seed, one in by_seed.items():
             keys = {"model": label, "of_seed": of_seed}
-            rows += [keys | {"name": name, **number_of(row)} for name, row in one.numbers.items()]
+            rows += [keys | {"name": name, **row} for name, row in one.numbers.items()]
             rows += [
-                keys | {"name": "loss_at_length_nats", "to_tokens": length, "value": loss}
+                keys | {"name": OF_LENGTH, "to_tokens": length, "value": loss}
                 for length, loss in one.loss_at.items()
             ]
     return pd.DataFrame(rows)
@@ -246,7 +230,7 @@ def related_frame(models: Mapping[str, Model]) -> pd.DataFrame:
             related = correlation(some, name)
             if related is not None:
                 interval, count = related
-                rows.append({"models": title, "name": name, "n_models": count, **asdict(interval)})
+                rows.append({"models": title, "name": name, "n_models": count, **vars(interval)})
     return pd.DataFrame(rows)
 
 
@@ -279,27 +263,25 @@ def draw(models: Mapping[str, Model], times: int, path: Path) -> None:
         for place, (model_label, model) in enumerate(shown.items()):
             if name not in model.numbers:
                 continue
-            x = {bound: scale * model.numbers[name][bound] for bound in INTERVAL}
-            y = model.numbers["rise"]
+            number, rise = model.numbers[name], model.numbers["rise"]
+            x, y = scale * number["value"], rise["value"]
             letter = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[place]
             panel.errorbar(
-                x["value"],
-                y["value"],
-                xerr=[[x["value"] - x["low"]], [x["high"] - x["value"]]],
-                yerr=[[y["value"] - y["low"]], [y["high"] - y["value"]]],
+                x,
+                y,
+                xerr=scale * bar_lengths(pd.DataFrame([number])),
+                yerr=bar_lengths(pd.DataFrame([rise])),
                 label=f"{letter}  {model_label}",
                 color=plt.get_cmap("tab20")(place % 20),
                 marker="o",
                 ms=3,
                 lw=0.5,
             )
-            panel.annotate(
-                letter, (x["value"], y["value"]), (4, 4), textcoords="offset points", weight="bold"
-            )
+            panel.annotate(letter, (x, y), (4, 4), textcoords="offset points", weight="bold")
         related = correlation(list(models.values()), name)
-        shown_as = "–" if related is None else interval_text(asdict(related[0]))
-        number = "few" if related is None else related[1]
-        panel.set_xlabel(f"{label}\nrank correlation of\n{number} models: {shown_as}")
+        shown_as = "–" if related is None else interval_text(vars(related[0]))
+        count = "few" if related is None else related[1]
+        panel.set_xlabel(f"{label}\nrank correlation of\n{count} models: {shown_as}")
         panel.set_yscale("symlog", linthresh=0.1)
         if name == "use":
             panel.set_xscale("symlog", linthresh=0.1)
@@ -319,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     study = load_study(given.records)
     models = models_of(given.records, study, given.times)
-    costs = read(given.records / "cost.json").get("results", {})
+    costs = read_json(given.records / "cost.json", "give the folder of the records")["results"]
     print_tables(models, {Path(name).stem: row for name, row in costs.items()}, given.times)
     frames = {"RoPE trained on 512 tokens": print_control(study)}
     for title, some in groups_of(models).items():

@@ -54,8 +54,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for path in (RESULTS / name).glob("*.json"):
             if path.name != "result.json":
                 shutil.copy(path, folder / name)
-        for path in (RESULTS / name).glob("length.parquet"):
-            shutil.copy(path, folder / name)
+        for probe in ("length", "needle"):
+            for path in (RESULTS / name).glob(f"{probe}.parquet"):
+                shutil.copy(path, folder / name)
     for name in CUT:
         study = load_study(RESULTS / name)
         if name == "encodings":
