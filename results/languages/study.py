@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from matplotlib.axes import Axes
 
 from analysis import Result, load_study
 from analysis.figures import style
-from analysis.probes.length import LossByPosition
+from analysis.probes.length import OF_LENGTH, LossByPosition
 from analysis.stats import numbers
 from analysis.stats.comparisons import distances_beside_uniform, with_equal_groups
 from analysis.stats.summary import every_number
@@ -34,40 +35,37 @@ from analysis.study_options import study_parser
 HERE = Path(__file__).parent
 CORPORA = ("english", "french", "german", "spanish", "russian", "python")
 SELECTOR, K = "leave-one-out-kl", 4
+RESAMPLES = 10_000
+NUMBERS = [*INTERVAL, *OF_RUNS]
 LARGE = ("multiprocessing", "unittest")
 """The packages that hold most of Python's targets."""
 Row = dict[str, Any]
+percent = partial(interval_text, percent=True, digits=0)
 
 
-def row_with(frame: pd.DataFrame, **wanted: Any) -> Row:
+def row_with(frame: pd.DataFrame, /, **wanted: Any) -> Row:
     """The row of a frame in which the columns have these values."""
     for name, value in wanted.items():
         frame = frame[frame[name] == value]
     [row] = frame.to_dict("records")
-    return {str(name): value for name, value in row.items()}
-
-
-def percent(row: Row, digits: int = 0) -> str:
-    """Value and interval in per cent."""
-    return interval_text(row, percent=True, digits=digits)
+    return row
 
 
 def nats(row: Row, digits: int, bytes_per_token: float = 1.0) -> str:
     """Value and interval in nats per token, or per byte."""
-    names = [name for name in (*INTERVAL, *OF_RUNS) if name in row]
-    return interval_text({name: row[name] / bytes_per_token for name in names}, digits=digits - 1)
+    scaled = {name: row[name] / bytes_per_token for name in NUMBERS if name in row}
+    return interval_text(scaled, digits=digits - 1)
 
 
-def far_row(corpus: str, result: Result, bytes_per_token: float, options: dict[str, int]) -> Row:
-    """A row of the first table: targets over tau and what is recovered of their gain."""
-    shares = numbers.shares(result, **options)
-    recovery = numbers.recovery(result, selector=SELECTOR, **options)
-    needed = numbers.tokens_needed(result, selector=SELECTOR, **options)
+def far_row(corpus: str, result: Result, every: pd.DataFrame, bytes_per_token: float) -> Row:
+    """A row of the first table: targets over tau and what is recovered of their gain, of ``every`` number."""
+    recovery = every[(every["frame"] == "recovery") & (every["selector"] == SELECTOR)]
+    needed = every[(every["frame"] == "tokens_needed") & (every["selector"] == SELECTOR)]
     row = {
         "": corpus,
         "bytes / token": round(bytes_per_token, 2),
         "targets over tau": f"{len(result.over):,} of {len(result.targets):,}",
-        "share [%]": percent(row_with(shares, name="share_over_tau"), 1),
+        "share [%]": percent(row_with(every, frame="shares", name="share_over_tau"), digits=1),
     }
     for name in ("true", "placebo", "net"):
         row[f"{name} [%]"] = percent(row_with(recovery, far_context=name, k=K))
@@ -76,14 +74,10 @@ def far_row(corpus: str, result: Result, bytes_per_token: float, options: dict[s
     return row | {"4 tokens give 90 % [% of them]": percent(reached)}
 
 
-def near_row(corpus: str, result: Result, length: LossByPosition, options: dict[str, int]) -> Row:
+def near_row(corpus: str, every: pd.DataFrame, losses: pd.DataFrame, bytes_per_token: float) -> Row:
     """A row of the second table: the gain of all targets, and the loss by position."""
-    bytes_per_token = length.settings["bytes_per_token"]
-    gain = row_with(numbers.shares(result, **options), name="gain_nats")
-    losses = length.with_training(length.numbers)
-    at = {
-        tokens: row_with(losses, name="loss_at_length_nats", to_tokens=tokens) for tokens in (256, 512, 1024)
-    }
+    gain = row_with(every, frame="shares", name="gain_nats")
+    at = {tokens: row_with(losses, name=OF_LENGTH, to_tokens=tokens) for tokens in (256, 512, 1024)}
     return {
         "": corpus,
         "gain [nats / token]": nats(gain, 3),
@@ -95,16 +89,16 @@ def near_row(corpus: str, result: Result, length: LossByPosition, options: dict[
     }
 
 
-def print_equal_groups(study: dict[str, Result], options: dict[str, int]) -> dict[str, pd.DataFrame]:
+def print_equal_groups(study: Mapping[str, Result]) -> dict[str, pd.DataFrame]:
     """Print the share over tau with equal weight of every work or package, and that of each package; returns them."""
     frames: dict[str, pd.DataFrame] = {}
     print("\nshare over tau with equal weight of every group [%]; seed 1, seed 2")
     for corpus in CORPORA:
         runs = [study[f"{corpus}/seed-{seed}"] for seed in (1, 2)]
-        frames |= print_equal_row(corpus, runs, options)
+        frames |= print_equal_row(corpus, runs)
         if corpus == "python":
             some = [without_large(result) for result in runs]
-            frames |= print_equal_row(f"python without {' and '.join(LARGE)}", some, options)
+            frames |= print_equal_row(f"python without {' and '.join(LARGE)}", some)
     targets = pd.concat([study[f"python/seed-{seed}"].targets for seed in (1, 2)])
     by_package = targets.groupby(packages_of(targets))["over_tau"].agg(["size", "sum", "mean"])
     by_package["of targets [%]"] = (100 * by_package["size"] / len(targets)).round(1)
@@ -126,18 +120,16 @@ def packages_of(targets: pd.DataFrame) -> pd.Series:
     return targets["group"].str.split("#").str[-1].rename("package")
 
 
-def print_equal_row(name: str, runs: Sequence[Result], options: dict[str, int]) -> dict[str, pd.DataFrame]:
+def print_equal_row(name: str, runs: Sequence[Result]) -> dict[str, pd.DataFrame]:
     """Print a share of runs together, and of each; returns all shares, with equal weight and without."""
     targets = pd.concat([one.targets.assign(run=number) for number, one in enumerate(runs)])
     together = replace(runs[0], targets=targets.reset_index(drop=True), choices=runs[0].choices.iloc[:0])
     shown = []
     frames: dict[str, pd.DataFrame] = {}
-    for weight, frame_of in {
-        "equal weight of every group": with_equal_groups,
-        "every target": numbers.shares,
-    }.items():
-        of_results = [frame_of(result, **options) for result in (together, *runs)]
-        shares = [percent(row_with(frame, name="share_over_tau"), 1) for frame in of_results]
+    weights = {"equal weight of every group": with_equal_groups, "every target": numbers.shares}
+    for weight, frame_of in weights.items():
+        of_results = [frame_of(result, resamples=RESAMPLES) for result in (together, *runs)]
+        shares = [percent(row_with(frame, name="share_over_tau"), digits=1) for frame in of_results]
         shown.append(f"{shares[0]}; {', '.join(shares[1:])}")
         for run, frame in zip(("both runs", "seed 1", "seed 2"), of_results, strict=True):
             frames[f"{name}, {run}, {weight}"] = frame
@@ -153,8 +145,8 @@ def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
         of_shares, of_recovery = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1, 1.4]})
         for place, (corpus, look) in enumerate(zip(CORPORA, looks.values(), strict=True)):
             frame = frames[corpus]
-            [share] = frame[frame["name"] == "share_over_tau"][:1].to_dict("records")
-            bar(of_shares, [place], pd.DataFrame([share]), look)
+            share = frame[frame["frame"].eq("shares") & frame["name"].eq("share_over_tau")]
+            bar(of_shares, [place], share, look)
             net = frame[
                 frame["frame"].eq("recovery")
                 & frame["selector"].eq(SELECTOR)
@@ -175,62 +167,50 @@ def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
 
 def bar(axes: Axes, x: Sequence[float] | np.ndarray, frame: pd.DataFrame, look: style.Look) -> None:
     """Points in per cent with their intervals."""
-    value, low, high = (100 * frame[name].to_numpy(float) for name in INTERVAL)
-    axes.errorbar(x, value, yerr=[value - low, high - value], elinewidth=0.8, **look)
-
-
-def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
-    """All numbers but those by bins of the target, which no page shows and which are most of the rows."""
-    return frame[frame["frame"] != "target_bins"]
+    axes.errorbar(x, 100 * frame["value"], yerr=100 * style.bar_lengths(frame), elinewidth=0.8, **look)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables."""
-    parser = study_parser(__doc__, HERE, figures=True)
-    resamples = "resamples of the bootstrap (default: 10,000)"
-    parser.add_argument("--resamples", type=int, default=10_000, metavar="COUNT", help=resamples)
-    given = parser.parse_args(arguments)
-    options = {"resamples": given.resamples}
+    given = study_parser(__doc__, HERE, figures=True).parse_args(arguments)
     study = load_study(given.records)
-    far, near, of_kinds, distances = [], [], [], []
+    far, near, distances = [], [], []
     frames: dict[str, pd.DataFrame] = {}
     for corpus in CORPORA:
         result = Result.join([study[f"{corpus}/seed-{seed}"] for seed in (1, 2)])
         # function words are known of English only
         result.targets["kind"] = result.targets["kind"].replace("function word", "content word")
+        every = every_number({"": result}, K, resamples=RESAMPLES)
+        # no page shows those by bins of the target, which are most of the rows
+        frames[corpus] = every[every["frame"] != "target_bins"]
         length = LossByPosition.load(given.records / corpus / "length")
-        far.append(far_row(corpus, result, length.settings["bytes_per_token"], options))
-        frames[corpus] = without_bins(every_number({"": result}, K, **options))
-        frames[f"{corpus}, loss by position"] = length.with_training(length.numbers)
-        near.append(near_row(corpus, result, length, options))
-        of_corpus = distances_beside_uniform(result, selector=SELECTOR, far_context="true", k=K, **options)
-        distances.append(of_corpus.assign(corpus=corpus))
-        kinds = numbers.kinds(result, k=K, **options)
-        kinds = kinds[kinds["name"].isin(["share", "share_over_tau"])]
-        texts = [interval_text(row, percent=True) for row in kinds.to_dict("records")]
-        of_kinds.append(kinds.assign(corpus=corpus, text=texts))
+        losses = length.with_training(length.numbers)
+        frames[f"{corpus}, loss by position"] = losses
+        bytes_per_token = length.settings["bytes_per_token"]
+        far.append(far_row(corpus, result, every, bytes_per_token))
+        near.append(near_row(corpus, every, losses, bytes_per_token))
+        beside = distances_beside_uniform(
+            result, selector=SELECTOR, far_context="true", k=K, resamples=RESAMPLES
+        )
+        distances.append(beside.assign(corpus=corpus))
     for rows in (far, near):
         print(pd.DataFrame(rows).to_string(index=False), end="\n\n")
-    table = pd.concat(of_kinds).pivot_table(
-        index=["name", "kind"], columns="corpus", values="text", aggfunc="first"
-    )
+    of_all = pd.concat(frames[corpus].assign(corpus=corpus) for corpus in CORPORA)
+    kinds = of_all[of_all["frame"].eq("kinds") & of_all["name"].isin(["share", "share_over_tau"])]
+    texts = [interval_text(row, percent=True) for row in kinds.to_dict("records")]
+    table = kinds.assign(text=texts).pivot(index=["name", "kind"], columns="corpus", values="text")
     print(table.to_string())
-    frames |= print_equal_groups(study, options)
+    frames |= print_equal_groups(study)
     of_distances = pd.concat(distances)
-    columns = ["corpus", "from_tokens", "to_tokens", *INTERVAL, *OF_RUNS]
-    title = "first four tokens of leave-one-out-kl, times as frequent as under uniform choice"
-    print("\n" + show(of_distances.filter(columns), across="corpus", percent=False, title=title))
-    thresholds = pd.concat(frames[corpus].assign(corpus=corpus) for corpus in CORPORA)
-    thresholds = thresholds[thresholds["name"].isin(["share_below_minus_tau", "share_of_gain"])]
-    columns = ["corpus", "name", *INTERVAL, *OF_RUNS]
-    print("\n" + show(thresholds.filter(columns), across="name", title="what the threshold leaves out [%]"))
-    recoveries = pd.concat(frames[corpus].assign(corpus=corpus) for corpus in CORPORA)
-    recoveries = recoveries[recoveries["frame"].eq("recovery") & recoveries["selector"].eq(SELECTOR)]
-    columns = ["corpus", "far_context", "k", *INTERVAL, *OF_RUNS]
-    print(
-        "\n"
-        + show(recoveries.filter(columns), across="corpus", digits=0, title=f"recovery by {SELECTOR} [%]")
-    )
+    title = f"first four tokens of {SELECTOR}, times as frequent as under uniform choice"
+    shown = of_distances.filter(["corpus", "from_tokens", "to_tokens", *NUMBERS])
+    print("\n" + show(shown, across="corpus", percent=False, title=title))
+    thresholds = of_all[of_all["name"].isin(["share_below_minus_tau", "share_of_gain"])]
+    shown = thresholds.filter(["corpus", "name", *NUMBERS])
+    print("\n" + show(shown, across="name", title="what the threshold leaves out [%]"))
+    recoveries = of_all[of_all["frame"].eq("recovery") & of_all["selector"].eq(SELECTOR)]
+    shown = recoveries.filter(["corpus", "far_context", "k", *NUMBERS])
+    print("\n" + show(shown, across="corpus", digits=0, title=f"recovery by {SELECTOR} [%]"))
     if given.figures:
         draw(frames, given.figures / "languages.png")
     if given.numbers:

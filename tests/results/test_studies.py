@@ -154,9 +154,11 @@ def test_books(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
     assert written["net"] == pytest.approx(net["value"], rel=1e-5)
 
 
-def test_languages(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
-    options = ("--resamples", "1000", "--numbers", str(tmp_path / "numbers.csv"), "--figures", str(tmp_path))
-    printed = run("languages/study", *options)
+def test_languages(
+    run: Callable[..., str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results.languages.study.RESAMPLES", 1000)
+    printed = run("languages/study", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv"))
     study = load_study(records / "languages")
     french = Result.join([study["french/seed-1"], study["french/seed-2"]])
     [net] = numbers.recovery(french, selector="leave-one-out-kl", far_context="net", k=4).to_dict("records")
