@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import Result, load_study
-from analysis.stats.comparisons import result_differences
+from analysis.stats.comparisons import refuse_other_targets, result_differences
 from analysis.stats.numbers import persistence, recovery, shares
 from analysis.stats.summary import every_number, summary
 from analysis.stats.tables import interval_text, save_numbers
@@ -47,8 +47,7 @@ def print_cell(name: str, result: Result) -> pd.DataFrame:
 
 def compare(first: Result, second: Result) -> pd.DataFrame:
     """Print paired differences of two models on the same targets, first minus second; returns them."""
-    for column in ("text", "position"):
-        assert first.targets[column].equals(second.targets[column]), "other targets"
+    refuse_other_targets(first, second)
     frame = result_differences(first, second, selectors=(SELECTOR, SELECTOR))
     print("\nSeed 1 minus seed 2, paired")
     for name, title in (("share_over_tau", "over"), ("gain_nats", "gain")):
@@ -58,11 +57,6 @@ def compare(first: Result, second: Result) -> pd.DataFrame:
     for row in recoveries.sort_values("k", kind="stable").to_dict("records"):
         print(f"  {SELECTOR} {row['far_context']} k={row['k']}: {interval_text(row, digits=4)}")
     return frame
-
-
-def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
-    """All numbers but those by bins of the target, which no page shows and which are most of the rows."""
-    return frame[frame["frame"] != "target_bins"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     frames["seed 1 minus seed 2"] = compare(study["n128-m32-seed-1"], study["n128-m32-seed-2"])
     print(f"\n{LARGEST}, all numbers\n{summary(results[LARGEST], K, resamples=RESAMPLES)}")
     if given.numbers:
-        frames[LARGEST] = without_bins(every_number({"": results[LARGEST]}, K, resamples=RESAMPLES))
+        every = every_number({"": results[LARGEST]}, K, resamples=RESAMPLES)
+        # no page shows those by bins of the target, which are most of the rows
+        frames[LARGEST] = every[every["frame"] != "target_bins"]
         save_numbers(given.numbers, frames)
 
 

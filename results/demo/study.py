@@ -28,11 +28,6 @@ SEEDS = (6198, 1, 2)
 K = 4
 
 
-def without_bins(frame: pd.DataFrame) -> pd.DataFrame:
-    """All numbers but those by bins of the target, which no page shows and which are most of the rows."""
-    return frame[frame["frame"] != "target_bins"]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all numbers."""
     given = study_parser(__doc__, HERE).parse_args(arguments)
@@ -50,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     by_run = {}
     for seed, run in zip(SEEDS, runs, strict=True):
-        by_run[f"seed {seed}"] = pd.concat([shares(run), recovery(run, k=K)])
-        of_shares = shares(run)
+        of_shares, of_recovery = shares(run), recovery(run, k=K)
         title = f"seed {seed}"
+        by_run[title] = pd.concat([of_shares, of_recovery])
         print("\n" + show(of_shares[of_shares["name"].str.startswith("share")], title=title))
-        print(show(recovery(run, k=K), across="far_context", digits=0))
+        print(show(of_recovery, across="far_context", digits=0))
 
     overlaps = result_overlaps(*runs[:2])
     title = "of the first tokens of seed 6198, the share that seed 1 chooses, too"
@@ -64,15 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     title = "times as frequent as under uniform choice"
     print("\n" + show(distances, across="far_context", percent=False, digits=0, title=title))
 
-    compared = json.loads((HERE / "compare-6198-1.json").read_text(encoding="utf8"))
-    for far_context, interval in compared["lds_ceiling"].items():
+    compared = json.loads((HERE / "compare-6198-1.json").read_text(encoding="utf8"))["lds_ceiling"]
+    for far_context, interval in compared.items():
         print(f"\nrank correlation of losses on the same subsets, {far_context}: {interval_text(interval)}")
 
     if given.numbers:
-        agreement = pd.DataFrame(compared["lds_ceiling"]).T.rename_axis("far_context").reset_index()
+        agreement = pd.DataFrame(compared).T.rename_axis("far_context").reset_index()
+        joined = {"all runs": together, "three placebos": three_placebos}
+        every = {name: every_number({"": result}, K) for name, result in joined.items()}
         frames = {
-            "all runs": without_bins(every_number({"": together}, K)),
-            "three placebos": without_bins(every_number({"": three_placebos}, K)),
+            # no page shows those by bins of the target, which are most of the rows
+            **{name: frame[frame["frame"] != "target_bins"] for name, frame in every.items()},
             **by_run,
             "chosen by seed 6198 and by seed 1": overlaps,
             "beside uniform choice": distances,
