@@ -8,7 +8,6 @@ vocabulary, H heads, D head dimension.
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from analysis.open_model import open_model
 from analysis.project import OlmoAdapter
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling
+from olmo_sparsity.util.arguments import Parser, texts, whole_numbers
 
 
 class MesaAdapter(OlmoAdapter):
@@ -124,24 +124,21 @@ def main() -> None:
     """Measure, write, draw and print."""
     from analysis.probes.length import LengthProbe
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument(
         "--factor", type=float, required=True, help="how many times the trained length to reach"
     )
-    parser.add_argument("--labels", required=True, help="one for each, with commas")
+    parser.add_argument("--labels", type=texts, required=True, help="one for each, with commas")
     parser.add_argument("--corpus", required=True)
-    parser.add_argument("--lengths", required=True, help="with commas")
+    parser.add_argument("--lengths", type=whole_numbers, required=True, help="with commas")
     parser.add_argument("--windows", type=int, required=True)
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
-    lengths = tuple(int(length) for length in given.lengths.split(","))
-    measured = LengthProbe(lengths=lengths, windows=given.windows).measure(
+    measured = LengthProbe(lengths=given.lengths, windows=given.windows).measure(
         [read_by_mesa(checkpoint, given.factor) for checkpoint in given.checkpoints],
         given.corpus,
-        labels=given.labels.split(","),
+        labels=given.labels,
         out=given.out,
     )
     measured.draw(given.out)

@@ -8,7 +8,6 @@ Batches are measured in an order that spreads them over the texts, as many as th
 measured so far after each of them: result.json, targets.parquet, choices.parquet and speed.json. `study.py` draws it.
 """
 
-import argparse
 import json
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ from analysis import Result, measure
 from analysis.measurement import FRAMES
 from analysis.open_model import open_model
 from analysis.parquet import stacked
+from olmo_sparsity.util.arguments import Parser
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
 KEEP_AS = ("text", "cache:4", "text/word")
@@ -34,21 +34,18 @@ def settings_of(given):
     if given.tiny:
         shape = {"n_long": 64, "n_short": 8, "targets": 256, "targets_per_block": 8, "ks": (1, 4)}
     else:
-        shape = {"n_long": given.n_long, "n_short": 32, "targets": given.targets, "targets_per_block": 32}
+        shape = {"n_long": given.n_long, "n_short": 32, "targets": 6400, "targets_per_block": 32}
         shape["ks"] = (1, 2, 4, 8, 16, 32, 64)
     return {**shape, "selectors": (first, *others), "keep_as": KEEP_AS, "progress": False}
 
 
 def main():
     """Measure until the minutes are gone."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("texts", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--n-long", type=int, default=1024)
-    parser.add_argument("--targets", type=int, default=6400)
     parser.add_argument("--proposals", type=int, help="screen leave-one-out-kl by attention")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--tiny", action="store_true")

@@ -5,7 +5,6 @@
 Of the tasks with coupled ids in ``records`` of exact_match.parquet.
 """
 
-import argparse
 import math
 from pathlib import Path
 from textwrap import wrap
@@ -17,6 +16,7 @@ from matplotlib.patches import Patch
 from analysis.figures import style
 from analysis.synthetic.exact_match import describe, load, pool
 from analysis.synthetic.figure1 import SPAN, TASKS
+from olmo_sparsity.util.arguments import Parser
 
 HERE = Path(__file__).parent
 LOOKS: dict[str, style.Look] = {
@@ -64,9 +64,7 @@ def draw_errors(axes, curve):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("out", nargs="?", default=HERE / "figure1-errors.png")
     pooled = pool(load([HERE / "exact_match.parquet"], ["records"]))
     style.save_figure(errors_figure(pooled[pooled["k_train"] == 0]), parser.parse_args().out)

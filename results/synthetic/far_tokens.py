@@ -8,8 +8,6 @@ tokens with the id of the token that predicts, which decide the digit, by layer 
 bootstrap over samples.
 """
 
-import argparse
-
 import numpy as np
 import torch
 
@@ -18,6 +16,7 @@ from olmo_sparsity.data.build import task_of, task_positions
 from olmo_sparsity.model.build import as_predictor
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.tasks.assemble import SPECIAL_TOKENS
+from olmo_sparsity.util.arguments import Parser
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.provenance import current_commit
 
@@ -90,9 +89,7 @@ def of_run(run):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("out", metavar="OUT.json")
     parser.add_argument("runs", nargs="+", metavar="RUN")
     given = parser.parse_args()

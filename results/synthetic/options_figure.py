@@ -7,7 +7,6 @@ measured. The values of an option stand evenly spaced; where one varies, the oth
 95 %. Writes needs/figure1-options.png and windows/figure1-options.png in this folder, or OUT, from exact_match.parquet.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pandas as pd
 from analysis.figures import style
 from analysis.synthetic.exact_match import GROUP, describe, describe_bands, load, pool
 from analysis.synthetic.figure1 import MULTIPLES, TASKS
+from olmo_sparsity.util.arguments import Parser
 
 HERE = Path(__file__).parent
 FIGURES = {"needs": ("positions.coupled_share", "positions.id_noise"), "windows": ("model.rope_window",)}
@@ -69,9 +69,7 @@ def option_figure(points, names):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("out", nargs="?", type=Path, default=HERE)
     out = parser.parse_args().out
     for folder, names in FIGURES.items():

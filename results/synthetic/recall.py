@@ -254,9 +254,7 @@ def countings(task: SparseTask) -> dict[str, int]:
     return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
 
 
-def recall_of_checkpoint(
-    checkpoint: str, settings: RecallSettings, *, device: str | None = None
-) -> dict[str, Any]:
+def recall_of_checkpoint(checkpoint: str, settings: RecallSettings) -> dict[str, Any]:
     """Measure a model that was trained on a task with planted tokens: what `recall.json` says.
 
     Raises `UserError` where the task plants nothing, and as `RecallSettings.for_task`.
@@ -270,7 +268,7 @@ def recall_of_checkpoint(
             "sparse_parity or planted"
         )
     settings = settings.for_task(task)
-    loaded = open_model(str(folder), device=device)
+    loaded = open_model(str(folder))
     loaded.check_context(settings.length)
     scorer = Scorer(loaded.model, device=loaded.device)
     with progress("recall", len(settings.selectors) * len(settings.planted), "selections") as advance:
@@ -342,12 +340,11 @@ def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run, or one of its checkpoints")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     add_arguments(parser, RecallSettings)
     options = parser.parse_args()
 
     given = settings_from(RecallSettings, options)
-    result = recall_of_checkpoint(options.checkpoint, given, device=options.device)
+    result = recall_of_checkpoint(options.checkpoint, given)
     write_json(options.out / "recall.json", result)
     task, settings = result["task"]["name"], result["settings"]
     of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"

@@ -24,7 +24,6 @@ the interval.
 Shapes: n lengths.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from analysis.synthetic.exact_match import (
     pool,
 )
 from analysis.synthetic.figure1 import k_title, write_tables
+from olmo_sparsity.util.arguments import Parser
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
 
@@ -318,9 +318,7 @@ def draw_bound(axes, curve, constant, bound, colour, looks):
 
 def main():
     """Fit, draw, write and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("rows", metavar="ROWS")
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("folders", metavar="FOLDER", nargs="*")
