@@ -28,7 +28,7 @@ from analysis.parquet import read_parquet, stacked
 from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
-from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured
+from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured, with_over_tau
 from analysis.stats.tables import Tables, interval_frame, save_numbers, show
 from analysis.study_options import study_parser
 
@@ -73,16 +73,11 @@ def chosen(result: Result, which: np.ndarray, tau_nats: float) -> Result:
 
     ``provenance["without_choices"]``: for how many none were.
     """
-    targets = result.targets.assign(over_tau=which & result.targets["over_tau"])
-    ids = targets.loc[targets["over_tau"], "target_id"]
-    choices = result.choices[result.choices["target_id"].isin(ids)]
-    return replace(
-        result,
-        settings=result.settings.but(tau_nats=tau_nats),
-        targets=targets,
-        choices=choices,
-        provenance=result.provenance | {"without_choices": int(which.sum()) - len(ids)},
-    )
+    is_over = which & result.targets["over_tau"].to_numpy(bool)
+    provenance = result.provenance | {"without_choices": int(which.sum() - is_over.sum())}
+    settings = result.settings.but(tau_nats=tau_nats)
+    of_which = with_over_tau(result, lambda _: is_over)
+    return Result.of(replace(of_which, settings=settings, provenance=provenance))
 
 
 def by_half(result: Result, losses: pd.DataFrame) -> Result:
@@ -94,14 +89,14 @@ def by_half(result: Result, losses: pd.DataFrame) -> Result:
     return chosen(result, gains, 0.1)
 
 
-def near(result: Result, k: int = 4, tokens: int = 38) -> pd.DataFrame:
-    """Tidy: the share of the first selector's k tokens that are among the far tokens nearest to the block."""
+def near(result: Result) -> pd.DataFrame:
+    """Tidy: the share of the first selector's four tokens that are among the 38 far tokens nearest to the block."""
     rows = []
     for measured in Measured.of_all_ways(result):
         for far in measured.far_contexts:
-            columns = measured.of_choices("selected", measured.selectors[0], far)[:, :k]
-            count = (columns >= result.n_far - tokens).sum(axis=1)
-            rows.append({"name": "near", **measured.way, "far_context": far, **measured.ratio(count, k)})
+            columns = measured.of_choices("selected", measured.selectors[0], far)[:, :4]
+            count = (columns >= result.n_far - 38).sum(axis=1)
+            rows.append({"name": "near", **measured.way, "far_context": far, **measured.ratio(count, 4)})
     return pd.DataFrame(rows)
 
 
@@ -220,18 +215,12 @@ def add_cell(tables: Tables, cell: str, result: Result) -> None:
         tables.add(f"{cell}, near L_long", comparisons.within(result), across="k", digits=0)
         tables.add(f"{cell}, sinks add", sinks_add(result), across="k", digits=0)
         return
-    for what in (
-        numbers.kinds,
-        numbers.tokens_needed,
-        numbers.differences,
-        numbers.distances,
-        numbers.placebos,
-    ):
-        tidy = what(result)
-        if "far_context" in tidy and what is not numbers.placebos:
+    for name in ("kinds", "tokens_needed", "differences", "distances", "placebos"):
+        tidy = numbers.NUMBERS[name].frame(result)
+        if name != "placebos":
             tidy = tidy[tidy["far_context"].fillna("true") == "true"]
         if len(tidy):
-            tables.add(f"{cell}, {what.__name__}", tidy)
+            tables.add(f"{cell}, {name}", tidy)
     if result.choices["unit"].eq("token").all() and result.far_contexts == ["true", "placebo"]:
         tables.add(f"{cell}, held by few", comparisons.held_by_few(result))
         tables.add(f"{cell}, near L_long", comparisons.within(result), across="k", digits=0)
@@ -259,18 +248,9 @@ def add_neighbors(tables: Tables, cell: str, result: Result) -> None:
     """How many tokens the first four choices are with the token before and the one behind."""
     measured = Measured(result, way={"level": "text", "unit": "neighbors", "sinks": 0})
     selected = measured.of_choices("selected", "leave-one-out-kl", "true")[:, :4].astype(int)
-    numbers_of_tokens = [
-        len(
-            {
-                place
-                for column in row
-                for place in (column - 1, column, column + 1)
-                if 0 <= place < result.n_far
-            }
-        )
-        for row in selected
-    ]
-    frame = interval_frame([{"name": "tokens", "value": np.mean(numbers_of_tokens)}], ["name"])
+    with_neighbors = np.concatenate([selected - 1, selected, selected + 1], axis=1)
+    counts = [len({*row} & {*range(result.n_far)}) for row in with_neighbors]
+    frame = interval_frame([{"name": "tokens", "value": np.mean(counts)}], ["name"])
     tables.add(f"{cell}, four choices with their neighbors, mean", frame, percent=False)
 
 
@@ -280,11 +260,8 @@ def add_loss_by_position(tables: Tables, records: Path) -> None:
     rows = rows[rows["name"] == "loss_nats"]
     inside = rows[rows["to_tokens"] <= 8192].groupby(["text", "group", "number"])[["sum", "count"]].sum()
     of_models = inside.unstack("number").reset_index()
-    bootstrap = ClusterBootstrap(of_models["text"].to_numpy(), groups=of_models["group"].to_numpy())
-    draws = [
-        bootstrap.ratio(of_models["sum", number].to_numpy(float), of_models["count", number].to_numpy(float))
-        for number in (0, 1)
-    ]
+    bootstrap = ClusterBootstrap.of(of_models)
+    draws = [bootstrap.ratio(of_models["sum", number], of_models["count", number]) for number in (0, 1)]
     cost = {"name": "YaRN less none, up to 8,192", **vars(bootstrap.interval(draws[1] - draws[0]))}
     last = rows[(rows["number"] == 1) & (rows["to_tokens"] == rows["to_tokens"].max())]
     last = last[last["group"] != "celery"]
@@ -309,8 +286,8 @@ def add_costs(tables: Tables, study: Mapping[str, Result]) -> None:
     )[["name", "value"]]
 
 
-def add_xray(tables: Tables, story: InfluenceMap, strongest: int = 20) -> None:
-    """How many tokens of the story gain and lose, and the strongest influences."""
+def add_xray(tables: Tables, story: InfluenceMap) -> None:
+    """How many tokens of the story gain and lose, and the 20 strongest influences."""
     tokens = story.tokens
     gain = tokens["loss_short_nats"] - tokens["loss_long_nats"]
     gains = gain > 1
@@ -325,7 +302,7 @@ def add_xray(tables: Tables, story: InfluenceMap, strongest: int = 20) -> None:
     tables.add("the story", interval_frame(rows, ["name"]), percent=False)
     influence = np.nan_to_num(story.matrix())
     rows = []
-    for place in np.argsort(influence, axis=None)[: -strongest - 1 : -1]:
+    for place in np.argsort(influence, axis=None)[:-21:-1]:
         target, source = np.unravel_index(place, influence.shape)
         pieces = {"token": tokens["piece"][target], "needs": tokens["piece"][source]}
         nats = {"influence": influence[target, source], "gain": gain[target]}
