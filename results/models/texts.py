@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
 from html.parser import HTMLParser
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
@@ -420,13 +420,16 @@ def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
 
 def one_each(out: str, *files: str) -> None:
     """Write one text of every group."""
-    drawn: dict[str, tuple[str, str, dict[str, str]]] = {}
-    for text in read(files):
-        if len(text["text"]) >= SHORTEST_DRAWN:
-            order = hashlib.sha256(text["url"].encode()).hexdigest()
-            group = text["group"]
-            drawn[group] = min(drawn.get(group, (order, group, text)), (order, group, text))
-    write([text for _, _, text in sorted(drawn.values())], out)
+    write_drawn(read(files), out)
+
+
+def write_drawn(texts: Iterable[dict[str, str]], out: str) -> None:
+    """Write of every group the text whose address has the least SHA-256, of those that are long enough."""
+    long_enough = [text for text in texts if len(text["text"]) >= SHORTEST_DRAWN]
+    drawn: dict[str, dict[str, str]] = {}
+    for text in sorted(long_enough, key=lambda text: (sha256_of(text["url"].encode()), text["group"])):
+        drawn.setdefault(text["group"], text)
+    write([*drawn.values()], out)
 
 
 def joined(out: str, *files: str) -> None:
@@ -450,15 +453,13 @@ def slice_of(text: dict[str, str]) -> int:
 def library(out: str) -> None:
     """Write one file of every module of Python's library."""
     root = Path(sysconfig.get_path("stdlib"))
-    drawn: dict[str, tuple[str, dict[str, str]]] = {}
+    texts = []
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
-        text = path.read_text(encoding="utf8", errors="replace")
-        if len(text) >= SHORTEST_DRAWN and not {"site-packages", "test", "tests", "idlelib"} & {*parts}:
-            order = hashlib.sha256("/".join(parts).encode()).hexdigest()
-            line = {"text": text, "url": "/".join(parts), "group": parts[0]}
-            drawn[parts[0]] = min(drawn.get(parts[0], (order, line)), (order, line), key=itemgetter(0))
-    write([line for _, line in sorted(drawn.values(), key=itemgetter(0))], out)
+        if not {"site-packages", "test", "tests", "idlelib"} & {*parts}:
+            text = path.read_text(encoding="utf8", errors="replace")
+            texts.append({"text": text, "url": "/".join(parts), "group": parts[0]})
+    write_drawn(texts, out)
 
 
 def group_of(url: str) -> str:
