@@ -29,14 +29,11 @@ TEXT = {ids: f"text/records/{ids}/4/" for ids in ("contiguous", "pose", "coupled
 """Folders of tokens planted in books, K_train 4, by ids."""
 
 
-def parts_of(rows: pd.DataFrame) -> list[str]:
-    """The folders whose runs belong together: records, and each part of what is beside them."""
-    names = dict.fromkeys(rows["folder"].map(part_of))
-    return sorted(names)
-
-
 def part_of(folder: str) -> str:
-    """Of ``further/learn`` and ``needs/found`` the third name counts, too."""
+    """The folder whose runs belong together: records, or a part of what is beside them.
+
+    Of ``further/learn`` and ``needs/found`` the third name counts, too.
+    """
     names = folder.split("/")
     if names[0] == "records":
         return "records"
@@ -49,8 +46,8 @@ def exact_matches(rows: pd.DataFrame) -> pd.DataFrame:
     shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high", "of_seeds"]
     first_errors = ["wrong_token", "wrong_id", "wrong_stop"]
     frames = []
-    for part in parts_of(rows):
-        points = pool(rows[rows["folder"].map(part_of) == part])
+    for part, of_part in rows.groupby(rows["folder"].map(part_of)):
+        points = pool(of_part)
         of_seeds = [" ".join(f"{100 * share:.4g}" for share in shares) for shares in points["of_seeds"]]
         points = points.assign(of_seeds=of_seeds)[[*shown, *first_errors]]
         frames.append(points.assign(part=part))
@@ -97,9 +94,9 @@ def k_differences(rows: pd.DataFrame, folder: str, length: int, ks: Sequence[int
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
     """The last step of every run of `further/learn`, seed by seed."""
     learned = rows[rows["folder"].str.startswith("further/learn/")]
-    part = learned["folder"].str.split("/").str[2]
-    run = learned["folder"].str.split("/").str[3].str.replace(r",seed=\d+", "", regex=True)
-    by_seed = learned.assign(part=part, run=run).groupby(["part", "run", "seed"])["step"].max()
+    names = learned["folder"].str.split("/", expand=True)
+    run = names[3].str.replace(r",seed=\d+", "", regex=True)
+    by_seed = learned.assign(part=names[2], run=run).groupby(["part", "run", "seed"])["step"].max()
     return by_seed.unstack("seed").astype("Int64")
 
 
