@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from analysis.policies.policy import POLICIES, Policy, first_of_each_head
 from analysis.selectors.registry import BLIND, register
 from analysis.selectors.selector import Selection, SelectorInput, most_influential
@@ -29,6 +31,10 @@ class ByPolicy:
         by_head = self.policy.scores(seen)
         keep = self.policy.keeping(seen)
         chosen = most_influential(inputs, inputs.at_candidates(by_head.mean(axis=1)))
+        if inputs.columns is not None:  # screened: no head keeps what was not proposed
+            proposed = np.zeros((len(by_head), seen.n_far), dtype=bool)
+            np.put_along_axis(proposed, inputs.columns, True, axis=1)
+            by_head = np.where(proposed[:, None], by_head, -np.inf)
         return replace(chosen, by_head=by_head, keep=None if keep is first_of_each_head else keep)
 
 

@@ -108,6 +108,21 @@ def test_no_policy_sees_the_target_or_what_is_behind_it(name):
     np.testing.assert_allclose(first, second, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["h2o", "ada-snapkv", "kvzip"])
+def test_a_screened_policy_keeps_in_no_head_what_was_not_proposed(name):
+    contexts, adapter = random_blocks(N, M, B), llama()
+    adapter.shares_far_keys = True
+    scorer, targets = Scorer(adapter), contexts.all_targets
+    inputs = SelectorInput(scorer, contexts, 0, 4, encode=encode)
+    choice = find_selector(f"{name}@random:4")(inputs)
+    losses = KeptAs("cache").losses(
+        scorer, contexts, targets, choice, np.zeros((len(targets), FAR), dtype=int), [4]
+    )
+    proposed = far_cache.subset_masks(find_selector("random")(inputs).columns, FAR)
+    expected = far_cache.measures(scorer, contexts, proposed[:, None], ("loss",), targets)[..., 0]
+    np.testing.assert_allclose(losses, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("blind", [False, True])
 def test_both_commands_give_a_policy_no_target_and_nothing_behind_its_last_choice(monkeypatch, blind):
     inputs = []
