@@ -117,18 +117,21 @@ class KeptAs:
     def first(self, choice: Selection, words: np.ndarray, count: int) -> np.ndarray:
         """The first chosen tokens that are no sinks, most influential first, (m, count); of each word only one.
 
-        ``words``: (m, F) number of the word of every far token.
+        ``words``: (m, F) number of the word of every far token. Raises `UserError` where the selector scored too few.
         """
         if not self.sinks and (self.unit == "token" or self.windows):
             self._check_count(choice.columns[0], count)
             return choice.columns[:, :count]
         ranked = choice.columns
+        is_open = np.arange(words.shape[1]) >= self.sinks
+        is_open = np.broadcast_to(is_open, words.shape)
         if choice.scores is not None:
             scores = np.where(np.isnan(choice.scores), -np.inf, choice.scores)
             ranked = np.argsort(-scores, axis=1, kind="stable")
+            is_open = is_open & ~np.isnan(choice.scores)  # screened, tokens that were not proposed have none
         tokens = []
-        for row, of_words in zip(ranked, words, strict=True):
-            row = row[row >= self.sinks]
+        for row, of_words, may_be_chosen in zip(ranked, words, is_open, strict=True):
+            row = row[may_be_chosen[row]]
             if self.unit == "word":
                 _, first_of_word = np.unique(of_words[row], return_index=True)
                 row = row[np.sort(first_of_word)]
@@ -143,7 +146,8 @@ class KeptAs:
             if self.unit == "word":
                 what = "words"
             raise UserError(
-                f"the far context has no {count} {what} to choose; lower the largest k, or raise n_long"
+                f"the far context has no {count} {what} to choose, or the selector does not score so many; lower the "
+                "largest k, or raise n_long or, of a screened selector, m"
             )
 
     def kept(self, first: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -354,6 +354,16 @@ def test_of_each_word_the_first_token_counts_and_the_whole_is_kept():
         way.first(choice, words, 5)
 
 
+def test_words_are_those_of_scored_tokens_alone():
+    """As of a screened selector, which scores what was proposed."""
+    words = np.array([[0, 0, 1, 2, 2, 3, 3]])
+    scores = np.array([[np.nan, np.nan, np.nan, 4, 5, np.nan, 1]])
+    choice = Selection(np.array([[4, 3]]), np.zeros((1, 2)), scores)
+    assert KeptAs("text", "word").first(choice, words, 2).tolist() == [[4, 6]]
+    with refused("has no 3 words to choose, or the selector does not score so many"):
+        KeptAs("text", "word").first(choice, words, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_measurement_keeps_tokens_in_several_ways(tmp_path, size):
