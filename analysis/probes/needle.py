@@ -188,6 +188,11 @@ class NeedleProbe(Probe):
 
     def __post_init__(self) -> None:
         q = self.key_tokens
+        if list(self.lengths) != sorted(set(self.lengths)):
+            raise UserError(f"lengths must be ascending, each once, not {self.lengths}; fix --lengths")
+        for name, values in (("ks", self.ks), ("depths", self.depths)):
+            if len(set(values)) < len(values):
+                raise UserError(f"--{name} has a number twice: {list(values)}; give each once")
         if not all(0 <= depth <= 1 for depth in self.depths):
             raise UserError(f"--depths are from 0 (first) to 1 (last), not {list(self.depths)}")
         needed = 2 * q + max(self.ks) + 1

@@ -169,6 +169,9 @@ def test_cells_are_means_over_samples_and_runs():
         ({"lengths": (7, 24)}, "a context of 7 tokens does not hold a needle of 3 with its key of 2 twice and text"),
         ({"depths": (0.5, 1.5)}, "--depths are from 0"),
         ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the texts do not occur in a stretch of 100"),
+        ({"lengths": (24, 12)}, "lengths must be ascending, each once"),
+        ({"ks": (1, 3, 1)}, "--ks has a number twice"),
+        ({"depths": (0.5, 0.5)}, "--depths has a number twice"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_it_is(monkeypatch, changes, message):
