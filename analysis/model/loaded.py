@@ -250,6 +250,8 @@ class LoadedModel:
             )
 
     def __enter__(self) -> Self:
+        """Put it into evaluation mode again, which leaving it may have undone."""
+        self.model.eval().requires_grad_(False)
         return self
 
     def __exit__(self, *error: object) -> None:

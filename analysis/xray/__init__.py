@@ -63,7 +63,8 @@ def xray(result: Measurement, text_number: int | None = None, *, selector: str |
     of_selector = (table["selector"] == selector) & (table["far_context"] == "true")
     for row in table[of_selector & table["target_id"].isin(of_block.index)].itertuples():
         scores = np.full(result.n_far, np.nan, dtype=np.float32)
-        scores[slice(None) if result.scores is not None else row.selected] = row.influence
+        of_chosen = getattr(row, "influence", np.nan)  # which not every result keeps
+        scores[slice(None) if result.scores is not None else row.selected] = of_chosen
         influence[places[of_block.index.get_loc(row.target_id)]] = scores
     names = ("model", "model_sha256", "n_long", "n_short", "prefix", "tau_nats", "dtype")
     saved = settings.to_json()

@@ -109,28 +109,33 @@ def influence_map(
         tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch)
     if not isinstance(text, str | Path | list | TextFiles):
         raise UserError(f"text takes one string or the path of a file, not a {type(text).__name__}")
-    loaded = open_model(model, **options)
-    texts: Any = [text]
-    if isinstance(text, TextFiles):
-        texts = text
-    source = open_texts(texts, loaded.reader)
-    n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
-    tokens, text_tokens = _tokens_to_read(source, n_long, n_short, whole=whole)
-    n_long = context_length(len(tokens), n_long, n_short)
-    loaded.check_context(n_long)
-    scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
-    # a window has many targets: their logits must fit, too
-    most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
-    scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
-    frame = _measured(scorer, tokens, windows(len(tokens), n_long), n_short, progress=progress)
-    loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
-    for place in np.flatnonzero(source.is_special(tokens)):
-        frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
-        frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
-    of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name, "text_tokens": text_tokens}
-    sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
-    about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
-    return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+    with open_model(model, **options) as loaded:
+        texts: Any = [text]
+        if isinstance(text, TextFiles):
+            texts = text
+        source = open_texts(texts, loaded.reader)
+        n_long = n_long or min(loaded.reads or MOST_CONTEXT, MOST_CONTEXT)
+        tokens, text_tokens = _tokens_to_read(source, n_long, n_short, whole=whole)
+        n_long = context_length(len(tokens), n_long, n_short)
+        loaded.check_context(n_long)
+        scorer = Scorer(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
+        # a window has many targets: their logits must fit, too
+        most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
+        scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
+        frame = _measured(scorer, tokens, windows(len(tokens), n_long), n_short, progress=progress)
+        loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
+        for place in np.flatnonzero(source.is_special(tokens)):
+            frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
+            frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
+        of_model = {
+            "model": loaded.name,
+            "model_sha256": loaded.sha256,
+            "text": name,
+            "text_tokens": text_tokens,
+        }
+        sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
+        about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
+        return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
 
 
 def _measured(

@@ -251,6 +251,17 @@ def test_a_model_object_is_measured_and_returned_as_it_was(llama):
     ]
 
 
+def test_a_model_object_that_was_opened_is_in_evaluation_mode_whenever_it_is_used(llama):
+    model = random_model("llama").train()
+    loaded = open_model((model, read_tokenizer(llama)))
+    for _ in range(2):
+        with open_model(loaded):
+            assert not any(module.training for module in model.modules())
+            assert not any(parameter.requires_grad for parameter in model.parameters())
+        assert all(module.training for module in model.modules())
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_the_identity_of_an_object_is_of_its_tensors():
     model, same, other = random_model("llama"), random_model("llama"), random_model("llama").bfloat16()
     with torch.no_grad():

@@ -10,10 +10,11 @@ import pytest
 
 from analysis.api import Result
 from analysis.model.losses import Scorer
-from analysis.xray import InfluenceMap, xray
+from analysis.xray import InfluenceMap, influence_map, xray
 from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError
-from tests.support.families import tiny_adapter
+from tests.support import small_measurement
+from tests.support.families import random_model, tiny_adapter
 from tests.support.plain import plain_loss
 from tests.support.refusals import refused
 from tests.support.results import made_result
@@ -50,6 +51,15 @@ def test_every_pair_equals_one_plain_forward_pass(name: str, length: int) -> Non
         assert len(influence) == len(read[:-M])
         for i in read[:-M][:: 1 if t % 7 == 0 else 5]:
             assert influence[i] == pytest.approx(loss([j for j in read if j != i]) - long, abs=1e-4)
+
+
+def test_a_model_object_is_returned_as_it_was() -> None:
+    model = random_model("llama").train()
+    text = small_measurement.TEXTS["letter"][0]
+    of_model = (model, small_measurement.model()[1])
+    influence_map(of_model, text, n_long=8, n_short=2, device="cpu", progress=False)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("n_long", [8, 9, 20])
@@ -112,6 +122,8 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
         *zip(selected.tolist(), influence.tolist(), strict=True)
     ]
     assert of_result.to_html().count("</html>") == 1
+    without = replace(result, choices=result.choices.drop(columns="influence"))
+    assert xray(without, selector="greedy").strongest(128 + first % 4, 8) == []
     joined = Result.join([result, replace(made_result(texts=5, run=1), texts=texts)])
     assert xray(joined, selector="greedy").strongest(int(of_result.over[0]), 8) == of_result.strongest(
         int(of_result.over[0]), 8
