@@ -116,7 +116,21 @@ class EvictionRecord:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Parts of one measurement, whose rows are put into the order of their blocks."""
+        """Parts of one measurement, whose rows are put into the order of their blocks.
+
+        Raises `UserError` where they are of different settings, or two have the same block.
+        """
+        blocks: set[int] = set()
+        for part in parts:
+            if differing := parts[0].settings.differences(part.settings, when="resumed"):
+                raise UserError(
+                    f"parts that are joined need the same settings: {differing}; measure one again, or pool results on "
+                    "other texts"
+                )
+            of_part = set(part.targets["block"].tolist())
+            if twice := blocks & of_part:
+                raise UserError(f"block {min(twice)} is in two of the parts; give each block once")
+            blocks |= of_part
         size = parts[0].settings.contexts.targets_per_block
         frames = {}
         for name in FRAMES:
@@ -138,7 +152,7 @@ class EvictionRecord:
             same_texts = replace(
                 other.settings, texts=first.settings.texts, blocks_requested=first.settings.blocks_requested
             )
-            if differing := first.settings.differences(same_texts, when="joined"):
+            if differing := first.settings.differences(same_texts, when="resumed"):
                 raise UserError(f"comparisons that are pooled need the same settings: {differing}")
             if ("group" in first.targets) != ("group" in other.targets):
                 raise UserError("some of the comparisons have groups and some none; give all of them groups")

@@ -358,6 +358,17 @@ def test_comparisons_on_other_texts_are_pooled():
         EvictionResult.pool({"books": first, "code": without})
 
 
+def test_what_is_of_other_settings_or_there_twice_is_not_put_together():
+    first = made_up()
+    with refused("parts that are joined need the same settings: sinks 1 -> 0"):
+        EvictionResult.join([first, replace(first, settings=first.settings.but(sinks=0))])
+    with refused("block 0 is in two of the parts; give each block once"):
+        EvictionResult.join([first, made_up()])
+    of_other_model = replace(made_up(seed=1), settings=first.settings.but(model_sha256="other"))
+    with refused("comparisons that are pooled need the same settings: model_sha256"):
+        EvictionResult.pool({"books": first, "code": of_other_model})
+
+
 def test_pooled_comparisons_say_what_made_them():
     versions = {"versions": {"torch": "2"}, "machine": {"cpus": 2}, "command": "of the first"}
     records = {}
