@@ -71,6 +71,11 @@ class Runner:
             return self._joined(in_memory)
         there = self._result_there()
         if there is not None and there.settings.choices.tau_nats == self.settings.choices.tau_nats:
+            if not self.sampled["target_id"].isin(there.targets["target_id"]).all():
+                raise UserError(
+                    f"{self.out} holds a result of {len(there.targets):,} of the {len(self.sampled):,} targets; give "
+                    "another folder"
+                )
             log.info("%s is complete already", self.out)
             remove_finished_parts(self.out / PARTS, differences=self._differences)
             return there

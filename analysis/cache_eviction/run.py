@@ -218,6 +218,12 @@ class _Comparison:
             there = EvictionResult.load(out)
             if differing := there.settings.differences(self.settings, when="resumed"):
                 raise UserError(f"{out} was measured with other settings: {differing}; give another folder")
+            blocks = self.sampled["block"].unique()
+            if not np.isin(blocks, there.targets["block"]).all():
+                raise UserError(
+                    f"{out} holds a result of {there.targets['block'].nunique()} of the {len(blocks)} blocks; give "
+                    "another folder"
+                )
             log.info("%s is complete already", out)
             remove_finished_parts(out / PARTS, differences=self._differences)
             return there

@@ -469,6 +469,13 @@ def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_i
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
 
 
+def test_a_result_of_some_targets_is_not_taken_for_the_whole(tmp_path):
+    some = small(targets=40, targets_per_block=4, batches=[0])
+    some.save(tmp_path)
+    with refused("holds a result of 16 of the 40 targets; give another folder"):
+        small(targets=40, targets_per_block=4, out=tmp_path)
+
+
 @pytest.mark.parametrize("whole", slow_but([1, 3], 1), indirect=True)
 def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path, stops_after):
     for number in (3, 1):

@@ -274,6 +274,14 @@ def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
     assert_same(EvictionResult.load(tmp_path), whole)
 
 
+def test_a_result_of_some_blocks_is_not_taken_for_the_whole(tmp_path):
+    some = small(only_blocks=[3, 1])
+    some.save(tmp_path)
+    with refused("holds a result of 2 of the 5 blocks; give another folder"):
+        small(out=tmp_path)
+    assert_same(small(only_blocks=[3], out=tmp_path), some)
+
+
 def test_kept_sets_are_shares_of_all_heads(tmp_path):
     result = small(kept_sets=True, blocks=2, out=tmp_path)
     shares = np.stack(result.choices["kept_share"])
