@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 UNSEEN_ONE_IN = 8
 """Keys whose ids sum to a multiple of this are never woven into training windows (`olmo_sparsity.data.windows`)."""
+_MOST_DRAWS = 10_000
+"""Of a key for one needle: with so many it is sure that there is none, where one in eight is fit."""
 _ABSENT = -1.0  # a depth in the keys of means, where NaN would not equal itself
 
 
@@ -233,10 +235,14 @@ class NeedleProbe(Probe):
                 "lower --ks or --lengths"
             )
         generator = np.random.default_rng([Stream.NEEDLES, self.seed, number])
-        drawn = generator.choice(others, count, replace=False)
-        while self.unseen_keys and drawn[:q].sum() % UNSEEN_ONE_IN:
+        for _ in range(_MOST_DRAWS):
             drawn = generator.choice(others, count, replace=False)
-        return drawn
+            if not self.unseen_keys or drawn[:q].sum() % UNSEEN_ONE_IN == 0:
+                return drawn
+        raise UserError(
+            f"none of {_MOST_DRAWS:,} keys of {q} tokens was kept out of training, of the {len(others)} tokens that a "
+            "stretch does not have; raise --key-tokens, or lower --lengths"
+        )
 
     def cells(self) -> list[Cell]:
         """Every kind of context, the control last for each k and length."""

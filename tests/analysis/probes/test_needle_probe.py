@@ -107,6 +107,13 @@ def test_a_model_that_saw_needles_is_measured_with_unseen_keys(tmp_path, family)
     assert len(few.measure(str(run), corpus, **HOW).cells)
 
 
+def test_keys_of_which_none_was_kept_out_of_training_are_refused():
+    few = replace(PROBE, ks=(1,), key_tokens=1, unseen_keys=True)
+    assert few._draw(0, np.array([1, 3, 8]))[0] == 8
+    with refused("none of 10,000 keys of 1 tokens was kept out of training, of the 3 tokens"):
+        few._draw(0, np.array([1, 3, 5]))
+
+
 def test_a_copy_head_finds_every_needle_and_none_that_is_absent(samples):
     for cell in PROBE.cells():
         loss, exact = measure_cell(TokenLosses(CopyHead()), samples, cell)
