@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from analysis import Result, measure
-from analysis.engine import TARGETS_PER_BATCH
+from analysis.engine import targets_per_batch
 from analysis.measurement import FRAMES, save_study
 from analysis.open_model import open_model
 from analysis.parquet import stacked
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = settings_of(options.n_long, options.tiny)
     start = time.monotonic()
     model = open_model(options.model)
-    batches = settings["targets"] // TARGETS_PER_BATCH
+    batches = settings["targets"] // targets_per_batch(settings["targets_per_block"])
     orders = {text: iter(np.random.default_rng(0).permutation(batches).tolist()) for text in options.texts}
     measured: dict[Path, list[Result]] = {text: [] for text in options.texts}
     speed: list[dict[str, Any]] = []
@@ -85,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Blocks of one text as one result, without the pieces of the text."""
+    """Blocks of one text as one result, in the order of their targets, without the pieces of the text."""
+    results = sorted(results, key=lambda result: result.targets["target_id"].min())
     names = [name for name in FRAMES if name != "texts"]
     frames = {name: stacked([getattr(result, name) for result in results]) for name in names}
     return replace(results[0], texts=None, **frames)
