@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import (
+    NO_FAR,
     OTHER_TARGET,
     PLACEBO,
     SAME_GROUP,
@@ -32,8 +33,7 @@ from analysis.faithfulness import Faithfulness, measured_lengths
 from analysis.kept import KeptAs, word_numbers
 from analysis.measurement import SELECTION, rounded
 from analysis.model import far_cache
-from analysis.model.far_cache import long_and_short_losses, short_losses
-from analysis.model.losses import Scorer
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.model.tokenizer import TextDecoder
 from analysis.options import tokens_to_rank
 from analysis.parquet import empty_frame, stacked
@@ -270,7 +270,7 @@ class Engine:
             if length <= self.lengths.n_context:
                 # in a block target b is given n + b tokens, as its short context has M + b
                 last = replace(contexts, n_short=length)
-                columns[f"loss_of_{length}_nats"] = rounded(short_losses(self.scorer, last, index))
+                columns[f"loss_of_{length}_nats"] = rounded(self.scorer.losses(last, NO_FAR, index)[:, 0])
             else:
                 longer, _ = self._contexts(sampled, n_long=length)
                 long, short = map(rounded, long_and_short_losses(self.scorer, longer, index))

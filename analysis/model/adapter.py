@@ -98,9 +98,6 @@ class Adapter(nn.Module, ABC):
     """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
     shares_far_keys = False
     """Whether `near_logits` reads far keys that all rows share (`far_attention`), in place of copies of a row each."""
-    reads_short_in_cache = False
-    """Whether short contexts are read as a cache without far keys. As text, a prefix would stand within windows that
-    end before it in the long context, since they count the tokens that they are given."""
     prefix: tuple[int, ...] = ()
     _prefix_cache: KeyValues  # of one row; written by `key_values`, read by `logits_after`
 

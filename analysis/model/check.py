@@ -47,8 +47,7 @@ def check_long_context(
     what it was trained to reach it is measured, with a warning.
 
     Where far keys are left out of the cache the trial also says whether rows may share them
-    (`Adapter.shares_far_keys`), or each reads a copy; and the configuration, whether the short context is read in the
-    cache, too (`Adapter.reads_short_in_cache`).
+    (`Adapter.shares_far_keys`), or each reads a copy.
 
     Args:
         model: in evaluation mode, on any device.
@@ -70,7 +69,6 @@ def check_long_context(
     more = targets_per_block - 1 + len(model.prefix)
     tried = with_prefix(model, ())
     drops_tokens = drops_tokens or gap > 0
-    model.reads_short_in_cache = in_cache and bool(model.prefix) and _has_window_within(tried, n_long + more)
     _check_limits(tried, n_long, more, gap, name, length_name, drops_tokens, may_keep_in_cache)
     _warn_of_length(n_long + more + gap, reach, name, length_name)
     if not isinstance(tried, TransformersAdapter):
@@ -111,12 +109,6 @@ def _check_limits(
     raise UserError(
         f"{length_name} = {n_long:,} with {further} is beyond the {limit:,} {what} of {name}; {remedy}"
     )
-
-
-def _has_window_within(model: Adapter, length: int) -> bool:
-    """Whether a layer of a model has a sliding window shorter than so many tokens."""
-    ends = limits(model, drops_tokens=True)
-    return any(limit < length for limit, what in ends if what.endswith("sliding window"))
 
 
 def _warn_of_length(ids: int, reach: int | None, name: str, length_name: str) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.contexts import NO_FAR, Contexts
+from analysis.contexts import Contexts
 from analysis.model.far_attention import KeyValues
 from analysis.model.losses import (
     BACKWARD_TOKENS,
@@ -91,28 +91,6 @@ def block_measures(
     ``visible``: (C, F) bool; or (C, G, F), others in every head of keys, layer after layer, where rows share far keys.
     """
     return _same_for_all(scorer, contexts, visible, names, np.arange(contexts.targets_per_block))
-
-
-def short_losses(scorer: Scorer, contexts: Contexts, targets: np.ndarray | None = None) -> np.ndarray:
-    """L_short (docs/method.md, 2.1), (m,) nats; ``targets`` as in `Scorer.losses`.
-
-    As text, or, of models that `Adapter.reads_short_in_cache` names, as the cache without far keys, which is the same
-    where no window stands between.
-    """
-    if not (scorer.model.reads_short_in_cache and contexts.n_far):
-        return scorer.losses(contexts, NO_FAR, targets)[:, 0]
-    none = subset_masks(NO_FAR, contexts.n_far)
-    if targets is None:
-        targets = contexts.all_targets
-    return measures(scorer, contexts, none, ("loss",), targets)[:, 0, 0]
-
-
-def long_and_short_losses(
-    scorer: Scorer, contexts: Contexts, targets: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(L_long, L_short) (docs/method.md, 2.1), each (m,) in nats; ``targets`` as in `Scorer.losses`."""
-    long = scorer.losses(contexts, contexts.all_far, targets)[:, 0]
-    return long, short_losses(scorer, contexts, targets)
 
 
 @retry_smaller_on_oom

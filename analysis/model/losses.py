@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.contexts import Contexts
+from analysis.contexts import NO_FAR, Contexts
 from analysis.model.adapter import Adapter
 from analysis.model.far_attention import KeyValues
 from analysis.model.on_device import LOGITS_PER_SLICE, OnDevice, chunks, is_out_of_memory
@@ -503,3 +503,12 @@ DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation
 """From the prediction given the long context, which look at no target."""
 MEASURES = ("loss", "correct", *DIVERGENCES)
 """The target's loss in nats, whether it is the likeliest token (1 or 0), KL(p_long || p) in nats, total variation."""
+
+
+def long_and_short_losses(
+    scorer: Scorer, contexts: Contexts, targets: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(L_long, L_short) (docs/method.md, 2.1), each (m,) in nats; ``targets`` as in `Scorer.losses`."""
+    long = scorer.losses(contexts, contexts.all_far, targets)[:, 0]
+    short = scorer.losses(contexts, NO_FAR, targets)[:, 0]
+    return long, short

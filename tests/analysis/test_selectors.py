@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.model.adapter import TransformersAdapter
-from analysis.model.far_cache import long_and_short_losses
-from analysis.model.losses import Scorer
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.policies.attention import AdaSnapKV, SnapKV
 from analysis.selectors import (
     ABSOLUTE,

@@ -13,8 +13,7 @@ import numpy as np
 from analysis import InfluenceMap
 from analysis.contexts import Contexts
 from analysis.kept import KeptAs
-from analysis.model.far_cache import long_and_short_losses
-from analysis.model.losses import Scorer
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import open_model
 from analysis.selectors import Selection
 

@@ -7,8 +7,7 @@ import torch
 from analysis.kept import KeptAs
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from analysis.model.far_cache import long_and_short_losses
-from analysis.model.losses import Scorer
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
 from analysis.project import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector

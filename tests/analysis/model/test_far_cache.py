@@ -13,8 +13,7 @@ from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.attention_to_far import accumulated_attention, attention_to_far, last_attention
 from analysis.model.check import check_long_context
 from analysis.model.far_attention import FarKeys, Scores, attend
-from analysis.model.far_cache import long_and_short_losses
-from analysis.model.losses import Scorer
+from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.open_model import adapter_of
 from analysis.selectors import SelectorInput, SelectorName, find_selector, subsets
 from olmo_sparsity.util.errors import UserError
@@ -121,20 +120,6 @@ def test_all_far_tokens_are_the_long_context_and_none_is_the_short_one(name, sha
     losses = far_cache.measures(scorer, contexts, both, ("loss",), targets)[..., 0]
     expected = long_and_short_losses(scorer, contexts, targets)
     np.testing.assert_allclose(losses, np.stack(expected, axis=1), atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ["windowed gemma2", "windowed mistral", "llama"])
-def test_the_short_context_behind_a_prefix_is_the_cache_without_far_keys(name):
-    """Where windows end before the prefix, too: read as text, it would stand within them."""
-    contexts = random_blocks(N, M, B)
-    adapter = with_prefix(adapter_named(name, shares=True), (3, 1))
-    check_long_context(adapter, N, B, name="the model", drops_tokens=False, in_cache=True)
-    assert adapter.reads_short_in_cache == name.startswith("windowed")
-    _, short = long_and_short_losses(Scorer(adapter), contexts)
-    nothing = np.zeros((1, FAR), dtype=bool)
-    np.testing.assert_allclose(
-        short, whole_losses(adapter, contexts, nothing, contexts.all_targets)[:, 0], atol=3e-5
-    )
 
 
 def test_a_far_context_is_read_once_where_it_is_kept_and_the_next_one_anew():
