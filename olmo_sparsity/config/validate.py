@@ -190,11 +190,14 @@ def _of_task(config: Config) -> Iterator[str]:
     ):
         yield "evaluation.until: is about the longest training length, which test_length leaves out; change one of them"
     if positions.scheme in COUPLED_SCHEMES:
-        yield from _of_coupling(config, task)
+        yield from _of_coupling(config, task, longest)
 
 
-def _of_coupling(config: Config, task: Task) -> Iterator[str]:
-    """Of coupled ids: without this a table too small for the test samples would show only after the run."""
+def _of_coupling(config: Config, task: Task, training_tokens: int) -> Iterator[str]:
+    """Of coupled ids: without this a table too small for the test samples would show only after the run.
+
+    ``training_tokens``: the most that a training sample has.
+    """
     positions = config.positions
     longest = task.test_length[1]
     second = task.largest_second_id()
@@ -203,6 +206,8 @@ def _of_coupling(config: Config, task: Task) -> Iterator[str]:
         return
     for name, largest in small_tables(positions, task, longest):
         yield f"{name}: samples up to length {longest} need ids up to {largest}; set it to at least {largest + 1}"
+    if positions.coupled_share < 1 and (positions.table_size or 0) < training_tokens:
+        yield f"positions.table_size: with coupled_share a sample may have ids 0 … {training_tokens - 1}; raise it"
     if second is None and positions.second_table_size is not None:
         yield f"positions.second_table_size: {task.name} couples on one level; set it to null"
     if second is not None and positions.rotate == "ids":

@@ -119,6 +119,11 @@ OF_TASKS = [
     ("addition-small", "model.vocab_size=100", "model.vocab_size"),
     ("addition-small", "model.max_sequence_length=8", "model.max_sequence_length"),
     ("addition-small", "positions.table_size=20", "positions.table_size"),
+    (
+        "copy-small",  # of 20 symbols a sample has 43 tokens, and coupled ids up to 21
+        "task.parameters.test_length=[2,20] positions.table_size=42 positions.coupled_share=0.5",
+        "positions.table_size",
+    ),
     ("addition-small", "max_duration=2ep", "max_duration"),
     ("addition-small", "positions.scheme=contiguous positions.id_noise=0.1", "positions.id_noise"),
     ("multi_addition-small", "positions.scheme=pose positions.rotate=ids positions.chunks=6", "positions"),
