@@ -237,7 +237,8 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    measure_options = imported(COMMANDS["measure"].check)(list(arguments))
+    check = imported(COMMANDS["measure"].check)
+    measure_options = check(list(arguments))
     _is_missing(options, [measure_options.corpus])
     model = measure_options.model
     path, _ = split_scaling(model)
@@ -245,7 +246,11 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     if Path(path).is_dir() and not options.may_come:
         # A run's last checkpoint now: all shards measure the same while it goes on.
         fixed = str(resolve_checkpoint(path)) + model[len(path) :]
-    arguments = [fixed if word == model else word for word in arguments]
+    # Of the words that are equal to it, such as the folder of --out, the one that is read as the model.
+    with_fixed = (
+        [*arguments[:i], fixed, *arguments[i + 1 :]] for i, word in enumerate(arguments) if word == model
+    )
+    arguments = next((words for words in with_fixed if check(words).model == fixed), arguments)
     return _in_shards(options, command_line("measure", arguments), measure_options.out)
 
 

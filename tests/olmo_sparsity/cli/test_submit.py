@@ -173,16 +173,22 @@ def test_c4_becomes_an_array_and_a_merge(dry_run):
     assert merging == [*START, *shared.split()]
 
 
-def test_measure_takes_the_checkpoint_of_now_in_shards(submit, dry_run, run_folder):
-    """Without --shard the same command puts the shards together."""
-    line = f"measure run --corpus corpus --out x --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
-    folder = run_folder / "bin"
+@pytest.fixture
+def sbatch(tmp_path):
+    """A folder with a stand-in for sbatch, which writes what it is called with to the file ``calls`` there."""
+    folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls; echo "5;cluster"\n')
     (folder / "sbatch").chmod(0o755)
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return folder
+
+
+def test_measure_takes_the_checkpoint_of_now_in_shards(submit, sbatch, dry_run, run_folder):
+    """Without --shard the same command puts the shards together."""
+    line = f"measure run --corpus corpus --out x --array 3%2 --gpus-per-node 1 -- {SMALL} --tau 0.5"
+    path = f"{sbatch}{os.pathsep}{os.environ['PATH']}"
     assert submit(line, path=path).splitlines() == ["submitted as job 5"] * 2 + ["logs: x/slurm-*.out"]
-    array, merge = (folder / "calls").read_text().splitlines()
+    array, merge = (sbatch / "calls").read_text().splitlines()
     command = f"measure run/step00000008 --corpus corpus --out x {SMALL} --tau 0.5"
     assert "--array=1-3%2" in array and "--gpus-per-node=1" in array
     assert array.endswith(f"{command} --shard %a/3") and merge.endswith(command)
@@ -191,6 +197,14 @@ def test_measure_takes_the_checkpoint_of_now_in_shards(submit, dry_run, run_fold
     ((given, script, words),) = dry_run(f"measure run@yarn:4 --corpus none --out x --after 3 -- {SMALL}")
     assert script == "job.sbatch" and "--dependency=afterok:3" in given
     assert words[4:6] == ["measure", "run@yarn:4"]
+
+
+def test_a_result_stays_in_the_folder_of_the_run_that_is_measured(submit, sbatch, run_folder):
+    """In that of the checkpoint it would be removed with it, when a later one is saved."""
+    submit(
+        f"measure --out run run --corpus corpus -- {SMALL}", path=f"{sbatch}{os.pathsep}{os.environ['PATH']}"
+    )
+    assert "measure --out run run/step00000008 --corpus" in (sbatch / "calls").read_text()
 
 
 def test_any_other_command_is_a_job_of_one_process(dry_run):
