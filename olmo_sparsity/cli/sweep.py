@@ -94,6 +94,8 @@ def plan(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Cell]]:
         raise UserError("--grid: a key is given twice; put all of its values into one --grid")
     cells = []
     grid = [*itertools.product(options.configs, *axes.values())]
+    if options.only is not None and options.only > len(grid):
+        raise UserError(f"--only {options.only}: there are {len(grid)} cells; give one of them")
     for path, *values in grid[options.only - 1 : options.only] if options.only else grid:
         settings = dict(zip(axes, values, strict=True))
         named = {"config": Path(path).stem, **settings} if len(options.configs) > 1 else settings
@@ -133,10 +135,14 @@ def _cell(options: argparse.Namespace, folder: Path, path: str, overrides: Seque
     # where --evaluate has changed, the earlier measurement is replaced
     words = [str(folder), "--overwrite", *shlex.split(options.evaluate)]
     evaluation = exact_match.parser().parse_args(words)
+    if evaluation.out is not None:
+        raise UserError(
+            f"--evaluate: --out {evaluation.out} is one folder for all cells; leave it to the sweep"
+        )
     if config.task.name is not None:
         commands.append(command_line("exact_match", words))
         task, sizes = exact_match.planned(evaluation, config)
-        record = (evaluation.out or folder) / EXACT_MATCH_NAME
+        record = folder / EXACT_MATCH_NAME
         if finished and last is not None:
             finished = record_is_of(
                 record, last, task, sizes, samples=evaluation.samples, seed=evaluation.seed

@@ -100,6 +100,19 @@ def test_what_the_evaluation_would_refuse_is_refused_before_the_training(cells_o
         cells_of("task.yaml --grid seed=1,2 --out out --evaluate '--lengths 1000'")
 
 
+def test_one_folder_for_the_measurements_of_all_cells_is_refused(cells_of, tmp_path):
+    """Each would replace the one before it."""
+    tiny_task.write(tmp_path)
+    with refused("--evaluate: --out x is one folder for all cells"):
+        cells_of("task.yaml --grid seed=1,2 --out out --evaluate '--samples 5 --out x'")
+
+
+def test_a_task_of_an_array_that_has_no_cell_is_no_success(cells_of, tmp_path):
+    tiny_task.write(tmp_path)
+    with refused("--only 3: there are 2 cells"):
+        cells_of("task.yaml --grid seed=1,2 --out out --only 3")
+
+
 # Running.
 
 
