@@ -18,7 +18,8 @@ from olmo_sparsity.checkpoint import resolve_checkpoint
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.tokens import CorpusManifest
-from tests.support import small_measurement
+from olmo_sparsity.tasks import make_task
+from tests.support import small_measurement, tiny
 from tests.support.corpora import text_settings, write_lines
 from tests.support.refusals import refused
 from tests.support.results import made_result
@@ -99,6 +100,9 @@ def test_a_corpus_a_run_and_a_config_are_at_home(home):
     settings = text_settings(["~/a.jsonl"], heldout_files=("~/b.jsonl",), decontaminate=False)
     made = prepare(settings, "~/corpus", workers=1)
     assert CorpusManifest.load("~/corpus") == made == CorpusManifest.load(home / "corpus")
+    tiny.write_corpus(home / "text", dict.fromkeys(("train", "heldout"), tiny.random_documents(4, 90)))
+    task = make_task("planted", {"text": "~/text", "test_length": [20, 50]})
+    assert len(task.vocabulary) == 1 + 50 + task.num_planted
     step = home / "run" / "step00000001"
     step.mkdir(parents=True)
     (step / "model.safetensors").touch()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from olmo_sparsity.tasks.assemble import labelled_batch, letter_names
 from olmo_sparsity.tasks.batch import TaskBatch, between
 from olmo_sparsity.tasks.task import SPLITS, Draws, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json
+from olmo_sparsity.util.files import read_json, user_path
 
 
 @dataclass(frozen=True)
@@ -169,11 +168,12 @@ def _corpus(folder: str) -> tuple[int, dict[str, np.ndarray]]:
     It is read here, because `olmo_sparsity.data` makes batches of tasks.
     """
     remedy = "prepare the corpus again, with olmo-sparsity prepare_data"
-    manifest = read_json(Path(folder) / "manifest.json", remedy)
+    path = user_path(folder)
+    manifest = read_json(path / "manifest.json", remedy)
     texts = {}
     for split in _TEXT_OF.values():
         files = manifest["splits"].get(split, [])
-        token_ids = [np.fromfile(Path(folder, file["name"]), manifest["dtype"]) for file in files]
+        token_ids = [np.fromfile(path / file["name"], manifest["dtype"]) for file in files]
         if not files or [len(ids) for ids in token_ids] != [file["tokens"] for file in files]:
             raise UserError(f"planted: {folder} has no {split} text, or not all of it; {remedy}")
         texts[split] = np.concatenate(token_ids)
