@@ -164,11 +164,12 @@ def task_text(config: Config) -> str | None:
 # --- the check of all files before the first step ---
 
 
-def verify_token_files(config: Config) -> None:
+def verify_token_files(config: Config, *, only_heldout: bool = False) -> None:
     """Verify all token files that a run reads; for one process of a run, before its first step.
 
     Those of a corpus must be the ones of its manifest. Of others the ids must be of the type that they are read as, and
-    in the vocabulary. Raises `UserError` for the first one that is not right.
+    in the vocabulary. Raises `UserError` for the first one that is not right. ``only_heldout``: those to train on are
+    known already.
     """
     splits = [(text, split) for text in [task_text(config)] if text for split in ("train", "heldout")]
     evaluates = config.evaluation.interval is not None
@@ -178,8 +179,10 @@ def verify_token_files(config: Config) -> None:
         if evaluates and not evaluation_paths:
             splits.append((config.corpus.path, "heldout"))
     for folder, split in splits:
-        open_verified(folder, split)
-    without_manifest = [*(config.data.paths or ()), *evaluation_paths]
+        if split == "heldout" or not only_heldout:
+            open_verified(folder, split)
+    training_paths = [] if only_heldout else config.data.paths or []
+    without_manifest = [*training_paths, *evaluation_paths]
     if without_manifest:
         TokenFiles(
             without_manifest, config.data.memmap_dtype, config.model.eos_token_id

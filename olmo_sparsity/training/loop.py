@@ -92,9 +92,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
     engine.assert_same_on_all_ranks(str(data.identity), "the text to train on")
     warn_of_workers(engine, config.data.num_workers)
     with run_folder(config, engine, last, resume):
-        # A run that goes on has its text's checksums, of the manifest, in its checkpoint.
-        if last is None:
-            engine.on_rank_zero(lambda: verify_token_files(config))
+        # A run that goes on has its text's checksums, of the manifest, in its checkpoint; held-out text may be another.
+        engine.on_rank_zero(lambda: verify_token_files(config, only_heldout=last is not None))
         wait_for_verification()
         first_step = 0 if last is None else restore(engine, last, data.identity)
         engine.on_rank_zero(lambda: append_provenance(config, last))

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -251,6 +252,22 @@ def test_another_precision_is_taken_where_it_is_asked_for_and_not_where_the_mach
         train(config, resume=True)
     monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda: False)
     train(config, resume=True)
+
+
+HELDOUT = {"of the corpus": None, "of token files": ["wide.npy"]}
+
+
+@pytest.mark.parametrize("kind", HELDOUT)
+def test_held_out_text_that_comes_with_the_resumption_is_verified(run_of_half, tmp_path, kind):
+    """A measure of it would be a wrong number, or end in an index that is out of range."""
+    copy_of(run_of_half, tmp_path)
+    heldout = tmp_path / "corpus" / "heldout-00000.npy"
+    heldout.write_bytes(b"\x01" + heldout.read_bytes()[1:])
+    np.arange(1, 41, dtype=np.uint32).repeat(4).tofile(tmp_path / "wide.npy")
+    paths = HELDOUT[kind] and [str(tmp_path / name) for name in HELDOUT[kind]]
+    message = "heldout-00000.npy" if paths is None else "wide.npy holds ids of 4 bytes, read as 2"
+    with refused(message):
+        train(tiny.train_config(tmp_path, evaluation={"interval": 4, "paths": paths}), resume=True)
 
 
 # --- a run that diverges ---
