@@ -8,6 +8,7 @@ of JSON takes numbers for text, and zstandard would need another package.
 from __future__ import annotations
 
 import ast
+import math
 import platform
 import re
 import sysconfig
@@ -332,6 +333,13 @@ class PrepareSettings:
                 raise UserError(f"--{name.replace('_', '-')} is not for source {self.source}")
         check_encoding(self.encoding)
         trains_tokenizer = self.tokenizer_name == "bpe"
+        for is_read, name, below in (
+            (self.chooses_heldout, "heldout_fraction", 1),
+            (trains_tokenizer, "tokenizer_sample_mb", math.inf),
+        ):
+            if is_read and not 0 < (value := getattr(self, name)) < below:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} {value} is not above 0 and below {below}; change it")
         if self.source == "text" and not self.files and (trains_tokenizer or not self.heldout_files):
             remedy = "to evaluate only, --heldout-files and the --tokenizer of the model (olmo, or a tokenizer.json)"
             raise UserError(f"no input files; name --files, or, {remedy}")

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pyarrow as pa
@@ -206,6 +207,14 @@ def test_files_of_no_kind_and_wrong_options_are_refused_before_anything_is_made(
         ({"files": (str(tmp_path / "empty.jsonl"),)}, r"there is no text in .*empty\.jsonl"),
         ({"files": (str(tmp_path / "folder"),)}, "neither a prepared corpus .* nor a folder of text"),
         ({"files": (str(tmp_path / "a.txt"),), "encoding": "no"}, "no encoding of this name"),
+        *(
+            (
+                {"files": (str(tmp_path / "a.txt"),), name: value},
+                f"--{name.replace('_', '-')} {value} is not above 0",
+            )
+            for name, values in (("heldout_fraction", (0.0, 1.0)), ("tokenizer_sample_mb", (-1.0, inf)))
+            for value in (*values, nan)
+        ),
     ]:
         with refused(message):
             prepare(text_settings(**settings), tmp_path / "out")
