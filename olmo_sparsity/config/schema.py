@@ -406,8 +406,8 @@ class Config(olmo.TrainConfig):
     softmax_auxiliary_loss: bool = checked(False, recorded_on_resume=True)
     auxiliary_loss_multiplier: float | None = checked(1e-4, at_least=0, recorded_on_resume=True)
     time_limit: float | None = checked(None, above=0, may_change_on_resume=True)
-    stop_at: int | None = checked(None, at_least=0, may_change_on_resume=True)
-    stop_after: int | None = checked(None, at_least=0, may_change_on_resume=True)
+    stop_at: int | None = checked(None, at_least=1, may_change_on_resume=True)
+    stop_after: int | None = checked(None, at_least=1, may_change_on_resume=True)
     activation_checkpointing: olmo.ActivationCheckpointingStrategy | None = checked(
         None, may_change_on_resume=True
     )

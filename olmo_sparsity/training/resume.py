@@ -56,7 +56,7 @@ def starting_checkpoint(config: Config, resume: bool) -> Path | None:
 def initial_checkpoint(config: Config) -> Path | None:
     """The checkpoint that a fresh start takes its weights from; None for freshly drawn ones.
 
-    Raises `UserError` where it is none, has another tokenizer, or would be overwritten.
+    Raises `UserError` where it is none, has another tokenizer or other heads, or would be overwritten.
     """
     if config.initial_weights is None:
         return None
@@ -65,6 +65,12 @@ def initial_checkpoint(config: Config) -> Path | None:
     if initial.resolve().parent == Path(config.save_folder).resolve():
         raise UserError(
             f"initial_weights: {initial} is in the folder that would be overwritten; choose another --save_folder"
+        )
+    heads = config_of(initial).model.n_heads
+    if heads != config.model.n_heads:  # tensors have the same shapes, and mean something else
+        raise UserError(
+            f"initial_weights: {initial} has model.n_heads {heads}, and this model has {config.model.n_heads}; "
+            f"set --model.n_heads={heads}"
         )
     its_tokenizer = initial / TOKENIZER
     if (

@@ -544,6 +544,10 @@ def test_weights_of_another_tokenizer_or_shape_or_that_would_be_overwritten_are_
     elsewhere = f"--initial_weights={last}", f"--save_folder={tmp_path / 'elsewhere'}"
     with refused("is of another model: .*blocks.2"):
         train(tiny.train_config(tmp_path, *elsewhere, "--model.n_layers=3"))
+    with refused(
+        "initial_weights: .* has model.n_heads 4, and this model has 8"
+    ):  # tensors of the same shapes
+        train(tiny.train_config(tmp_path, *elsewhere, "--model.n_heads=8"))
     other = tmp_path / "tokenizer.json"
     other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + " ")
     with refused("initial_weights: .* has another tokenizer than the text"):
