@@ -198,7 +198,10 @@ class NeedleWeaver:
         self.seed = seed
 
     def weave(self, window: np.ndarray, *, epoch: int, index: int) -> np.ndarray:
-        """The window's tokens (T,) with needles, which do not occur in it elsewhere; or the window unchanged."""
+        """The window's tokens (T,) with needles, which do not occur in it elsewhere; or the window unchanged.
+
+        Raises `UserError` where the window has so much of the vocabulary that there are no such needles.
+        """
         settings = self.settings
         if settings.share == 0:
             return window
@@ -206,7 +209,13 @@ class NeedleWeaver:
         if generator.random() >= settings.share:
             return window
         lengths = settings.key_tokens + generator.choice(settings.value_tokens, settings.per_window)
-        needles = self._draw(generator, np.setdiff1d(self.vocabulary, window), lengths)
+        unused = np.setdiff1d(self.vocabulary, window)
+        if len(unused) < (needed := int(lengths.sum())):
+            raise UserError(
+                f"a window leaves {len(unused)} tokens of the vocabulary for needles of {needed} others; lower "
+                "needles.per_window, or take a larger vocabulary or a shorter window"
+            )
+        needles = self._draw(generator, unused, lengths)
         text = window[: len(window) - 2 * int(lengths.sum())]
         gaps = ((len(text) + 2) ** generator.random(len(needles))).astype(int) - 1
         first = generator.integers(0, len(text) - gaps + 1)

@@ -11,6 +11,7 @@ from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.build import needle_weaver, open_training_data
 from olmo_sparsity.data.windows import is_held_out
 from tests.support import tiny
+from tests.support.refusals import refused
 
 VOCABULARY, WINDOW, Q = 400, 64, 2
 NEEDLES = {"share": 1.0, "per_window": 3, "key_tokens": Q, "value_tokens": [1, 3]}
@@ -76,6 +77,13 @@ def test_they_are_a_function_of_seed_epoch_and_index_in_a_share_of_the_windows(c
     assert all(other != woven() for other in (woven(epoch=1), at, woven(seed=config.seed + 1)))
     share = np.mean([woven(index, share=0.3) != text(index).tolist() for index in range(1000)])
     assert 0.25 < share < 0.35 and woven(share=0.0) == text(7).tolist()
+
+
+def test_a_window_that_has_nearly_the_whole_vocabulary_is_refused_with_the_remedy(config: Config) -> None:
+    with refused(
+        "a window leaves 1 tokens of the vocabulary for needles of [0-9]+ others; lower needles.per_window"
+    ):
+        needle_weaver(config).weave(np.arange(2, config.model.vocab_size), epoch=0, index=1)
 
 
 def test_training_reads_them_and_nothing_else_changes(tmp_path) -> None:
