@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 from olmo import optim
-from olmo.config import ActivationCheckpointingStrategy, SchedulerUnits
+from olmo.config import ActivationCheckpointingStrategy, SchedulerType, SchedulerUnits
 
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import load_weights
 from olmo_sparsity.config.durations import parse_duration, parse_steps
 from olmo_sparsity.config.schema import CompilerConfig, Config
 from olmo_sparsity.data.build import run_tokenizer
+from olmo_sparsity.data.training_batches import local_batch_size
 from olmo_sparsity.evaluate.build import open_evaluation
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
@@ -74,11 +75,17 @@ def prepare_model(engine: Engine, config: Config, model: Model) -> None:
 
     Raises `UserError` for a precision that the machine does not have, and what more than one process cannot do.
     """
-    if config.task.length_groups is not None and engine.world_size > 1:
-        raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
+    check_processes(config, engine.world_size)
     settings = engine_settings(config)
     model.to(engine.device)  # before the optimizer is made, as PyTorch requires
     engine.prepare(model, build_optimizer(config, model), settings)
+
+
+def check_processes(config: Config, world_size: int) -> None:
+    """Raise `UserError` where a step of this run cannot be shared by so many processes."""
+    local_batch_size(config.global_train_batch_size, world_size)
+    if config.task.length_groups is not None and world_size > 1:
+        raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
 
 
 def engine_settings(config: Config) -> EngineSettings:
@@ -152,14 +159,27 @@ def warn_of_workers(engine: Engine, num_workers: int) -> None:
 
 
 def build_schedule(config: Config, steps_per_epoch: int | None) -> Schedule:
-    """Learning rates and clipping bounds of the whole run; ``steps_per_epoch``: None of a task, which has no epochs."""
-    counts_tokens = config.scheduler.units == SchedulerUnits.tokens
+    """Learning rates and clipping bounds of the whole run; ``steps_per_epoch``: None of a task, which has no epochs.
+
+    Raises `UserError` for a warm-up that is longer than the epochs; of steps and tokens `validate` does.
+    """
+    scheduler = config.scheduler
+    counts_tokens = scheduler.units == SchedulerUnits.tokens
+    max_steps = max(1, int(_steps(config, steps_per_epoch or 0)))
+    units_per_step = config.tokens_per_step if counts_tokens else 1
+    length = max_steps * units_per_step
+    is_in_epochs = parse_duration(config.max_duration)[1] == "epochs" and steps_per_epoch is not None
+    if is_in_epochs and scheduler.name != SchedulerType.constant and scheduler.t_warmup > length:
+        raise UserError(
+            f"scheduler.t_warmup: {scheduler.t_warmup:g} {scheduler.units} are longer than max_duration "
+            f"{config.max_duration}, {length} {scheduler.units}; try --scheduler.t_warmup={length // 4}"
+        )
     return Schedule(
         scheduler=optim.build_scheduler(config),
         initial_learning_rate=config.optimizer.learning_rate,
         initial_max_grad_norm=config.max_grad_norm,
-        max_steps=max(1, int(_steps(config, steps_per_epoch or 0))),
-        units_per_step=config.tokens_per_step if counts_tokens else 1,
+        max_steps=max_steps,
+        units_per_step=units_per_step,
     )
 
 

@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 from olmo_sparsity.config.schema import Config, SchedulerConfig
-from olmo_sparsity.data.training_batches import Batch, local_batch_size
+from olmo_sparsity.data.training_batches import Batch
 from olmo_sparsity.model.build import Model, empty_model
-from olmo_sparsity.training.build import build_optimizer, build_schedule
+from olmo_sparsity.training.build import build_optimizer, build_schedule, check_processes
 from olmo_sparsity.training.engine import compile_options
 from olmo_sparsity.training.plan import Schedule
 from olmo_sparsity.training.zero import check_deepspeed
@@ -37,7 +37,7 @@ def check_run(config: Config, world_size: int, steps_per_epoch: int | None = Non
 
     ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
     """
-    local_batch_size(config.global_train_batch_size, world_size)
+    check_processes(config, world_size)
     with _one_line("model"):
         model = empty_model(config, device="meta")
         _read_once(config)

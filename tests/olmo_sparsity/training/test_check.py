@@ -10,7 +10,7 @@ from torch import nn
 
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.check import check_run
-from tests.support import tiny
+from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +51,22 @@ def test_a_schedule_in_epochs_is_looked_at_to_its_end(tmp_path):
     check_run(config, world_size=1)
     with refused("scheduler: at step 4 the learning rate would be nan"):
         check_run(config, world_size=1, steps_per_epoch=8)
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused_where_their_steps_are_known(tmp_path):
+    """As one longer than steps or tokens is: the learning rate would never be reached."""
+    config = tiny.train_config(tmp_path, max_duration="2ep", scheduler={"t_warmup": 17})
+    check_run(config, world_size=1)
+    check_run(config, world_size=1, steps_per_epoch=9)
+    with refused("scheduler.t_warmup: 17 steps are longer than max_duration 2ep, 16 steps; try .*=4"):
+        check_run(config, world_size=1, steps_per_epoch=8)
+
+
+def test_groups_of_lengths_are_for_one_process(tmp_path):
+    config = tiny_task.config(tmp_path, "--task.length_groups=3")
+    check_run(config, world_size=1)
+    with refused("task.length_groups sorts all samples of a step"):
+        check_run(config, world_size=2)
 
 
 @pytest.mark.parametrize("family", ["olmo", "gpt_neox"])
