@@ -164,6 +164,10 @@ def _defaults() -> DictConfig:
 def _merged(path: Path, overrides: Sequence[str]) -> DictConfig:
     """The values of the base files, the file and the overrides, neither checked nor resolved yet."""
     options = [_without_base_60(clean_opt(override)) for override in overrides]
+    if without_value := [option for option in options if not option.partition("=")[2].strip()]:
+        raise ValueError(
+            f"--{without_value[0]} has no value, as of a variable that is not set; null stands for none"
+        )
     bases = [find_shipped(option.removeprefix("base=")) for option in options if option.startswith("base=")]
     layers = _layers(path, (), bases[-1] if bases else None)
     written = [om.from_dotlist([option]) for option in options if not option.startswith("base=")]

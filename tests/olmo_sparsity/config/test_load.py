@@ -188,6 +188,14 @@ def test_a_file_is_refused_in_one_line(write: Write, text: str) -> None:
     assert message.startswith("FILE: ") and FILES[text] in message and "\n" not in message
 
 
+@pytest.mark.parametrize("name", ["initial_weights", "base", "max_grad_norm"])
+def test_an_option_without_a_value_is_not_taken_for_null(name: str) -> None:
+    """As --initial_weights=$BEFORE has none where the variable is not set: training would start from scratch."""
+    message = refusal(BASE, f"--{name}=")
+    assert message == f"FILE: --{name}= has no value, as of a variable that is not set; null stands for none"
+    assert load_config(BASE, ["--initial_weights=null"]).initial_weights is None
+
+
 def test_omegaconfs_limit_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that names ten thousand token files could not be resumed."""
     monkeypatch.setenv("OMEGACONF_MAX_YAML_EXPANDED_NODES", "50")
