@@ -153,7 +153,8 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
     from olmo_sparsity.training.check import check_run
     from olmo_sparsity.training.resume import initial_checkpoint, starting_checkpoint
 
-    path, *overrides = [word for word in arguments if word != "--resume"] or ["CONFIG"]
+    path = next((word for word in arguments if not word.startswith("--")), "CONFIG")
+    overrides = [word for word in arguments if word not in (path, "--resume")]
     config = load_config(path, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     world_size = options.nodes * per_node

@@ -92,6 +92,12 @@ def test_a_training_of_many_nodes(dry_run, tmp_path):
     assert (script, command) == ("train.sbatch", [*options, *trained])
 
 
+def test_options_may_stand_before_the_config_as_in_train(dry_run, tmp_path):
+    tiny.train_config(tmp_path)
+    ((_, _, command),) = dry_run("train --seed=2 --resume config.yaml --epoch=1")
+    assert command[2:] == [*START, "train", "config.yaml", "--seed=2", "--epoch=1", "--resume"]
+
+
 def test_retries_are_passed_on_and_none_is_allowed(dry_run, tmp_path):
     tiny.train_config(tmp_path)
     for count in ("0", "12"):
