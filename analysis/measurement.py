@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.contexts import PLACEBO, placebo_column
 from analysis.older_records import renamed_choices
-from analysis.parquet import read_frame
+from analysis.parquet import read_frame, stacked
 from analysis.saved import read_head, write_saved
 from analysis.settings import Settings
 from olmo_sparsity.util.errors import UserError
@@ -224,6 +224,28 @@ class Measurement:
 
         of_runs: dict[str, Any] = {"scores": None, "effects": None, "runs": tuple(results)}
         return replace(first, targets=joined("targets"), choices=joined("choices"), **of_runs)
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Self]) -> Self:
+        """Parts of one measurement as one, in the order of their targets, each once; its time is that of all parts.
+
+        Raises `UserError` where a part was measured with other settings than the first.
+        """
+        for part in parts[1:]:
+            if differing := parts[0].settings.differences(part.settings, when="resumed"):
+                raise UserError(f"a part was measured with other settings: {differing}; measure it again")
+        parts = sorted(parts, key=lambda part: part.targets["target_id"].min())
+        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        if frames["targets"]["target_id"].duplicated().any():
+            keys = {"targets": ["target_id"], "texts": ["block"]}
+            for name, frame in frames.items():
+                if frame is not None:
+                    of_row = keys.get(
+                        name, [column for column in ("target_id", *SELECTION) if column in frame]
+                    )
+                    frames[name] = frame.drop_duplicates(of_row, ignore_index=True)
+        provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
+        return replace(parts[0], provenance=provenance, **frames)
 
     @classmethod
     def of(cls, other: Measurement) -> Self:

@@ -25,8 +25,7 @@ import pandas as pd
 
 from analysis.arguments import whole_numbers
 from analysis.engine import Engine, targets_per_batch
-from analysis.measurement import FRAMES, RESULT_NAME, SELECTION, Measurement
-from analysis.parquet import stacked
+from analysis.measurement import FRAMES, RESULT_NAME, Measurement
 from analysis.saved import Parts, Rounds, open_parts, remove_finished_parts
 from analysis.settings import Settings
 from analysis.work import (
@@ -240,23 +239,14 @@ class Runner:
 
     def _joined(self, parts: Sequence[Measurement]) -> Measurement:
         """The parts as one result."""
-        parts = sorted(parts, key=lambda part: part.targets["target_id"].min())
-        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-        if frames["targets"]["target_id"].duplicated().any():  # by shares of different numbers
-            keys = {"targets": ["target_id"], "texts": ["block"]}
-            for name, frame in frames.items():
-                if frame is not None:
-                    of_row = keys.get(
-                        name, [column for column in ("target_id", *SELECTION) if column in frame]
-                    )
-                    frames[name] = frame.drop_duplicates(of_row, ignore_index=True)
-        lacking = [name for name in frames["targets"] if any(name not in part.targets for part in parts)]
+        whole = Measurement.of_parts(parts)
+        targets = whole.targets
+        lacking = [name for name in targets if any(name not in part.targets for part in parts)]
         if lacking:
             log.warning("parts of an earlier version lack %s: the result does, too", ", ".join(lacking))
-            frames["targets"] = frames["targets"].drop(columns=lacking)
-        complete = len(frames["targets"]) == len(self.sampled)
-        provenance = {**parts[0].provenance, "seconds": sum(part.provenance["seconds"] for part in parts)}
-        return Measurement(replace(self.settings, complete=complete), provenance=provenance, **frames)
+            targets = targets.drop(columns=lacking)
+        complete = len(targets) == len(self.sampled)
+        return replace(whole, settings=replace(self.settings, complete=complete), targets=targets)
 
 
 def _blocks(targets: pd.DataFrame, targets_per_block: int) -> int:

@@ -25,9 +25,8 @@ import torch
 
 from analysis import Result, measure
 from analysis.engine import targets_per_batch
-from analysis.measurement import FRAMES, save_study
+from analysis.measurement import save_study
 from analysis.open_model import open_model
-from analysis.parquet import stacked
 
 SELECTORS = ("leave-one-out-kl/cache:4", "attention", "snapkv")
 MARGIN = 1.3
@@ -78,18 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speed.append(row | {"torch": torch.__version__})
         save_study(
             options.out,
-            {f"{text.stem}-n{settings['n_long']}": joined(of) for text, of in measured.items() if of},
+            {
+                f"{text.stem}-n{settings['n_long']}": replace(Result.of_parts(of), texts=None)
+                for text, of in measured.items()
+                if of
+            },
         )
         (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
         print(f"{text.stem}: {row['over_tau']} over tau in {row['seconds']:.1f} s", flush=True)
-
-
-def joined(results: Sequence[Result]) -> Result:
-    """Blocks of one text as one result, in the order of their targets, without the pieces of the text."""
-    results = sorted(results, key=lambda result: result.targets["target_id"].min())
-    names = [name for name in FRAMES if name != "texts"]
-    frames = {name: stacked([getattr(result, name) for result in results]) for name in names}
-    return replace(results[0], texts=None, **frames)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def collect(out: Path, records: Path) -> None:
         if folder.name in study:
             measured = stacked([part.targets for part in parts])["target_id"]
             parts += others_of(with_effects(study[folder.name], effects_path(records, folder.name)), measured)
-        result = joined(folder, parts)
+        result = Result.of_parts(parts)
         if result.effects is not None:
             save_effects(result.effects, effects_path(records, folder.name))
         study[folder.name] = replace(result, effects=None)
@@ -84,17 +84,6 @@ def others_of(result: Result, measured: pd.Series) -> list[Result]:
             frame = frame[~frame["target_id"].isin(measured)]
         frames[name] = frame
     return [replace(result, **frames)] if len(frames["targets"]) else []
-
-
-def joined(folder: Path, parts: Sequence[Result]) -> Result:
-    """Parts of one cell, in the order of their targets; the commit and machine are those of the first."""
-    for other in parts[1:]:
-        if differing := parts[0].settings.differences(other.settings, when="joined"):
-            raise SystemExit(f"{folder} was measured with other settings: {differing}")
-    parts = sorted(parts, key=lambda part: part.targets["target_id"].min())
-    frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-    provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
-    return replace(parts[0], provenance=provenance, **frames)
 
 
 def save_effects(effects: pd.DataFrame, path: Path) -> None:

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 
 from analysis import Result, measure
-from analysis.measurement import FRAMES
 from analysis.open_model import open_model
-from analysis.parquet import stacked
 from olmo_sparsity.util.arguments import Parser
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
@@ -61,8 +59,7 @@ def main():
             break
         results.append(measure(model, [given.texts], batches=[batch], **settings))
         seconds.append(time.monotonic() - before)
-        frames = {name: stacked([getattr(result, name) for result in results]) for name in FRAMES[:2]}
-        joined = replace(results[0], texts=None, **frames)
+        joined = replace(Result.of_parts(results), texts=None)
         joined.save(given.out)
         speed = {
             "batches": len(results),

@@ -22,8 +22,7 @@ import pandas as pd
 
 from analysis import Result, load, load_study, measure
 from analysis.figures import style
-from analysis.measurement import FRAMES, RESULT_NAME, save_study
-from analysis.parquet import stacked
+from analysis.measurement import RESULT_NAME, save_study
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import Tables
@@ -62,12 +61,10 @@ def collect(runs: str) -> None:
     for folder in sorted(path for path in Path(runs).iterdir() if path.is_dir()):
         whole = (folder / RESULT_NAME).is_file()
         parts = [folder] if whole else sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
-        results = [load(path) for path in parts]
-        frames = {name: stacked([getattr(result, name) for result in results]) for name in FRAMES[:2]}
-        choices = frames["choices"]
+        result = Result.of_parts([load(path) for path in parts])
+        choices = result.choices
         lists = {name: choices[name].map(lambda row: row[:FIRST]) for name in ("selected", "influence")}
-        frames["choices"] = choices.assign(**lists)
-        study[folder.name] = replace(results[0], texts=None, **frames)
+        study[folder.name] = replace(result, choices=choices.assign(**lists), texts=None)
     save_study(RECORDS, study)
 
 

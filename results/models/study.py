@@ -23,7 +23,7 @@ import pandas as pd
 from analysis import InfluenceMap, Result, load, load_study
 from analysis.figures.figure2 import kept_as_figure
 from analysis.figures.style import save_figure
-from analysis.measurement import FRAMES, RESULT_NAME, save_study
+from analysis.measurement import RESULT_NAME, save_study
 from analysis.parquet import read_parquet, stacked
 from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
@@ -53,18 +53,16 @@ def collect(runs: str) -> None:
         new = [part for part in parts if not known & {*part.targets["target_id"]}]
         if not new:
             continue
-        joined = [*before, *new]
-        if different := joined[0].settings.differences(new[0].settings, but_for=("complete",)):
-            raise SystemExit(f"{folder} was measured with other settings: {different}")
-        frames = {name: stacked([getattr(part, name) for part in joined]) for name in FRAMES[:2]}
+        joined = Result.of_parts([*before, *new])
         # the keys of random tokens say nothing, and cannot be made smaller; those of weak targets would take most room
-        drawn = (frames["choices"]["selector"] == "random") | (joined[0].settings.choices.tau_nats < 1)
-        keys = frames["choices"].loc[drawn, "influence"]
-        frames["choices"].loc[drawn, "influence"] = keys.map(np.zeros_like)
-        seconds = sum(part.provenance["seconds"] for part in joined)
-        commits = dict.fromkeys(commit for part in joined for commit in part.provenance["commit"].split(" "))
-        provenance = {**joined[0].provenance, "seconds": seconds, "commit": " ".join(commits)}
-        study[folder.name] = replace(joined[0], provenance=provenance, texts=None, **frames)
+        drawn = (joined.choices["selector"] == "random") | (joined.settings.choices.tau_nats < 1)
+        keys = joined.choices.loc[drawn, "influence"]
+        joined.choices.loc[drawn, "influence"] = keys.map(np.zeros_like)
+        commits = dict.fromkeys(
+            commit for part in [*before, *new] for commit in part.provenance["commit"].split(" ")
+        )
+        provenance = joined.provenance | {"commit": " ".join(commits)}
+        study[folder.name] = replace(joined, provenance=provenance, texts=None)
     save_study(HERE, study)
 
 

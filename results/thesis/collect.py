@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import Result, load
-from analysis.measurement import FRAMES, RESULT_NAME
-from analysis.parquet import stacked
+from analysis.measurement import RESULT_NAME
 from analysis.saved import without_folders, write_saved
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 
@@ -140,10 +139,7 @@ def read_cell(folder: Path) -> Result | None:
         paths = sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
     if not paths:
         return None
-    parts = [load(path) for path in paths]
-    frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-    provenance = parts[0].provenance | {"seconds": sum(part.provenance["seconds"] for part in parts)}
-    return Result(parts[0].settings, provenance=provenance, **frames)
+    return Result.of_parts([load(path) for path in paths])
 
 
 def provenance_of(result: Result) -> dict[str, Any]:

@@ -123,6 +123,27 @@ def test_what_would_not_be_one_average_is_not_joined(other, said):
         Result.join([made_result(), other()])
 
 
+def test_parts_are_one_result_again_in_whatever_order_they_come():
+    whole = replace(made_result(groups=5), provenance={"seconds": 2.0})
+
+    def part(of):
+        frames = {
+            name: frame[frame["target_id"].isin(of)].reset_index(drop=True)
+            for name, frame in (("targets", whole.targets), ("choices", whole.choices))
+        }
+        return replace(whole, **frames)
+
+    ids = whole.targets["target_id"].to_numpy()
+    third = len(ids) // 3
+    parts = [part(ids[2 * third :]), part(ids[: 2 * third]), part(ids[third : 2 * third])]
+    together = Result.of_parts(parts)
+    assert together.provenance["seconds"] == 3 * whole.provenance["seconds"]
+    assert_same(replace(together, provenance=whole.provenance), whole)
+    other = replace(parts[1], settings=whole.settings.but(tau_nats=0.25))
+    with refused("a part was measured with other settings: tau_nats"):
+        Result.of_parts([parts[0], other])
+
+
 @pytest.mark.parametrize("name", ["targets", "choices"])
 def test_a_flipped_byte_in_a_page_is_found(tmp_path, name):
     """Else a disk that fails would change a number."""
