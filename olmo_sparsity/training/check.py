@@ -29,6 +29,8 @@ from olmo_sparsity.training.plan import Schedule
 from olmo_sparsity.training.zero import check_deepspeed
 from olmo_sparsity.util.errors import UserError
 
+log = logging.getLogger(__name__)
+
 _STEPS_LOOKED_AT = 1000
 
 
@@ -38,6 +40,17 @@ def check_run(config: Config, world_size: int, steps_per_epoch: int | None = Non
     ``steps_per_epoch``: None where the text is not there yet. Returns the model, whose weights are on no device.
     """
     check_processes(config, world_size)
+    positions = config.positions
+    if (
+        positions.scheme == "random_start"
+        and config.task.name is None
+        and config.target_length == config.model.max_sequence_length
+    ):
+        log.warning(
+            "positions.scheme: random_start trains as contiguous does, as all ids below target_length %d are those of "
+            "a window; raise positions.target_length",
+            config.target_length,
+        )
     with _one_line("model"):
         model = empty_model(config, device="meta")
         _read_once(config)

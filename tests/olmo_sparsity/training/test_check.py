@@ -146,6 +146,13 @@ def test_the_shipped_files_are_accepted_and_a_job_from_here_may_still_use_gpus(t
     assert "DS_ACCELERATOR" not in os.environ
 
 
+@pytest.mark.parametrize("target_length", ["null", "33"])
+def test_random_starts_without_room_are_warned_of(tmp_path, caplog, target_length):
+    options = ("--positions.scheme=random_start", f"--positions.target_length={target_length}")
+    check_run(tiny.train_config(tmp_path, *options), world_size=1)
+    assert ("trains as contiguous does" in caplog.text) == (target_length == "null")
+
+
 def test_a_dry_run_and_a_run_refuse_alike(tmp_path, call_main):
     tiny.train_config(tmp_path)
     for options in ((), ("--dry-run",)):
