@@ -143,6 +143,15 @@ def test_no_more_than_two_cells_run_at_a_time(tmp_path):
     assert max(itertools.accumulate(map(int, (tmp_path / "times").read_text().split()))) == 2
 
 
+@pytest.fixture
+def hears_hangups():
+    """SIGHUP is not ignored, as it is in tests that run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_passed_on_and_waited_for(capsys, tmp_path, monkeypatch, number):
     """The first saves and ends with 85, the second dies before it listens, the third never starts."""
