@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -320,22 +321,29 @@ CRITERIA = {
 """Names of `smallest_k`, and what the figure says of the targets that are counted."""
 
 
+ALL = "all three"
+"""Of the texts together, which N 4,096 is shown for alone: its texts have two or three blocks each."""
+
+
 def figure(study: Mapping[str, Result]) -> Figure | None:
     """Share of the targets that have enough from k keys and values: rows are criteria, columns texts; None without."""
     frames = []
-    for cell, result in study.items():
-        model, text, kind = cell.split("-", 2)
-        if kind in ("n256", "n1024", "n4096"):
+    for (model, name), kind in product(MODELS.items(), ("n256", "n1024", "n4096")):
+        cells = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)}
+        shown = {cell.split("-")[1]: result for cell, result in cells.items() if kind != "n4096"}
+        if cells:
+            shown[ALL] = of_all_texts(cells)
+        for text, result in shown.items():
             frame = comparisons.smallest_k(result)
-            label = f"{MODELS[model]}, N {result.settings.contexts.n_long:,}"
+            label = f"{name}, N {result.settings.contexts.n_long:,}"
             frames.append(frame[frame["selector"] == EXACT].assign(text=text, cell=label))
     if not frames:
         return None
     curves = pd.concat(frames, ignore_index=True)
     curves[["value", "low", "high"]] *= 100
     looks = model_styles(dict.fromkeys(curves["cell"]))
-    texts = [text for text in TEXTS if text in set(curves["text"])]
-    drawn = new_figure(6.75, 5.6)
+    texts = [text for text in (ALL, *TEXTS) if text in set(curves["text"])]
+    drawn = new_figure(8.6, 5.6)
     panels = drawn.subplots(len(CRITERIA), len(texts), sharex=True, sharey=True, squeeze=False)
     for row, (criterion, label) in zip(panels, CRITERIA.items(), strict=True):
         for axes, text in zip(row, texts, strict=True):
@@ -347,8 +355,7 @@ def figure(study: Mapping[str, Result]) -> Figure | None:
         axes.set_ylim(0, 100)
     for axes in panels[-1]:
         log_axis(axes, sorted(set(curves["k"]))[::2])
-        axes.set_xlabel("k")
-    panels[-1][len(texts) // 2].set_xlabel("k [far keys and values, beside 4 sinks]")
+        axes.set_xlabel("k [keys and values]")
     add_legend(drawn, looks)
     return drawn
 
