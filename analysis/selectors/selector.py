@@ -100,15 +100,16 @@ class SelectorInput:
     ) -> np.ndarray:
         """`evaluate` of one subset for each candidate, those of the selector ``base``, (m, C).
 
-        What is proposed to a screened form has the same subsets in the form that is not screened. Where that runs, too,
-        or its passes are known, they are not made again.
+        What is proposed to a screened form has the same subsets in the form that is not screened. Where that one's
+        values are known, or its passes will be made, a screened form reads its values there.
 
         Args:
             subsets_of: from candidates, (C,) or (m, C) columns, to subsets as in `losses`.
         """
         of_base = SelectorName(base, ranked_in=self.ranked_in, screen=self.screen)
         of_all = replace(of_base, screen=None)
-        if self.screen is not None and ((of_all, measure) in self.shared or self._measures_of(of_all)):
+        known = {of_measure for name, of_measure in self.shared if name == of_all}
+        if self.screen is not None and (measure in known or (self._measures_of(of_all) and not known)):
             values = replace(self, columns=None, screen=None).evaluate_shared(base, measure, subsets_of)
             return np.take_along_axis(values, self.candidates - len(self.sinks), axis=1)
         if (of_base, measure) not in self.shared:

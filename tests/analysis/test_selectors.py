@@ -289,6 +289,23 @@ def test_a_screened_form_reads_nothing_that_the_whole_one_reads(model, level, sc
     assert tokens < tokens_together < tokens + 0.5 * tokens_alone
 
 
+def test_a_screened_form_makes_its_own_passes_where_others_measured_the_whole_one(model):
+    """As `--effects` do, of KL and loss: for total variation all F subsets would be read again, for few of them."""
+    contexts = random_blocks(N, M, B)
+    read = []
+    scorer = Scorer(model)
+    scorer.on_read = read.append
+    names = tuple(map(SelectorName.parse, ("leave-one-out-kl", "leave-one-out-tv@random:4")))
+    inputs = SelectorInput(scorer, contexts, 0, 3, np.array([[0, 0]]), names=names)
+    inputs.shared[SelectorName("leave-one-out"), "kl"] = np.zeros((1, FAR))
+    together = find_selector("leave-one-out-tv@random:4")(inputs)
+    tokens = sum(read)
+    read.clear()
+    alone = find_selector("leave-one-out-tv@random:4")(replace(inputs, names=(), shared={}, proposals={}))
+    np.testing.assert_array_equal(together.columns, alone.columns)
+    assert tokens == sum(read)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
