@@ -124,18 +124,13 @@ def influence_map(
         scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
         frame = _measured(scorer, tokens, windows(len(tokens), n_long), n_short, progress=progress)
         loaded.check_losses(frame["loss_long_nats"].dropna().to_numpy())
-        for place in np.flatnonzero(source.is_special(tokens)):
-            frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
-            frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
-        of_model = {
-            "model": loaded.name,
-            "model_sha256": loaded.sha256,
-            "text": name,
-            "text_tokens": text_tokens,
-        }
-        sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
-        about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
-        return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+    for place in np.flatnonzero(source.is_special(tokens)):
+        frame.loc[place, ["loss_long_nats", "loss_short_nats"]] = np.nan
+        frame.at[place, "influence"] = np.empty(0, dtype=np.float32)
+    of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name, "text_tokens": text_tokens}
+    sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": tau_nats}
+    about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
+    return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
 
 
 def _measured(
