@@ -115,7 +115,7 @@ class EvictionRecord:
         return cls(settings, provenance=about.get("provenance", {}), **frames)
 
     @classmethod
-    def join(cls, parts: Sequence[Self]) -> Self:
+    def of_parts(cls, parts: Sequence[Self]) -> Self:
         """Parts of one measurement, whose rows are put into the order of their blocks.
 
         Raises `UserError` where they are of different settings, or two have the same block.

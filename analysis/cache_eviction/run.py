@@ -95,7 +95,7 @@ def eviction(
             contexts: where the near tokens are read again, ``leave-one-out-kl`` is read from it for the blocks that it
             has, to float32, in place of F passes a block.
         only_blocks: numbers from 0 of the drawn blocks to judge, so that several processes judge parts for
-            `EvictionResult.join`. In ``out`` they stay parts, and the same call without it judges the others.
+            `EvictionResult.of_parts`. In ``out`` they stay parts, and the same call without it judges the others.
         prefix: what stands before every context, see `analysis.measure`; so for all that is not named here.
         seed: of everything that is drawn.
         out: folder to write to as blocks are finished: the same call goes on after an interruption.
@@ -213,7 +213,7 @@ class _Comparison:
         if out is None:
             in_memory: list[EvictionResult] = []
             self._judge((), in_memory.append, progress)
-            return EvictionResult.join(in_memory)
+            return EvictionResult.of_parts(in_memory)
         if (out / HEAD).is_file():
             there = EvictionResult.load(out)
             if differing := there.settings.differences(self.settings, when="resumed"):
@@ -239,7 +239,7 @@ class _Comparison:
                 kept.append(part)
 
             self._judge(judged, keep, progress)
-            result = EvictionResult.join(kept)
+            result = EvictionResult.of_parts(kept)
             if is_part:
                 return result
             remove_leftovers(out, [HEAD, *(f"eviction-{name}.parquet" for name in FRAMES)])

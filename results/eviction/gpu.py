@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if torch.cuda.is_available():
             row |= {"device": torch.cuda.get_device_name(), "gb": torch.cuda.max_memory_allocated() / 1e9}
         speed.append(row | {"torch": torch.__version__})
-        joined = {of.stem: EvictionResult.join(parts) for of, parts in judged.items()}
+        joined = {of.stem: EvictionResult.of_parts(parts) for of, parts in judged.items()}
         EvictionResult.pool(joined).save(options.out)
         (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
         print(f"{text.stem}: block {number} in {row['seconds']:.1f} s", flush=True)

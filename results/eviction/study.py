@@ -65,7 +65,7 @@ def collect(out: Path, records: Path) -> None:
         parts = [EvictionResult.load(path) for path in paths if (path / HEAD).is_file()]
         if not parts:
             continue
-        without_folders(EvictionResult.join(parts)).save(records / folder.name)
+        without_folders(EvictionResult.of_parts(parts)).save(records / folder.name)
         if (folder / PLACES).is_file():
             shutil.copy(folder / PLACES, records / folder.name)
 

@@ -361,9 +361,9 @@ def test_comparisons_on_other_texts_are_pooled():
 def test_what_is_of_other_settings_or_there_twice_is_not_put_together():
     first = made_up()
     with refused("parts that are joined need the same settings: sinks 1 -> 0"):
-        EvictionResult.join([first, replace(first, settings=first.settings.but(sinks=0))])
+        EvictionResult.of_parts([first, replace(first, settings=first.settings.but(sinks=0))])
     with refused("block 0 is in two of the parts; give each block once"):
-        EvictionResult.join([first, made_up()])
+        EvictionResult.of_parts([first, made_up()])
     of_other_model = replace(made_up(seed=1), settings=first.settings.but(model_sha256="other"))
     with refused("comparisons that are pooled need the same settings: model_sha256"):
         EvictionResult.pool({"books": first, "code": of_other_model})

@@ -262,7 +262,7 @@ def test_one_way_of_the_near_tokens_is_measured_as_beside_the_other(whole, tmp_p
 def test_parts_of_some_blocks_are_joined_to_the_whole(whole, tmp_path):
     parts = [small(only_blocks=blocks) for blocks in ([3, 1], [0], [4, 2])]
     assert parts[0].targets["block"].unique().tolist() == [1, 3]
-    assert_same(EvictionResult.join(parts), whole)
+    assert_same(EvictionResult.of_parts(parts), whole)
     for wrong in ([5], [], [-1], [0, 9]):
         with refused("only_blocks takes numbers from 0 to 4, as blocks are drawn"):
             small(only_blocks=wrong)
