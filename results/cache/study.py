@@ -211,9 +211,7 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
     for model, name in MODELS.items():
         of_kinds = {}
         for kind in ("n256", "n1024", "n4096", "ladder", "nulls"):
-            cells = {
-                cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)
-            }
+            cells = cells_of(study, model, kind)
             if cells:
                 of_kinds[kind] = of_all_texts(cells)
                 title = f"{name}, {kind} of {len(cells)} texts together"
@@ -293,6 +291,11 @@ def rungs(result: Result) -> pd.DataFrame:
     return interval_frame(rows, ["way", "name", "k"])
 
 
+def cells_of(study: Mapping[str, Result], model: str, kind: str) -> dict[str, Result]:
+    """Those of one model and kind, of every text that is measured."""
+    return {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)}
+
+
 def of_all_texts(cells: Mapping[str, Result]) -> Result:
     """Cells of one model and kind as one result, whose texts and groups are those of all of them."""
     targets = []
@@ -329,7 +332,7 @@ def figure(study: Mapping[str, Result]) -> Figure | None:
     """Share of the targets that have enough from k keys and values: rows are criteria, columns texts; None without."""
     frames = []
     for (model, name), kind in product(MODELS.items(), ("n256", "n1024", "n4096")):
-        cells = {cell: result for cell, result in study.items() if re.fullmatch(f"{model}-.*-{kind}", cell)}
+        cells = cells_of(study, model, kind)
         shown = {cell.split("-")[1]: result for cell, result in cells.items() if kind != "n4096"}
         if cells:
             shown[ALL] = of_all_texts(cells)
