@@ -44,7 +44,7 @@ def open_model(
 
     Args:
         model: a path or hub id, maybe with ``@yarn:4`` or ``@untrained`` behind it; or (model, tokenizer), both loaded;
-            a `LoadedModel` is returned as it is.
+            a `LoadedModel` is returned as it is, and no option may stand beside it.
         tokenizer: instead of the model's: an object of transformers or tokenizers, or the path of a tokenizer.json.
         prefix: what stands before every context: ``auto`` (what the tokenizer puts before a text, nothing for a model
             of this project, which read no such token in training), ``none``, ``bos``, ``eos``, or ids such as ``1,2``.
@@ -53,9 +53,15 @@ def open_model(
         attn_implementation: of transformers, ``sdpa`` or ``eager``; by default the model's usual one.
 
     Raises `UserError` where there is no such model, it takes no position ids, lacks weights, or the prefix names no
-    token of it.
+    token of it, and for options of a model that is open.
     """
     if isinstance(model, LoadedModel):
+        given = {"tokenizer": tokenizer, "device": device, "attn_implementation": attn_implementation}
+        given |= {"prefix": None if prefix == "auto" else prefix, "dtype": None if dtype == "fp32" else dtype}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise UserError(
+                f"{model.name} is open already: give {', '.join(named)} when it is opened, to open_model"
+            )
         return model
     keep_freed_memory()
     if dtype not in DTYPES:

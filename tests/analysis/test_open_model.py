@@ -262,6 +262,21 @@ def test_a_model_object_that_was_opened_is_in_evaluation_mode_whenever_it_is_use
         assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("option", ["tokenizer", "prefix", "dtype", "device", "attn_implementation"])
+def test_options_of_a_model_that_is_open_are_refused(llama, option):
+    loaded = open_model(llama)
+    given = {
+        "tokenizer": llama,
+        "prefix": "bos",
+        "dtype": "bf16",
+        "device": "cpu",
+        "attn_implementation": "eager",
+    }
+    with refused(f"{option} when it is opened"):
+        open_model(loaded, **{option: given[option]})
+    assert open_model(loaded) is loaded
+
+
 def test_the_identity_of_an_object_is_of_its_tensors():
     model, same, other = random_model("llama"), random_model("llama"), random_model("llama").bfloat16()
     with torch.no_grad():
