@@ -58,6 +58,8 @@ class TrainState:
     """Tokens seen."""
     finished: bool = False
     """The run reached its full duration."""
+    evaluation_due: bool = False
+    """The run was stopped before the evaluation after this step."""
     precision: str | None = None
     """Accelerate's name of the precision that it was trained in; None in checkpoints of older versions."""
     data: str | None = None

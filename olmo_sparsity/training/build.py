@@ -193,8 +193,13 @@ def _steps(config: Config, steps_per_epoch: float) -> float:
     }[unit]
 
 
-def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) -> Plan:
-    """What happens at each step from now on, after ``first_step`` steps are done."""
+def build_plan(
+    config: Config, *, first_step: int, steps_per_epoch: int | None, evaluation_due: bool = False
+) -> Plan:
+    """What happens at each step from now on, after ``first_step`` steps are done.
+
+    ``evaluation_due``: of the checkpoint that the run goes on from.
+    """
     schedule = build_schedule(config, steps_per_epoch)
     last_step = min(
         schedule.max_steps,
@@ -204,6 +209,7 @@ def build_plan(config: Config, *, first_step: int, steps_per_epoch: int | None) 
     return Plan(
         schedule=schedule,
         first_step=first_step,
+        evaluation_due=evaluation_due and config.evaluation.interval is not None,
         last_step=last_step,
         deadline=time.monotonic() + (config.time_limit or math.inf),
         skip_steps=config.data.skip_steps,

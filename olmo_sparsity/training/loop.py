@@ -23,6 +23,7 @@ from olmo_sparsity.checkpoint import (
     CHECKSUMS,
     OPTIMIZER,
     WEIGHTS,
+    TrainState,
     load_optimizer,
     load_state,
     step_of,
@@ -95,18 +96,23 @@ def train(config: Config, *, resume: bool = False) -> Path:
         # A run that goes on has its text's checksums, of the manifest, in its checkpoint; held-out text may be another.
         engine.on_rank_zero(lambda: verify_token_files(config, only_heldout=last is not None))
         wait_for_verification()
-        first_step = 0 if last is None else restore(engine, last, data.identity)
+        done = TrainState(step=0, tokens=0) if last is None else restore(engine, last, data.identity)
         engine.on_rank_zero(lambda: append_provenance(config, last))
-        plan = build_plan(config, first_step=first_step, steps_per_epoch=data.steps_per_epoch)
+        plan = build_plan(
+            config,
+            first_step=done.step,
+            steps_per_epoch=data.steps_per_epoch,
+            evaluation_due=done.evaluation_due,
+        )
         evaluation = open_run_evaluation(config, engine)
         saver = build_saver(config, engine, data.identity)
-        monitor = open_monitor(config, engine, first_step=first_step, last_step=plan.last_step)
+        monitor = open_monitor(config, engine, first_step=done.step, last_step=plan.last_step)
         profiler = build_profiler(config, engine, plan)
         return run_steps(engine, data, plan, evaluation, saver, monitor, profiler)
 
 
-def restore(engine: Engine, last: Path, data_identity: str | None) -> int:
-    """Load the optimizer's state of the checkpoint ``last``; returns after how many steps it was written.
+def restore(engine: Engine, last: Path, data_identity: str | None) -> TrainState:
+    """Load the optimizer's state of the checkpoint ``last``; returns where the run stood.
 
     Raises `UserError` where it was trained on other text than that of ``data_identity``.
     """
@@ -117,7 +123,7 @@ def restore(engine: Engine, last: Path, data_identity: str | None) -> int:
         refuse_change(last, "the text it is trained on, by its sha256,", state.data, data_identity)
     engine.load_optimizer_tensors(load_optimizer(last))
     log.info("resuming from %s", last)
-    return state.step
+    return state
 
 
 def run_steps(
@@ -135,7 +141,7 @@ def run_steps(
             log.info(
                 "data.skip_steps: steps %d to %d are counted and not trained", steps.start, steps.stop - 1
             )
-    folder = saver.folder_of(plan.first_step)
+    step = plan.first_step
     batches = data.batches(plan.first_step)
     with (
         monitor,
@@ -144,6 +150,11 @@ def run_steps(
         profiler,
         collecting_between_steps(plan.garbage_interval),
     ):
+        if plan.evaluation_due:
+            with monitor.paused():
+                has_learned = evaluate_and_save(engine, plan, evaluation, saver, monitor, step)
+            if has_learned:
+                return saver.folder_of(step)
         for step in range(plan.first_step + 1, plan.last_step + 1):
             with profiler.step(step):
                 with record_function(DATA):
@@ -157,29 +168,44 @@ def run_steps(
 
             is_stopping = stop.received is not None or time.monotonic() > plan.deadline
             stops, is_writing = engine.any_rank(is_stopping, saver.is_writing)
-            has_learned = False
             with monitor.paused():
                 if not is_writing:
                     saver.finish()
-                if stops:  # before the evaluation: there may be only seconds left
-                    folder = saver.save(step, finished=plan.is_complete_after(step))
+                is_last, is_evaluated = step == plan.last_step, plan.evaluates_after(step)
+                if stops and (is_evaluated or not is_last):
+                    # before the evaluation: there may be only seconds left
+                    folder = saver.save(step, finished=False, evaluation_due=is_evaluated)
                     saver.finish()
-                if evaluation is not None and plan.evaluates_after(step):
-                    measures = engine.evaluate(evaluation)
-                    monitor.log_evaluation(step, measures)
-                    until = plan.evaluation_until
-                    has_learned = until is not None and exact_share(measures) >= until
-                if has_learned or (plan.saves_after(step) and not stops):
-                    folder = saver.save(step, finished=has_learned or plan.is_complete_after(step))
-            if has_learned:
-                log.info("finished after step %d: exact match reached evaluation.until", step)
-                break
-            if stops and step < plan.last_step:
-                why = stop.received or "a signal to another process, or time_limit"
-                raise StoppedBySignal(
-                    f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
-                )
-    return folder
+                    if not is_last:
+                        why = stop.received or "a signal to another process, or time_limit"
+                        raise StoppedBySignal(
+                            f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
+                        )
+                if evaluate_and_save(engine, plan, evaluation, saver, monitor, step):
+                    break
+    return saver.folder_of(step)
+
+
+def evaluate_and_save(
+    engine: Engine,
+    plan: Plan,
+    evaluation: HeldoutEvaluation | TaskEvaluation | None,
+    saver: CheckpointSaver,
+    monitor: Monitor,
+    step: int,
+) -> bool:
+    """Evaluate and save after ``step``, where they are due. Returns whether the run has learned its task, and ends."""
+    has_learned = False
+    if evaluation is not None and plan.evaluates_after(step):
+        measures = engine.evaluate(evaluation)
+        monitor.log_evaluation(step, measures)
+        until = plan.evaluation_until
+        has_learned = until is not None and exact_share(measures) >= until
+    if has_learned or plan.saves_after(step):
+        saver.save(step, finished=has_learned or plan.is_complete_after(step))
+    if has_learned:
+        log.info("finished after step %d: exact match reached evaluation.until", step)
+    return has_learned
 
 
 @contextmanager

@@ -43,6 +43,8 @@ class Plan:
     schedule: Schedule
     first_step: int
     """Steps that are done already."""
+    evaluation_due: bool
+    """The last start was stopped before the evaluation after ``first_step``."""
     last_step: int
     """The run's last one, or where `stop_at` or `stop_after` ends this start."""
     deadline: float
@@ -70,6 +72,8 @@ class Plan:
 
     def evaluates_after(self, step: int) -> bool:
         """Whether held-out measures are due after ``step``."""
+        if step == self.first_step:
+            return self.evaluation_due
         return self.evaluation_interval is not None and self._is_due(step, self.evaluation_interval)
 
     def saves_after(self, step: int) -> bool:

@@ -63,10 +63,11 @@ class CheckpointSaver:
         """Whether this rank still writes its share of a checkpoint."""
         return self.pending is not None and not self.pending.writing.done()
 
-    def save(self, step: int, *, finished: bool) -> Path:
+    def save(self, step: int, *, finished: bool, evaluation_due: bool = False) -> Path:
         """Begin the checkpoint after ``step``, once the one before is finished; returns its folder. Collective.
 
-        ``finished``: the run has reached its end. Raises `UserError` where the disk is full.
+        ``finished``: the run has reached its end. ``evaluation_due``: it is stopped before the evaluation after this
+        step. Raises `UserError` where the disk is full.
         """
         self.finish()
         share = Share(
@@ -81,6 +82,7 @@ class CheckpointSaver:
             step=step,
             tokens=step * self.tokens_per_step,
             finished=finished,
+            evaluation_due=evaluation_due,
             precision=self.engine.settings.precision,
             data=self.data_identity,
         )

@@ -3,8 +3,10 @@
 import json
 import random
 import signal
+import sys
 import threading
 import time
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from olmo_sparsity.checkpoint import TrainState, checkpoints, load_state
 from olmo_sparsity.new_checkpoint import NewCheckpoint
 from olmo_sparsity.training import loop
-from olmo_sparsity.training.engine import share_of
+from olmo_sparsity.training.engine import Engine, share_of
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.saving import CheckpointSaver, PendingSave
@@ -143,6 +145,39 @@ def test_a_signal_waits_for_the_checkpoint_that_is_written(tmp_path, monkeypatch
         train(tiny.train_config(tmp_path, "--save_interval=3"))
     assert steps_in(tmp_path / "run") == [3, 4]
     assert not leftovers(tmp_path / "run")
+
+
+def evaluations(run):
+    rows = read_metrics(run / "metrics.jsonl")
+    return [(row["step"], row["heldout_loss_nats"]) for row in rows if "heldout_loss_nats" in row]
+
+
+def test_a_run_that_is_stopped_saves_at_once_and_evaluates_when_it_goes_on(tmp_path, monkeypatch):
+    """SLURM may leave it half a minute."""
+    config = tiny.train_config(tmp_path, evaluation={"interval": 4})
+    train(config)
+    with monkeypatch.context() as stopping:
+        before_step(stopping, 4, lambda: signal.raise_signal(signal.SIGTERM))
+        stopped = replace(config, save_folder=str(tmp_path / "stopped"))
+        with pytest.raises(StoppedBySignal, match="stopped after step 4"):
+            train(stopped)
+    assert evaluations(tmp_path / "stopped") == []
+    assert load_state(train(stopped, resume=True)).finished
+    assert evaluations(tmp_path / "stopped") == evaluations(tmp_path / "run")
+    assert [step for step, _ in evaluations(tmp_path / "run")] == [4, 8]
+
+
+def test_a_run_that_is_killed_in_its_last_evaluation_is_finished_by_the_next_start(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path, evaluation={"interval": 8})
+    with monkeypatch.context() as stopping:
+        before_step(stopping, 8, lambda: signal.raise_signal(signal.SIGTERM))
+        stopping.setattr(Engine, "evaluate", lambda *_: sys.exit(137))
+        with pytest.raises(SystemExit):
+            train(config)
+    assert steps_in(tmp_path / "run") == [4, 8] and not evaluations(tmp_path / "run")
+    last = train(config, resume=True)
+    assert load_state(last) == replace(load_state(last), step=8, finished=True, evaluation_due=False)
+    assert [step for step, _ in evaluations(tmp_path / "run")] == [8]
 
 
 @pytest.mark.parametrize("kind", ["not finite", "a bug"])

@@ -21,7 +21,6 @@ from olmo_sparsity.training.build import build_schedule, warn_of_workers
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.log import read_metrics
 from olmo_sparsity.training.loop import forward_backward, train
-from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.engines import prepared_engine
 from tests.support.refusals import refused
@@ -172,21 +171,6 @@ def test_accelerates_environment_changes_nothing(tmp_path, monkeypatch):
     train(replace(config, save_folder=str(tmp_path / "again")))
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
     assert [row["grad_norm"] for row in first] == [row["grad_norm"] for row in second]
-
-
-def test_a_run_that_is_to_stop_saves_before_it_evaluates(tmp_path, monkeypatch):
-    """SLURM may leave it half a minute."""
-    config = tiny.train_config(tmp_path, "--time_limit=0.001", evaluation={"interval": 1})
-    saved = []
-
-    def evaluate(self, evaluation):
-        saved.extend(checkpoints(tmp_path / "run"))
-        return {"heldout_loss_nats": 1.0}
-
-    monkeypatch.setattr(Engine, "evaluate", evaluate)
-    with pytest.raises(StoppedBySignal):
-        train(config)
-    assert len(saved) == 1
 
 
 def test_bf16_that_is_emulated_is_not_chosen(monkeypatch):
