@@ -3,6 +3,8 @@
 # It runs from the top of the repository. SDISTS: a folder of source distributions (sdists.txt). BOOKS.json.gz,
 # CODE.json.gz: the texts (../texts.md). SMOLLM2, GEMMA: the .gguf files.
 # Shards that a comment names went on from there: `study.py collect` adds new batches to a cell.
+# Scripts that made records and are gone are in the commits that the records name; sdists.txt and sdists-licenses.csv are
+# of `texts.py newest` and `licenses` at 00a07b20.
 set -euo pipefail
 : "${SMOLLM2:?}" "${GEMMA:?}" "${SDISTS:?}"
 

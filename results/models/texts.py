@@ -5,8 +5,6 @@
     python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
     python results/models/texts.py joined OUT.jsonl FILE.jsonl ...
     python results/models/texts.py library OUT.jsonl
-    python results/models/texts.py newest NAMES.txt LIST.txt
-    python results/models/texts.py licenses SDISTS LICENSES.csv
 
 `sdists` downloads the source distributions of a list, each by its hash, from the index that pip is configured with
 (https://pypi.org/simple unless it names another). It builds nothing, keeps what is there already, and names those that
@@ -16,16 +14,12 @@ the date has not read them, as far as releases after it describe new work. `one-
 at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a group, as
 a package is; others are as `olmo_sparsity.util.text_fields` has them. `joined` joins all texts of a group, if they have
 at least 58,000 characters. `library` draws as `one-each` among the files of the library of this Python.
-
-`newest` makes a list of the newest source distributions; its names may be another list, whose versions are ignored.
-`licenses` writes down under what license each one says that it is.
 """
 
 from __future__ import annotations
 
 import ast
 import base64
-import csv
 import gzip
 import hashlib
 import http.client
@@ -42,11 +36,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
 from html.parser import HTMLParser
-from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from packaging.metadata import parse_email
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
@@ -133,7 +125,6 @@ class IndexedFile:
     filename: str
     url: str
     pin: Pin
-    is_yanked: bool
 
 
 class PackageIndex:
@@ -161,14 +152,14 @@ class PackageIndex:
                     raise
                 continue
             parse = files_of_json if "json" in content_type else files_of_html
-            for filename, url, sha256, is_yanked in parse(page.decode()):
+            for filename, url, sha256 in parse(page.decode()):
                 try:
                     file_name, version = parse_sdist_filename(filename)
                 except (InvalidSdistFilename, InvalidVersion):  # a wheel, or a name of long ago
                     continue
                 if file_name == name and filename.endswith(".tar.gz") and sha256:
                     pin = Pin(name, version, sha256)
-                    files.append(IndexedFile(filename, urljoin(page_url, url), pin, is_yanked))
+                    files.append(IndexedFile(filename, urljoin(page_url, url), pin))
         return files
 
     def read(self, url: str) -> tuple[str, bytes]:
@@ -211,13 +202,13 @@ def is_absent(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError | NotADirectoryError)
 
 
-def files_of_json(page: str) -> Iterator[tuple[str, str, str | None, bool]]:
-    """Name, address, SHA-256 and whether it was yanked, of every file on a package's page (PEP 691)."""
+def files_of_json(page: str) -> Iterator[tuple[str, str, str | None]]:
+    """Name, address and SHA-256 of every file on a package's page (PEP 691)."""
     for file in json.loads(page)["files"]:
-        yield file["filename"], file["url"], file["hashes"].get("sha256"), bool(file.get("yanked"))
+        yield file["filename"], file["url"], file["hashes"].get("sha256")
 
 
-def files_of_html(page: str) -> Iterator[tuple[str, str, str | None, bool]]:
+def files_of_html(page: str) -> Iterator[tuple[str, str, str | None]]:
     """The same of a page in HTML (PEP 503)."""
     parser = LinkParser()
     parser.feed(page)
@@ -226,7 +217,7 @@ def files_of_html(page: str) -> Iterator[tuple[str, str, str | None, bool]]:
         sha256 = re.fullmatch("sha256=([0-9a-f]{64})", parts.fragment)
         filename = unquote(parts.path.rpartition("/")[2])
         url = urlunsplit(parts._replace(fragment=""))
-        yield filename, url, sha256[1] if sha256 else None, "data-yanked" in link
+        yield filename, url, sha256[1] if sha256 else None
 
 
 class LinkParser(HTMLParser):
@@ -284,7 +275,7 @@ def read_list(path: str) -> list[Pin]:
             raise UserError(f"{path}, line {number} has {pin.name} again; keep one of its lines")
         pins[pin.name] = pin
     if not pins:
-        raise UserError(f"{path} has no packages; `newest` makes a list")
+        raise UserError(f"{path} has no packages; give a list of them")
     return list(pins.values())
 
 
@@ -340,65 +331,6 @@ def download(pin: Pin, index: PackageIndex, folder: Path) -> str | None:
 def sha256_of(content: bytes) -> str:
     """As hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
-
-
-def newest(names_path: str, list_path: str) -> None:
-    """Write a list of the newest source distributions, for whichever Python: they are read, not installed.
-
-    Raises `UserError` where a package has none; then no list is written.
-    """
-    names = {canonicalize_name(line.partition("==")[0].strip()) for line in lines_of(names_path) if line}
-    index = PackageIndex()
-    lines = []
-    for name in sorted(names):
-        try:
-            files = [file for file in index.sdists(name) if not file.is_yanked]
-        except DOWNLOAD_ERRORS as error:
-            raise UserError(f"the page of {name} was not read ({error}); run this again") from None
-        pins = [file.pin for file in files]
-        released = [pin for pin in pins if not pin.version.is_prerelease] or pins
-        if not released:
-            raise UserError(
-                f"the package index has no source distribution of {name}; take it out of {names_path}"
-            )
-        pin = max(released, key=attrgetter("version"))
-        lines.append(f"{pin} --hash=sha256:{pin.sha256}\n")
-    with atomic_path(list_path) as temporary:
-        temporary.write_text("".join(lines), encoding="utf8")
-    print(f"{len(lines)} packages in {list_path}")
-
-
-def licenses(folder: str, out: str) -> None:
-    """Write name, version and license of every source distribution, as its metadata have them."""
-    rows = []
-    for path in sorted(Path(folder).glob("*.tar.gz")):
-        name, version = parse_sdist_filename(path.name)
-        rows.append((name, str(version), license_of(path)))
-    with atomic_path(out) as temporary, temporary.open("w", encoding="utf8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("name", "version", "license"))
-        table.writerows(sorted(rows))
-    print(f"{len(rows)} packages, {sum(not license for _, _, license in rows)} of which name no license")
-
-
-def license_of(path: Path) -> str:
-    """The SPDX expression of a source distribution or, in older ones, the classifiers or the first line of a text."""
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if re.fullmatch(r"(\./)?[^/]+/PKG-INFO", member.name):
-                file = archive.extractfile(member)
-                assert file is not None, member.name
-                metadata, _ = parse_email(file.read())
-                break
-        else:
-            return ""
-    classifiers = [
-        classifier.rpartition(" :: ")[2]
-        for classifier in metadata.get("classifiers", [])
-        if classifier.startswith("License :: ") and classifier != "License :: OSI Approved"
-    ]
-    text = metadata.get("license", "").strip().partition("\n")[0]
-    return metadata.get("license_expression") or "; ".join(dict.fromkeys(classifiers)) or text
 
 
 def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
@@ -492,8 +424,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "one-each": one_each,
     "joined": joined,
     "library": library,
-    "newest": newest,
-    "licenses": licenses,
 }
 
 

@@ -23,14 +23,13 @@ def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
-def sdist(name, version, log=LOG, metadata="Name: x\nLicense-Expression: MIT\n"):
+def sdist(name, version):
     """A source distribution, the same bytes each time: archives of plain files have no time of today."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path, text in (("CHANGES.md", log), ("PKG-INFO", f"Metadata-Version: 2.4\n{metadata}")):
-            member = tarfile.TarInfo(f"{name}-{version}/{path}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
+        member = tarfile.TarInfo(f"{name}-{version}/CHANGES.md")
+        member.size = len(LOG.encode())
+        archive.addfile(member, io.BytesIO(LOG.encode()))
     return content.getvalue()
 
 
@@ -44,7 +43,7 @@ class Index:
         self.passwords = set()
         self.url = ""
 
-    def add(self, name, *files, yanked=()):
+    def add(self, name, *files):
         """Give a package these files, by file name."""
         for filename, content in files:
             self.content[f"/files/{filename}"] = ("application/gzip", content)
@@ -55,7 +54,6 @@ class Index:
                     "url": f"../../files/{filename}",
                     "hashes": {"sha256": sha256(content)},
                     "requires-python": ">=99",
-                    "yanked": "broken" if filename in yanked else False,
                 }
                 for filename, content in files
             ]
@@ -63,8 +61,7 @@ class Index:
             self.content[f"/simple/{name}/"] = ("application/vnd.pypi.simple.v1+json", page.encode())
         else:
             links = [
-                f'<a href="{self.url}/files/{filename}#sha256={sha256(content)}" '
-                f"{'data-yanked' if filename in yanked else ''}>{filename}</a>"
+                f'<a href="{self.url}/files/{filename}#sha256={sha256(content)}">{filename}</a>'
                 for filename, content in files
             ]
             self.content[f"/simple/{name}/"] = ("text/html", f"<html>{''.join(links)}</html>".encode())
@@ -124,7 +121,8 @@ def listed(tmp_path):
 
 def test_a_list_is_downloaded_and_gone_on_with(index, listed, tmp_path, capsys):
     one, two = sdist("one_pkg", "1.0"), sdist("two", "2.0")
-    index.add("one-pkg", ("one_pkg-0.9.tar.gz", b"older"), ("one_pkg-1.0.tar.gz", one))
+    others = (("one_pkg-0.9.tar.gz", b"older"), ("one_pkg-odd.tar.gz", b"odd"))
+    index.add("one-pkg", *others, ("one_pkg-1.0.tar.gz", one))
     index.add("two", ("two-2.0.tar.gz", two), ("two-2.0-py3-none-any.whl", b"wheel"))
     path = listed(("One.Pkg", "1.0", one), ("two", "2.0", two))
     folder = tmp_path / "sdists"
@@ -214,38 +212,12 @@ def test_a_package_stands_in_a_list_once(tmp_path):
         texts.read_list(str(path))
 
 
-def test_newest_is_the_highest_release_that_stands(index, tmp_path):
-    index.add(
-        "one-pkg",
-        *((f"one_pkg-{version}.tar.gz", version.encode()) for version in ("9.0", "10.0", "11.0rc1", "12.0")),
-        ("one_pkg-13.0-py3-none-any.whl", b"wheel"),
-        ("one_pkg-14.0.zip", b"zip"),
-        ("one_pkg-odd.tar.gz", b"odd"),
-        yanked=("one_pkg-12.0.tar.gz",),
-    )
-    index.add("early", ("early-0.1b1.tar.gz", b"b1"), ("early-0.1b2.tar.gz", b"b2"))
-    names = tmp_path / "names.txt"
-    names.write_text(f"One.Pkg  # with a comment\nearly==0.1b1 --hash=sha256:{'0' * 64}\none-pkg\n")
-    out = tmp_path / "list.txt"
-    texts.newest(str(names), str(out))
-    expected = f"early==0.1b2 --hash=sha256:{sha256(b'b2')}\none-pkg==10.0 --hash=sha256:{sha256(b'10.0')}\n"
-    assert out.read_text() == expected
-    names.write_text("absent\n")
-    with pytest.raises(UserError, match="no source distribution of absent"):
-        texts.newest(str(names), str(out))
-    assert out.read_text() == expected
-
-
 def test_an_index_that_does_not_answer_is_a_line(index, listed, tmp_path, monkeypatch):
     path = listed(("one", "1.0", b"x"))
-    names = tmp_path / "names.txt"
-    names.write_text("one\n")
     for page in (b"<html>log in</html>", b'{"message": "log in"}', b"\xff"):
         index.content["/simple/one/"] = ("application/json", page)
         with pytest.raises(UserError, match="one==1.0 was not downloaded"):
             texts.sdists(path, str(tmp_path / "sdists"))
-        with pytest.raises(UserError, match="the page of one was not read"):
-            texts.newest(str(names), str(tmp_path / "new.txt"))
     monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": "http://user:secret@127.0.0.1:1/simple"})
     with pytest.raises(UserError, match="one==1.0 was not downloaded") as error:
         texts.sdists(path, str(tmp_path / "sdists"))
@@ -286,30 +258,6 @@ def test_an_index_may_be_a_folder_and_pip_is_asked_for_it(listed, tmp_path, monk
     assert (tmp_path / "sdists" / "one-1.0.tar.gz").read_bytes() == content
     monkeypatch.setenv("PIP_INDEX_URL", "file:///of-the-environment")
     assert texts.pip_settings()["index-url"] == "file:///of-the-environment"
-
-
-def test_licenses_are_those_of_the_metadata(tmp_path):
-    classified = (
-        "License: a text\nClassifier: License :: OSI Approved\nClassifier: License :: OSI Approved :: BSD License\n"
-        "Classifier: License :: Public Domain\nClassifier: Topic :: Text\n"
-    )
-    metadata = {
-        "a": "License-Expression: MIT OR Apache-2.0\nClassifier: License :: OSI Approved :: BSD License\n",
-        "b": classified,
-        "c": "License: ISC, as in\n  the file\n",
-        "d": "License-File: LICENSE\n",
-    }
-    for name, lines in metadata.items():
-        (tmp_path / f"{name}-1.0.tar.gz").write_bytes(sdist(name, "1.0", metadata=lines))
-    out = tmp_path / "licenses.csv"
-    texts.licenses(str(tmp_path), str(out))
-    assert out.read_text().splitlines() == [
-        "name,version,license",
-        "a,1.0,MIT OR Apache-2.0",
-        "b,1.0,BSD License; Public Domain",
-        'c,1.0,"ISC, as in"',
-        "d,1.0,",
-    ]
 
 
 HEADINGS = [
