@@ -89,7 +89,6 @@ done
 python results/models/policies.py collect runs/models/policies && python results/models/policies.py --figures results/models
 python results/models/planted.py measure $SMOLLM2 books.jsonl runs/models/planted
 python results/models/planted.py collect runs/models/planted && python results/models/planted.py --figures results/models
-python results/models/study.py brackets $SMOLLM2
 python results/models/study.py collect runs/models && python results/models/study.py --figures results/models
 python results/models/context_lengths.py --figures results/models
 olmo-sparsity xray $SMOLLM2 --text results/models/story/story.txt --n-long 320 --n-short 16 --out results/models/story

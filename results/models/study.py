@@ -4,7 +4,6 @@
     python results/models/study.py --cells smollm2-releases-n256,gemma-books-n256   prints those of some
     python results/models/study.py --figures results/models  draws a figure of the main cells, too
     python results/models/study.py --numbers results/models/numbers.csv   writes all numbers, too
-    python results/models/study.py brackets MODEL            recovery of SmolLM2's targets that are brackets
     python results/models/study.py collect runs/models       adds the batches that are measured to this folder
 
 A run folder of a measurement in shards holds parts/*, each a saved result; those of every fifth batch are spread
@@ -29,13 +28,19 @@ from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.recovery import BEST, KEPT_AS_COLUMNS, Measured, with_over_tau
-from analysis.stats.tables import Tables, interval_frame, save_numbers, show
+from analysis.stats.tables import Tables, interval_frame, save_numbers
 from analysis.study_options import study_parser
 
 HERE = Path(__file__).parent
 TAUS = (1, 2, 4)
-SMOLLM2 = ("books-n256", "code-n256", "releases-n256", "releases-n1024")
-FIGURES = (*(f"smollm2-{name}" for name in SMOLLM2), "gemma-releases-n256")
+FIGURES = (
+    "smollm2-books-n256",
+    "smollm2-code-n256",
+    "smollm2-releases-n256",
+    "smollm2-releases-n1024",
+    "gemma-releases-n256",
+)
+"""Cells that have a picture."""
 SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
 NOT_WRITTEN = ", distances"
 """Numbers that are printed and no page shows: they would be a seventh of the CSV file."""
@@ -181,24 +186,6 @@ def chosen_cells(study: Mapping[str, Result], names: Sequence[str]) -> dict[str,
     return {cell: result for name in names for cell, result in by_name[name].items()}
 
 
-def brackets(model: str) -> None:
-    """Print the recovery of targets of nothing but brackets; MODEL gives the text of a token."""
-    from analysis.open_model import open_model
-
-    decode = open_model(model).decoder.pieces
-    for cell, result in cells(HERE).items():
-        if cell.removeprefix("smollm2-") not in SMOLLM2:
-            continue
-        texts = [decode([token])[0].strip() for token in result.targets["token"]]
-        which = np.array([bool(text) and set(text) <= set("()[]{}<>") for text in texts])
-        of_brackets = chosen(result, which, 1.0)
-        over = of_brackets.targets[of_brackets.targets["over_tau"]]
-        title = f"{cell}: {len(over)} of {which.sum()} brackets over tau, in {over['group'].nunique()} groups"
-        print(f"\n{title}")
-        if len(over):
-            print(show(numbers.recovery(of_brackets), across="far_context", digits=0))
-
-
 def add_cell(tables: Tables, cell: str, result: Result) -> None:
     """All tables of a cell."""
     tau = f"{result.settings.choices.tau_nats:g} nats"
@@ -311,14 +298,14 @@ def add_xray(tables: Tables, story: InfluenceMap) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables of every cell; write them, and draw the figures, where that is asked for."""
     parser = study_parser(__doc__, HERE, figures=True)
-    parser.add_argument("command", nargs="?", choices=("brackets", "collect"), metavar="COMMAND")
-    parser.add_argument("of", nargs="?", metavar="MODEL or RUNS")
+    parser.add_argument("command", nargs="?", choices=("collect",), metavar="COMMAND")
+    parser.add_argument("runs", nargs="?", metavar="RUNS")
     parser.add_argument(
         "--cells", metavar="NAMES", help="names of cells, by comma (default: all, and what is no cell)"
     )
     given = parser.parse_args(arguments)
     if given.command:
-        {"brackets": brackets, "collect": collect}[given.command](given.of)
+        collect(given.runs)
         return
     study = cells(given.records)
     if given.cells:
