@@ -2,7 +2,7 @@
 
     python results/length/study.py                           prints the numbers
     python results/length/study.py --numbers results/length/numbers.csv      writes them, too
-    python results/length/study.py --figures results/length  draws sizes/ladder.png, sizes/joint.png, schemes/joint.png
+    python results/length/study.py --figures results/length  draws sizes/ladder.png
 
 Rise: loss at four times the window minus loss at the window, of `ladder` and `together` (nats per token). Recoveries
 are of leave-one-out at k = 4. Cross-fitted records (1-2: chosen by seed 1, measured by seed 2) are open points.
@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis import Result, load_study
 from analysis.figures.style import bar_lengths
@@ -123,16 +121,6 @@ def frame_of(point: Point) -> pd.DataFrame:
     return frame.assign(model=point.label, crossfit=point.crossfit, parameters=point.parameters)
 
 
-def bars(axes: Axes, x: pd.Series | float, y: pd.Series, x_scale: float, y_scale: float, **look: Any) -> None:
-    """A point with its interval in y, and in x where that is an interval."""
-    if isinstance(x, pd.Series):
-        look["xerr"] = x_scale * bar_lengths(x.to_frame().T)
-        x = x["value"]
-    look |= {"marker": "o", "ms": 4, "lw": 0.8, "capsize": 2}
-    y_bar = y_scale * bar_lengths(y.to_frame().T)
-    axes.errorbar(x_scale * x, y_scale * y["value"], yerr=y_bar, **look)
-
-
 def draw_ladder(ladder: Sequence[Point], path: Path) -> None:
     """Use, sparsity, tokens needed and rise against size; open points are cross-fitted."""
     figure, axes = plt.subplots(2, 2, figsize=(7, 5.6), layout="constrained")
@@ -143,11 +131,22 @@ def draw_ladder(ladder: Sequence[Point], path: Path) -> None:
         ("rise", 1, f"loss at {TIMES} × the window less\nthat at the window [nats]"),
     )
     for panel, (name, scale, label) in zip(axes.flat, panels, strict=True):
-        for number, point in enumerate(ladder):
+        for place, point in enumerate(ladder):
             if not (point.crossfit and name in ("over_tau", "rise")):
-                x = point.parameters / 1e6 * (1 + 0.03 * (number % 3))  # beside each other
+                x = point.parameters / 1e6 * (1 + 0.03 * (place % 3))  # beside each other
                 fill = "white" if point.crossfit else "#332288"
-                bars(panel, x, point.numbers.loc[name], 1, scale, color="#332288", markerfacecolor=fill)
+                number = point.numbers.loc[name]
+                panel.errorbar(
+                    x,
+                    scale * number["value"],
+                    yerr=scale * bar_lengths(number.to_frame().T),
+                    color="#332288",
+                    markerfacecolor=fill,
+                    marker="o",
+                    ms=4,
+                    lw=0.8,
+                    capsize=2,
+                )
         panel.set(xscale="log", xlabel="parameters [millions]", ylabel=label)
         panel.set_xticks([0.34, 0.58, 1.0, 1.9], ["0.34", "0.58", "1", "1.9"])
         panel.minorticks_off()
@@ -156,24 +155,8 @@ def draw_ladder(ladder: Sequence[Point], path: Path) -> None:
     plt.close(figure)
 
 
-def draw_joint(some: Sequence[Point], path: Path) -> None:
-    """Rise against net recovery."""
-    figure, axes = plt.subplots(figsize=(5.5, 4), layout="constrained")
-    for number, label in enumerate(dict.fromkeys(point.label for point in some)):
-        for place, point in enumerate(point for point in some if point.label == label):
-            color = f"C{number}"
-            fill = "white" if point.crossfit else color
-            net, rise = point.numbers.loc["net"], point.numbers.loc["rise"]
-            bars(axes, net, rise, 100, 1, color=color, markerfacecolor=fill, label="_" * place + label)
-    axes.set_xlabel(f"net recovery at k = {K} [%]   (open: chosen by another seed)")
-    axes.set_ylabel(f"loss at {TIMES} × the window - at the window\n[nats per token]")
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print all numbers, and draw the figures where a folder for them is given."""
+    """Print all numbers, and draw the figure where a folder for it is given."""
     given = study_parser(__doc__, HERE, figures=True).parse_args(arguments)
     study = load_study(given.records)
     ladder = points(study, SIZES, LossByPosition.load(given.records / "ladder"))
@@ -196,11 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         save_numbers(given.numbers, tables)
     if given.figures:
-        for name in ("sizes", "schemes"):
-            (given.figures / name).mkdir(parents=True, exist_ok=True)
-        draw_ladder(ladder, given.figures / "sizes" / "ladder.png")
-        draw_joint(ladder, given.figures / "sizes" / "joint.png")
-        draw_joint(schemes, given.figures / "schemes" / "joint.png")
+        sizes = given.figures / "sizes"
+        sizes.mkdir(parents=True, exist_ok=True)
+        draw_ladder(ladder, sizes / "ladder.png")
 
 
 if __name__ == "__main__":

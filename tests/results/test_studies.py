@@ -182,7 +182,7 @@ def test_length(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
     assert written["value"].tolist() == pytest.approx([share["value"]], rel=1e-5)
     assert printed.count("(cross-fit)") == 8
     drawn = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
-    assert drawn == ["schemes/joint.png", "sizes/joint.png", "sizes/ladder.png"]
+    assert drawn == ["sizes/ladder.png"]
 
 
 def test_encodings(
