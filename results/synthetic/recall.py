@@ -5,7 +5,7 @@
 
 Of a model trained on sparse_parity or planted, the context is the prompt of a test sample with all of its planted
 tokens before the last M ones, the target its label, and the placebo the far context of a sample with another label.
-Writes recall.json and the figure recall.png, and prints tables.
+Writes recall.json, and prints tables.
 
     token recall(k)   share of the p planted columns among the first k selected; chance is k / F
     place recall(k)   [ours] of sparse parity: share of the planted pairs with a token among the first k selected
@@ -17,23 +17,18 @@ selected tokens, K values of k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.contexts import Contexts
-from analysis.figures import style
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.selectors import SelectorInput, SelectorName, find_selector
-from analysis.stats.attribution import CHANCE
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
-from analysis.stats.recovery import PLACEBO, TRUE
 from analysis.stats.tables import show
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.cli import run_script
@@ -56,11 +51,6 @@ from olmo_sparsity.util.rng import Stream
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
 KS = (1, 2, 4, 8, 16)
 """Numbers of selected tokens for which recall is given."""
-MOST = "the most that k tokens can find"
-_REFERENCES: dict[str, style.Look] = {
-    CHANCE: {"color": "0.4", "linestyle": ":"},
-    MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
-}
 _DRAWS_PER_SAMPLE = 64
 _SUBSET_ELEMENTS = 1 << 22  # columns of all subsets of one call: 32 MiB of int64
 
@@ -293,48 +283,6 @@ def recall_of_checkpoint(checkpoint: str, settings: RecallSettings) -> dict[str,
     }
 
 
-def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
-    """Recalls of a `recall.json` as `recall_figure` draws them, a panel per p and counting."""
-    recalls, frames = pd.DataFrame(result["recalls"]), []
-    ks = np.array(result["settings"]["ks"])
-    for what, chance in result["chance"].items():
-        contexts = {f"{what}_recall": TRUE, f"{what}_placebo_recall": PLACEBO}
-        for cell in result["accuracy"]:
-            planted, right = cell["planted"], f"{100 * cell['value']:.0f} %"
-            rows = recalls[(recalls["planted"] == planted) & recalls["name"].isin(contexts)]
-            references = [
-                pd.DataFrame({"selector": CHANCE, "k": ks, "value": [*chance.values()]}),
-                pd.DataFrame({"selector": MOST, "k": ks, "value": np.minimum(ks, planted) / planted}),
-            ]
-            panel = pd.concat([rows.assign(far_context=rows["name"].map(contexts)), *references])
-            frames.append(panel.assign(model=f"p = {planted}, {what}s (accuracy {right})"))
-    return pd.concat(frames, ignore_index=True)
-
-
-@matplotlib.rc_context(style.STYLE)
-def recall_figure(recalls: pd.DataFrame, *, heading: str = "") -> Figure:
-    """Recall of what is planted against k, a panel per model; true solid, placebo dashed, chance dotted.
-
-    ``recalls``: a row per model, selector (or `CHANCE`, or `MOST`), far_context ("true", "placebo") and k, with value,
-    low and high.
-    """
-    names, models = recalls["selector"].unique(), recalls["model"].unique()
-    looks = style.selector_styles(name for name in names if name not in _REFERENCES)
-    references = {name: look for name, look in _REFERENCES.items() if name in names}
-    figure, panels = style.small_panels(models, "k [selected far tokens]", "recall of\nwhat is planted")
-    for axes, model in zip(panels, models, strict=True):
-        rows = recalls[recalls["model"] == model]
-        style.draw(axes, rows, looks, "selector", "k")
-        for name, look in references.items():
-            reference = rows[rows["selector"] == name]
-            axes.plot(reference["k"], reference["value"], label=name, **look)
-        style.log_axis(axes, sorted(recalls["k"].unique()))
-    panels[0].set_ylim(-0.03, 1.03)
-    style.add_legend(figure, looks | style.IN_LEGEND | references)
-    style.add_heading(figure, heading, "bars: 95 %")
-    return figure
-
-
 def main() -> None:
     """Measure, write and print."""
     parser = Parser(description=__doc__)
@@ -342,18 +290,11 @@ def main() -> None:
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     add_arguments(parser, RecallSettings)
     options = parser.parse_args()
-
-    given = settings_from(RecallSettings, options)
-    result = recall_of_checkpoint(options.checkpoint, given)
+    result = recall_of_checkpoint(options.checkpoint, settings_from(RecallSettings, options))
     write_json(options.out / "recall.json", result)
-    task, settings = result["task"]["name"], result["settings"]
-    of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"
-    recalls, heading = panels_of(result), f"{result['run']}, step {result['step']:,}: {of}"
-    style.save_figure(recall_figure(recalls, heading=heading), options.out, "recall.png")
     print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"), end="\n\n")
-    columns = ["model", "selector", "far_context", "k", "value", "low", "high"]
-    print(show(recalls[columns], across="k", title="recall [%] by k"))
-    print(f"\nwrote recall.json, recall.png to {options.out}")
+    print(show(pd.DataFrame(result["recalls"]), across="k", title="recall [%] by k"))
+    print(f"\nwrote recall.json to {options.out}")
 
 
 if __name__ == "__main__":
