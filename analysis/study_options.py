@@ -1,9 +1,15 @@
-"""The options that all scripts of studies in `results/` have, which print their page's numbers from its records."""
+"""What scripts of studies in `results/` share: their options, and the loop of those that have minutes of one GPU."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+
+MARGIN = 1.3
+"""The next batch may take so many times as long as the longest one so far."""
 
 
 def study_parser(description: str | None, records: Path, *, figures: bool = False) -> argparse.ArgumentParser:
@@ -22,3 +28,23 @@ def study_parser(description: str | None, records: Path, *, figures: bool = Fals
         drawn = "folder to draw the figures into (default: none are drawn)"
         parser.add_argument("--figures", type=Path, metavar="DIR", help=drawn)
     return parser
+
+
+def in_turn_until(end: float, orders: Mapping[Path, Sequence[int]]) -> Iterator[tuple[Path, int]]:
+    """Each text in turn with the number of its next batch, until one has none left or another batch may end too late.
+
+    How long a batch takes is measured from one to the next.
+
+    Args:
+        end: in seconds, as `time.monotonic` counts.
+        orders: numbers of the batches of each text.
+    """
+    longest = 0.0
+    numbers = {text: iter(order) for text, order in orders.items()}
+    for text in cycle(numbers):
+        number = next(numbers[text], None)
+        began = time.monotonic()
+        if number is None or began + MARGIN * longest > end:
+            return
+        yield text, number
+        longest = max(longest, time.monotonic() - began)

@@ -12,11 +12,9 @@ whose rows say seconds, targets over tau and gigabytes.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,10 @@ from analysis import Result, measure
 from analysis.engine import targets_per_batch
 from analysis.measurement import save_study
 from analysis.open_model import open_model
+from analysis.study_options import in_turn_until
+from olmo_sparsity.util.files import write_json
 
 SELECTORS = ("leave-one-out-kl/cache:4", "attention", "snapkv")
-MARGIN = 1.3
-"""The next batch may take longer than the longest one so far."""
 
 
 def settings_of(n_long: int, tiny: bool) -> dict[str, Any]:
@@ -55,26 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     settings = settings_of(options.n_long, options.tiny)
-    start = time.monotonic()
+    end = time.monotonic() + 60 * options.minutes
     model = open_model(options.model)
     batches = settings["targets"] // targets_per_batch(settings["targets_per_block"])
-    orders = {text: iter(np.random.default_rng(0).permutation(batches).tolist()) for text in options.texts}
+    orders = {text: np.random.default_rng(0).permutation(batches).tolist() for text in options.texts}
     measured: dict[Path, list[Result]] = {text: [] for text in options.texts}
     speed: list[dict[str, Any]] = []
-    for text in cycle(options.texts):
-        longest = max((row["seconds"] for row in speed), default=0.0)
+    for text, number in in_turn_until(end, orders):
         before = time.monotonic()
-        if before - start + MARGIN * longest > 60 * options.minutes:
-            break
-        number = next(orders[text], None)
-        if number is None:
-            break
         result = measure(model, [text], batches=[number], **settings)
         measured[text].append(result)
         row = {"text": text.stem, "seconds": time.monotonic() - before, "over_tau": len(result.over)}
-        if torch.cuda.is_available():
-            row |= {"device": torch.cuda.get_device_name(), "gb": torch.cuda.max_memory_allocated() / 1e9}
-        speed.append(row | {"torch": torch.__version__})
+        speed.append({**row, "gb": torch.cuda.max_memory_allocated() / 1e9})
         save_study(
             options.out,
             {
@@ -83,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if of
             },
         )
-        (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
+        write_json(options.out / "speed.json", speed)
         print(f"{text.stem}: {row['over_tau']} over tau in {row['seconds']:.1f} s", flush=True)
 
 

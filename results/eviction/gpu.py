@@ -12,10 +12,8 @@ policies are judged but kvzip, which reads the far context again: to ids of some
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,8 @@ from analysis.cache_eviction.result import EvictionResult
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.sampling import sample_targets
-
-MARGIN = 1.3
-"""The next block may take longer than the longest one so far."""
+from analysis.study_options import in_turn_until
+from olmo_sparsity.util.files import write_json
 
 
 def settings_of(tiny: bool) -> dict[str, Any]:
@@ -71,28 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     settings = settings_of(options.tiny)
-    start = time.monotonic()
+    end = time.monotonic() + 60 * options.minutes
     model = open_model(options.model)
-    orders = {text: iter(order_of(model, text, settings)) for text in options.texts}
+    orders = {text: order_of(model, text, settings) for text in options.texts}
     judged: dict[Path, list[EvictionResult]] = {}
     speed: list[dict[str, Any]] = []
-    for text in cycle(options.texts):
-        number = next(orders[text], None)
-        if number is None:
-            break
-        longest = max((row["seconds"] for row in speed), default=0.0)
+    for text, number in in_turn_until(end, orders):
         before = time.monotonic()
-        if before - start + MARGIN * longest > 60 * options.minutes:
-            break
         result = eviction(model, [text], only_blocks=[number], **settings)
         judged.setdefault(text, []).append(result)
-        row: dict[str, Any] = {"text": text.stem, "seconds": time.monotonic() - before}
-        if torch.cuda.is_available():
-            row |= {"device": torch.cuda.get_device_name(), "gb": torch.cuda.max_memory_allocated() / 1e9}
-        speed.append(row | {"torch": torch.__version__})
+        row = {"text": text.stem, "seconds": time.monotonic() - before}
+        speed.append({**row, "gb": torch.cuda.max_memory_allocated() / 1e9})
         joined = {of.stem: EvictionResult.of_parts(parts) for of, parts in judged.items()}
         EvictionResult.pool(joined).save(options.out)
-        (options.out / "speed.json").write_text(json.dumps(speed, indent=1))
+        write_json(options.out / "speed.json", speed)
         print(f"{text.stem}: block {number} in {row['seconds']:.1f} s", flush=True)
 
 

@@ -5,10 +5,10 @@
     python results/models/gpu.py results/checkpoint TEXTS.jsonl OUT --tiny          on a CPU, to try it
 
 Batches are measured in an order that spreads them over the texts, as many as the minutes allow; OUT has what was
-measured so far after each of them: result.json, targets.parquet, choices.parquet and speed.json. `study.py` draws it.
+measured so far after each of them: result.json, targets.parquet, choices.parquet, and speed.json, whose rows say
+seconds, targets over tau and gigabytes.
 """
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,12 @@ import torch
 
 from analysis import Result, measure
 from analysis.open_model import open_model
+from analysis.study_options import in_turn_until
 from olmo_sparsity.util.arguments import Parser
+from olmo_sparsity.util.files import write_json
 
 SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
 KEEP_AS = ("text", "cache:4", "text/word")
-MARGIN = 1.2  # the next batch may take longer than the longest one so far
 
 
 def settings_of(given):
@@ -48,33 +49,20 @@ def main():
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
-    start, settings = time.monotonic(), settings_of(given)
+    end, settings = time.monotonic() + 60 * given.minutes, settings_of(given)
     model = open_model(given.model)
     results: list[Result] = []
-    seconds: list[float] = []
-    batches = -(-settings["targets"] // 64)
-    for batch in np.random.default_rng(0).permutation(batches).tolist():
+    speed = []
+    order = np.random.default_rng(0).permutation(-(-settings["targets"] // 64)).tolist()
+    for texts, number in in_turn_until(end, {given.texts: order}):
         before = time.monotonic()
-        if before - start + MARGIN * max(seconds, default=0) > 60 * given.minutes:
-            break
-        results.append(measure(model, [given.texts], batches=[batch], **settings))
-        seconds.append(time.monotonic() - before)
-        joined = replace(Result.of_parts(results), texts=None)
-        joined.save(given.out)
-        speed = {
-            "batches": len(results),
-            "targets": len(joined.targets),
-            "over_tau": len(joined.over),
-            "seconds": seconds,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            "gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
-        }
-        (given.out / "speed.json").write_text(json.dumps(speed, indent=1))
-        print(
-            f"{speed['targets']} targets, {speed['over_tau']} over tau, {time.monotonic() - start:.0f} s",
-            flush=True,
-        )
+        result = measure(model, [texts], batches=[number], **settings)
+        results.append(result)
+        row = {"seconds": time.monotonic() - before, "over_tau": len(result.over)}
+        speed.append({**row, "gb": torch.cuda.max_memory_allocated() / 1e9})
+        replace(Result.of_parts(results), texts=None).save(given.out)
+        write_json(given.out / "speed.json", speed)
+        print(f"{row['over_tau']} over tau in {row['seconds']:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
