@@ -37,7 +37,7 @@ from olmo_sparsity.util.files import user_path
 log = logging.getLogger(__name__)
 
 KIND, VERSION = "olmo-sparsity result", 1
-RESULT_NAME = "result.json"
+RESULT_NAME, PARTS = "result.json", "parts"
 FRAMES = ("targets", "choices", "scores", "effects", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 """The columns of `Result.choices` that say what was chosen by what, and how it was kept."""
@@ -263,6 +263,14 @@ class Measurement:
         if len(study) != 1:
             raise UserError(f"{folder} holds {len(study)} results; read them with analysis.load_study")
         return next(iter(study.values()))
+
+    @classmethod
+    def load_parts(cls, folder: str | Path) -> list[Self]:
+        """The result that is in a folder alone or, as long as it is measured, the parts that are finished so far."""
+        folder = user_path(folder)
+        if (folder / RESULT_NAME).is_file():
+            return [cls.load(folder)]
+        return [cls.load(head.parent) for head in sorted(folder.glob(f"{PARTS}/*/{RESULT_NAME}"))]
 
     @classmethod
     def load_study(cls, folder: str | Path) -> dict[str, Self]:

@@ -25,7 +25,7 @@ import pandas as pd
 
 from analysis.arguments import whole_numbers
 from analysis.engine import Engine, targets_per_batch
-from analysis.measurement import FRAMES, RESULT_NAME, Measurement
+from analysis.measurement import FRAMES, PARTS, RESULT_NAME, Measurement
 from analysis.saved import Parts, Rounds, open_parts, remove_finished_parts
 from analysis.settings import Settings
 from analysis.work import (
@@ -40,8 +40,6 @@ from olmo_sparsity.util.files import remove_leftovers
 from olmo_sparsity.util.progress import progress as show_progress
 
 log = logging.getLogger(__name__)
-
-PARTS = "parts"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import Result, load, load_study
+from analysis import Result, load_study
 from analysis.figures.style import add_legend, draw, log_axis, model_styles, new_figure, save_figure
 from analysis.measurement import FRAMES, RESULT_NAME, save_study
 from analysis.parquet import stacked
@@ -51,8 +51,7 @@ def collect(out: Path, records: Path) -> None:
     records.mkdir(parents=True, exist_ok=True)
     study = load_study(records) if (records / RESULT_NAME).is_file() else {}
     for folder in sorted(path for path in out.iterdir() if path.is_dir()):
-        paths = [folder] if (folder / RESULT_NAME).is_file() else sorted(folder.glob("parts/*/"))
-        parts = [as_recorded(load(path)) for path in paths if (path / RESULT_NAME).is_file()]
+        parts = [as_recorded(part) for part in Result.load_parts(folder)]
         if not parts:
             continue
         if folder.name in study:

@@ -6,8 +6,7 @@
     python results/models/study.py --numbers results/models/numbers.csv   writes all numbers, too
     python results/models/study.py collect runs/models       adds the batches that are measured to this folder
 
-A run folder of a measurement in shards holds parts/*, each a saved result; those of every fifth batch are spread
-over all texts. Intervals are 95 %, by group and text.
+Intervals are 95 %, by group and text.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def collect(runs: str) -> None:
     study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
     for folder in sorted(Path(runs).glob("*-n*")):
         before = [study[folder.name]] if folder.name in study else []
-        parts = [load(path.parent) for path in sorted(folder.glob(f"parts/*/{RESULT_NAME}"))]
         known: set[int] = set().union(*(part.targets["target_id"] for part in before))
-        new = [part for part in parts if not known & {*part.targets["target_id"]}]
+        new = [part for part in Result.load_parts(folder) if not known & {*part.targets["target_id"]}]
         if not new:
             continue
         joined = Result.of_parts([*before, *new])

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from analysis import engine, measuring, runner, saved
-from analysis.api import load
+from analysis.api import Result, load
 from analysis.kept import KeptAs
 from analysis.measuring import measure
 from analysis.model.losses import Scorer
@@ -271,6 +271,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
         again(whole, out=tmp_path)
     kept = kept_in(tmp_path)
     assert kept == pd.concat(first)["target_id"].tolist() and len(first) == rounds
+    assert Result.of_parts(Result.load_parts(tmp_path)).targets["target_id"].tolist() == kept
     size = engine.targets_per_batch(whole.settings.contexts.targets_per_block)
     assert len(kept) % size > 0, "it stopped between two batches"
     assert (shown.done, shown.total) == (len(kept), len(whole.targets))
@@ -280,7 +281,8 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     assert shown.done == shown.total
     assert result.settings == whole.settings and result.settings.complete
     assert_same(result, whole)
-    assert_same(load(tmp_path), whole)
+    [there] = Result.load_parts(tmp_path)
+    assert_same(there, whole)
     assert not (tmp_path / "parts").exists()
 
 
