@@ -1,28 +1,27 @@
 """What a KV cache may drop: the loss of all targets when an eviction policy chooses which far keys and values are left.
 
-    python results/models/policies.py measure MODEL TEXTS.jsonl TARGETS runs/models/policies/CELL
     python results/models/policies.py collect runs/models/policies      keeps what is measured in policies/
     python results/models/policies.py                                   prints the tables
     python results/models/policies.py --figures results/models          draws policies.png, too
     python results/models/policies.py --numbers results/models/policies/numbers.csv   writes all numbers, too
 
-N 256, M 32, B 16; the first four tokens are kept, too. Every target counts, whatever it gains: tau is so low that all
-are over it. Intervals are 95 %, by group and text.
+run.sh measures: N 256, M 32, B 16; the first four tokens are kept, too. Every target counts, whatever it gains: tau is
+so low that all are over it. Intervals are 95 %, by group and text.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from analysis import Result, load, load_study, measure
+from analysis import Result, load_study
 from analysis.figures import style
-from analysis.measurement import RESULT_NAME, save_study
+from analysis.measurement import save_study
 from analysis.stats import numbers
 from analysis.stats.recovery import Measured, Row
 from analysis.stats.tables import Tables
@@ -31,37 +30,14 @@ from analysis.study_options import study_parser
 HERE = Path(__file__).parent
 RECORDS = HERE / "policies"
 SELECTORS = ("h2o", "snapkv", "attention", "nearest", "random")
-ALL_NATS = -1000.0
 FIRST = 16  # chosen tokens that the record names; its losses are of all
-
-
-def run(model: str, texts: str, targets: str, out: str) -> None:
-    """Measure one cell."""
-    print(
-        measure(
-            model,
-            [texts],
-            n_long=256,
-            n_short=32,
-            targets=int(targets),
-            targets_per_block=16,
-            tau_nats=ALL_NATS,
-            ks=(4, 16, 64, 128),
-            selectors=SELECTORS,
-            placebos=(),
-            keep_as=("cache:4",),
-            out=out,
-        )
-    )
 
 
 def collect(runs: str) -> None:
     """Keep every cell, finished or not, without its texts."""
     study = {}
     for folder in sorted(path for path in Path(runs).iterdir() if path.is_dir()):
-        whole = (folder / RESULT_NAME).is_file()
-        parts = [folder] if whole else sorted(path.parent for path in folder.glob(f"parts/*/{RESULT_NAME}"))
-        result = Result.of_parts([load(path) for path in parts])
+        result = Result.of_parts(Result.load_parts(folder))
         choices = result.choices
         lists = {name: choices[name].map(lambda row: row[:FIRST]) for name in ("selected", "influence")}
         study[folder.name] = replace(result, choices=choices.assign(**lists), texts=None)
@@ -113,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    commands: dict[str, Callable[..., None]] = {"measure": run, "collect": collect}
-    if sys.argv[1:2] and sys.argv[1] in commands:
-        commands[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1:2] == ["collect"]:
+        collect(sys.argv[2])
     else:
         main()

@@ -3,8 +3,8 @@
 # It runs from the top of the repository. SDISTS: a folder of source distributions (sdists.txt). BOOKS.json.gz,
 # CODE.json.gz: the texts (../texts.md). SMOLLM2, GEMMA: the .gguf files.
 # Shards that a comment names went on from there: `study.py collect` adds new batches to a cell.
-# Scripts that made records and are gone are in the commits that the records name; sdists.txt and sdists-licenses.csv are
-# of `texts.py newest` and `licenses` at 00a07b20.
+# Scripts at 00a07b20 did what a command does here: units.py added ways of keeping and a placebo to the runs of releases and
+# of tau 0.1, policies.py measured. sdists.txt and sdists-licenses.csv are of texts.py at 00a07b20.
 set -euo pipefail
 : "${SMOLLM2:?}" "${GEMMA:?}" "${SDISTS:?}"
 
@@ -37,17 +37,16 @@ for shard in 1/13 2/13 3/13 6/13 9/13; do
 done
 for text in books code releases; do
   olmo-sparsity measure $SMOLLM2 --text $text.jsonl --tau 0.1 --n-long 256 --n-short 32 --targets 160 \
-    --targets-per-block 16 --k 1,4,16,64 --selectors leave-one-out-kl,attention --keep-as text,cache:4 \
-    --out runs/weak/$text      # in batches of one block
-  python results/models/units.py sinks $SMOLLM2 $text.jsonl runs/weak/$text runs/models/smollm2-$text-tau-0.1-n256
+    --targets-per-block 16 --k 1,4,16,64 --selectors leave-one-out-kl,attention --keep-as text,cache:4,cache \
+    --out runs/models/smollm2-$text-tau-0.1-n256      # in batches of one block
   python results/models/halves.py measure $SMOLLM2 $text.jsonl 256 32 160 results/models/halves-$text-tau-0.1.parquet
 done
-for what in units same-group; do
-  cell=units
-  [[ $what == same-group ]] && cell=document
-  python results/models/units.py $what $SMOLLM2 releases.jsonl runs/models/smollm2-releases-n256 \
-    runs/models/smollm2-$cell-n256
-done
+olmo-sparsity measure $SMOLLM2 --text releases.jsonl --n-long 256 --n-short 32 --targets 832 \
+  --targets-per-block 32 --k 1,4 --selectors leave-one-out-kl,attention --keep-as text/word,text/neighbors,cache:4/word \
+  --out runs/models/smollm2-units-n256
+olmo-sparsity measure $SMOLLM2 --text releases.jsonl --n-long 256 --n-short 32 --targets 832 \
+  --targets-per-block 32 --k 1,4,16 --selectors leave-one-out-kl --placebos placebo,same-group --keep-as text,cache:4 \
+  --shard 1/3 --out runs/models/smollm2-document-n256
 olmo-sparsity measure $SMOLLM2 --text releases.jsonl --n-long 1024 --n-short 32 --targets 416 \
   --targets-per-block 16 --k 1,4,8 --selectors leave-one-out-kl@attention:16,attention,nearest,random --keep-as text,cache:4 \
   --shard 1/7 --out runs/models/smollm2-releases-n1024     # 2/7, 4/7 and 6/7, too
@@ -84,7 +83,9 @@ python results/models/four_bits.py round results/checkpoint runs/models/four-bit
 olmo-sparsity measure runs/models/four-bits --corpus runs/verify/data --n-long 128 --n-short 16 --targets 1600 --k 1,4 \
   --selectors leave-one-out-kl,random --keep-as text,cache --shard 1/1 --out runs/models/checkpoint-q4-n128
 for text in books code; do
-  python results/models/policies.py measure $SMOLLM2 $text.jsonl 320 runs/models/policies/$text
+  olmo-sparsity measure $SMOLLM2 --text $text.jsonl --tau -1000 --n-long 256 --n-short 32 --targets 320 \
+    --targets-per-block 16 --k 4,16,64,128 --selectors h2o,snapkv,attention,nearest,random --placebos none --keep-as cache:4 \
+    --out runs/models/policies/$text
 done
 python results/models/policies.py collect runs/models/policies && python results/models/policies.py --figures results/models
 python results/models/planted.py measure $SMOLLM2 books.jsonl runs/models/planted
