@@ -7,8 +7,7 @@ Of a model trained on sparse_parity or planted, the context is the prompt of a t
 tokens before the last M ones, the target its label, and the placebo the far context of a sample with another label.
 Writes recall.json, and prints tables.
 
-    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
-    place recall(k)   [ours] of sparse parity: share of the planted pairs with a token among the first k selected
+Recall at k is the share of the p planted columns among the first k selected; chance is k / F.
 
 Shapes: n samples, N long and M short context length, F = N - M far tokens, p planted tokens of each sample, k_max
 selected tokens, K values of k.
@@ -16,7 +15,6 @@ selected tokens, K values of k.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -179,8 +177,7 @@ def measure_recall(
         accuracy   planted (p), samples, samples_drawn, value, low, high
         recalls    planted, selector, k, name, value, low, high
 
-    ``name``: token_recall, place_recall (of tasks with places), each also with _right behind it (over samples that are
-    answered right) and _of_SYMBOL (share of all such planted tokens), and token_placebo_recall, place_placebo_recall.
+    ``name``: token_recall, token_placebo_recall, and token_recall_of_SYMBOL (share of all such planted tokens).
     ``advance`` is called when a selector is done.
     """
     accuracy, recalls = [], []
@@ -196,7 +193,7 @@ def measure_recall(
                 for some in (contexts, samples.placebos)
             )
             advance(1)
-            ratios = dict(_ratios(samples, true, placebo, right, task, settings.ks))
+            ratios = dict(_ratios(samples, true, placebo, task, settings.ks))
             for column, k in enumerate(settings.ks):
                 for of, (above, below) in ratios.items():
                     interval = bootstrap.ratio_interval(above[:, column], below)
@@ -206,42 +203,22 @@ def measure_recall(
 
 
 def _ratios(
-    samples: PlantedSamples,
-    true: np.ndarray,
-    placebo: np.ndarray,
-    right: np.ndarray,
-    task: SparseTask,
-    ks: tuple[int, ...],
+    samples: PlantedSamples, true: np.ndarray, placebo: np.ndarray, task: SparseTask, ks: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """By name, what is summed over samples for each k (n, K), and what the sum is divided by (n,).
 
-    ``true``, ``placebo``: what was selected in either context, (n, k_max); ``right``: (n,) bool, samples that the model
-    answers correctly.
+    ``true``, ``placebo``: what was selected in either context, (n, k_max).
     """
-    everyone = np.ones(len(right))
+    everyone = np.ones(len(true))
+    is_found = found_at(true, samples.planted, ks)
+    yield "token_recall", (is_found.mean(axis=2), everyone)
+    of_placebo = found_at(placebo, samples.planted[samples.donors], ks)
+    yield "token_placebo_recall", (of_placebo.mean(axis=2), everyone)
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
-    for what, unit in countings(task).items():
-        is_found = found_at(true // unit, samples.planted // unit, ks)  # a place, by any of its tokens
-        recall = is_found.mean(axis=2)
-        yield f"{what}_recall", (recall, everyone)
-        yield f"{what}_recall_right", (recall * right[:, None], right)
-        of_placebo = found_at(placebo // unit, samples.planted[samples.donors] // unit, ks).mean(axis=2)
-        yield f"{what}_placebo_recall", (of_placebo, everyone)
-        for symbol in np.unique(symbols):
-            alike = symbols == symbol
-            found_of_symbol = (is_found & alike[:, None]).sum(axis=2)
-            yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found_of_symbol, alike.sum(axis=1))
-
-
-def chance_recall(k: int, n_far: int, tokens_per_position: int) -> float:
-    """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
-    return 1 - math.comb(n_far - tokens_per_position, k) / math.comb(n_far, k)
-
-
-def countings(task: SparseTask) -> dict[str, int]:
-    """How planted tokens are counted, and the tokens of a place in each."""
-    unit = task.tokens_per_position
-    return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
+    for symbol in np.unique(symbols):
+        alike = symbols == symbol
+        found_of_symbol = (is_found & alike[:, None]).sum(axis=2)
+        yield f"token_recall_of_{task.vocabulary[symbol]}", (found_of_symbol, alike.sum(axis=1))
 
 
 def recall_of_checkpoint(checkpoint: str, settings: RecallSettings) -> dict[str, Any]:
@@ -273,10 +250,6 @@ def recall_of_checkpoint(checkpoint: str, settings: RecallSettings) -> dict[str,
         "scheme": config.positions.scheme,
         "family": config.model.family,
         "settings": {**asdict(settings), "ks": settings.ks, "resamples": DEFAULT_RESAMPLES},
-        "chance": {
-            what: {str(k): chance_recall(k, settings.n_far, tokens) for k in settings.ks}
-            for what, tokens in countings(task).items()
-        },
         "accuracy": accuracy.to_dict("records"),
         "recalls": recalls.astype(object).where(recalls.notna(), None).to_dict("records"),
         "provenance": provenance(),

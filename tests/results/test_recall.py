@@ -1,6 +1,5 @@
 """Recall of planted tokens (`results/synthetic/recall.py`), against sets built one sample at a time."""
 
-import itertools
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,18 +72,15 @@ def left_out(loss, tokens, n_far):
     return sorted(range(n_far), key=lambda column: (-round(without[column], 5), column))
 
 
-def shares(order, planted, ks, unit):
-    """Share of the planted places among the first k of an order, as sets; a list over k."""
-    places = {column // unit for column in planted}
-    return [len(places & {column // unit for column in order[:k]}) / len(places) for k in ks]
+def shares(order, planted, ks):
+    """Share of the planted columns among the first k of an order, as sets; a list over k."""
+    return [len({*planted} & {*order[:k]}) / len(planted) for k in ks]
 
 
 def assert_recalls(accuracy, recalls, planted, logits, task, settings):
     """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
     samples = RECALL.draw_samples(task, settings, planted)
-    pairs = task.tokens_per_position == 2
-    countings = {"token": 1, "place": 2} if pairs else {"token": 1}
-    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
+    expected = {"token_recall": [], "token_placebo_recall": []}
     bits = {symbol: [] for symbol in (ZERO, ONE)}
     right = []
     both = (
@@ -101,14 +97,10 @@ def assert_recalls(accuracy, recalls, planted, logits, task, settings):
         for kind, contexts, columns in both:
             tokens, at = contexts.tokens[row].tolist(), columns[row].tolist()
             order = left_out(loss, tokens, contexts.n_far)
-            for what, unit in countings.items():
-                expected[f"{what}_{kind}recall"].append(shares(order, at, settings.ks, unit))
-            for column in at if pairs and not kind else ():
+            expected[f"token_{kind}recall"].append(shares(order, at, settings.ks))
+            for column in at if task is PARITY and not kind else ():
                 bits[tokens[column]].append([column in order[:k] for k in settings.ks])
     assert accuracy["value"][accuracy["planted"] == planted].tolist() == [np.mean(right)]
-    expected["token_recall_right"] = [
-        of_row for of_row, is_right in zip(expected["token_recall"], right, strict=True) if is_right
-    ]
     expected |= {"token_recall_of_0": bits[ZERO], "token_recall_of_1": bits[ONE]}
     of_selector = recalls[(recalls["planted"] == planted) & (recalls["selector"] == "leave-one-out")]
     for kind, values in expected.items():
@@ -149,12 +141,3 @@ def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
         assert parity(placebo) == ZERO + ONE - label  # its planted tokens say the opposite
         on = [column + 1 for column, token in placebo.items() if column % 2 == 0 and token == ON]
         assert on == samples.planted[samples.donors][row].tolist()
-
-
-@pytest.mark.parametrize("unit", [1, 2])
-def test_chance_is_the_mean_over_all_choices(unit):
-    for k in (1, 2, 5, 6):
-        choices = np.array(list(itertools.combinations(range(6), k)))
-        planted = np.broadcast_to([1, 5], (len(choices), 2))
-        recall = RECALL.found_at(choices // unit, planted // unit, (k,)).mean()
-        assert RECALL.chance_recall(k, 6, unit) == pytest.approx(recall)
