@@ -3,9 +3,7 @@
     python results/synthetic/far_tokens.py OUT.json RUN...
 
 A digit of the sum is predicted from all tokens before it, or from those whose id is within W of its own, "+", "=" and
-the beginning. A token that is left out is absent; the others keep their ids. *Mass*: the attention that goes to the
-tokens with the id of the token that predicts, which decide the digit, by layer and head (GPT-NeoX). Intervals: 95 %,
-bootstrap over samples.
+the beginning. A token that is left out is absent; the others keep their ids. Intervals: 95 %, bootstrap over samples.
 """
 
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
 from olmo_sparsity.data.build import task_of, task_positions
 from olmo_sparsity.model.build import as_predictor
-from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.tasks.assemble import SPECIAL_TOKENS
 from olmo_sparsity.util.arguments import Parser
 from olmo_sparsity.util.files import write_json
@@ -40,27 +37,6 @@ def wrong_digits(model, tokens, ids, start, within):
     return np.stack(is_wrong, axis=1)
 
 
-@torch.no_grad()
-def mass_on_own_id(model, tokens, ids, start):
-    """By layer and head, a list of lists: mean over the digits of the sums."""
-    if not isinstance(model.decoder, PositionedNeoX):
-        return None
-    predicting = slice(start, tokens.shape[1] - 2)  # each reads a digit and predicts the next one
-    has_same_id = torch.from_numpy(ids[:, None, :-1] == ids[:, predicting, None])[:, None]
-    model.decoder.model.set_attn_implementation("eager")
-    read, their_ids = (torch.from_numpy(values[:, :-1]) for values in (tokens, ids))
-    attentions = model.decoder.model(
-        inputs_embeds=model._embeddings(read, their_ids)["input_embeddings"],
-        position_ids=their_ids,
-        attention_mask=torch.ones_like(read),
-        output_attentions=True,
-    ).attentions
-    return [
-        (weights[:, :, predicting] * has_same_id).sum(dim=-1).mean(dim=(0, 2)).tolist()
-        for weights in attentions
-    ]
-
-
 def with_interval(wrong):
     """Mean of (samples, digits)."""
     means = wrong.mean(axis=1)
@@ -83,7 +59,6 @@ def of_run(run):
             wrong = wrong_digits(model, batch.tokens, ids, start, within)
             rows.append({"length": length, "within": within, "wrong": with_interval(wrong)})
             print(run, rows[-1], flush=True)
-        rows[-1]["mass"] = mass_on_own_id(model, batch.tokens[:20], ids[:20], start)
     about = {"family": config.model.family, "attention": config.model.attention, "seed": config.seed}
     return {"run": run, "weights_sha256": weights_sha256(checkpoint), **about, "rows": rows}
 
