@@ -12,7 +12,6 @@ models, each the mean of its seeds; the interval resamples models and, of each, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,6 @@ from analysis.stats.bootstrap import Interval, percentile_interval
 from analysis.stats.numbers import recovery, shares, tokens_needed
 from analysis.stats.tables import INTERVAL, OF_RUNS, interval_text, save_numbers
 from analysis.study_options import study_parser
-from olmo_sparsity.util.files import read_json
 
 HERE = Path(__file__).parent
 SELECTOR, K, RESAMPLES = "leave-one-out-kl", 4, 2000
@@ -55,8 +53,6 @@ class Model:
     """In nats per token, by length."""
     numbers: dict[str, Row]
     """Intervals by their names, of those that were measured: rise, entropy, zeros, and those of `numbers_of`."""
-    about: Row = field(default_factory=dict)
-    """Its first checkpoint, as the record of the loss by position has it."""
     cells: list[str] = field(default_factory=list)
     seeds: list[Model] = field(default_factory=list)
 
@@ -106,7 +102,6 @@ def models_of(records: Path, study: Mapping[str, Result], times: int) -> dict[st
             model = by_position(of_model, times)
             for number, checkpoint in enumerate(length.models):
                 if checkpoint["label"] == label:
-                    model.about = model.about or checkpoint
                     model.cells += cells_of(study, checkpoint)
                     model.seeds.append(by_position(length.runs[length.runs["number"] == number], times))
             if model.cells:
@@ -171,14 +166,10 @@ def correlation_text(related: tuple[Interval, int] | None) -> str:
     return f"{interval_text(vars(interval))}, {models} models"
 
 
-def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: int) -> None:
+def print_tables(models: Mapping[str, Model], times: int) -> None:
     """Print the two tables of the page."""
     rows = []
     for label, model in models.items():
-        config = re.search(r"config=([^,/]*)", model.about["model"])
-        cost: Row = {}
-        if config is not None and not model.about["rope_scaling"]:
-            cost = costs.get(config[1], {})
         entropy = model.numbers.get("entropy")
         zeros = model.numbers.get("zeros")
         rows.append(
@@ -195,8 +186,6 @@ def print_tables(models: Mapping[str, Model], costs: Mapping[str, Row], times: i
                 "4 suffice [%]": model.text("suffice", percent=True, digits=0),
                 "entropy": f"{entropy['value']:.2f}" if entropy else "–",
                 "zeros [%]": f"{100 * zeros['value']:.0f}" if zeros else "–",
-                "speed": f"{cost['ratio']:.2f}" if cost else "–",
-                "memory [MB]": f"{cost['step_bytes'] / 1e6:.0f}" if cost else "–",
             }
         )
     table = pd.DataFrame(rows)
@@ -301,8 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     study = load_study(given.records)
     models = models_of(given.records, study, given.times)
-    costs = read_json(given.records / "cost.json", "give the folder of the records")["results"]
-    print_tables(models, {Path(name).stem: row for name, row in costs.items()}, given.times)
+    print_tables(models, given.times)
     frames = {"RoPE trained on 512 tokens": print_control(study)}
     for title, some in groups_of(models).items():
         for name in RELATED:
