@@ -391,7 +391,7 @@ def test_the_script_of_the_cache_for_a_gpu_measures_its_texts_in_turn(tmp_path: 
         lines = [json.dumps({"text": page.read_text(encoding="utf8")}) for page in pages[first::2]]
         path.write_text("\n".join(lines), encoding="utf8")
     checkpoint = str(RESULTS / "checkpoint")
-    gpu.main([checkpoint, str(tmp_path / "out"), *map(str, paths), "--tiny"])
+    gpu.main([checkpoint, str(tmp_path / "out"), *map(str, paths), "--tiny", "--minutes", "60"])
     measured = load_study(tmp_path / "out")
     assert [*measured] == ["even-n64", "odd-n64"]
     assert [len(result.effects) for result in measured.values()] == [64, 64]
