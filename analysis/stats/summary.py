@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
@@ -294,16 +294,23 @@ def _frame(name: str, result: Measurement, k: int | None, bootstrap: Mapping[str
     return NUMBERS[name].frame(result, **at_k, **bootstrap)
 
 
-def every_number(results: Mapping[str, Measurement], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+def every_number(
+    results: Mapping[str, Measurement],
+    k: int | None = None,
+    *,
+    without: Collection[str] = (),
+    **bootstrap: int,
+) -> pd.DataFrame:
     """All frames of `analysis.stats.numbers` of some results, by label, as one tidy frame.
 
     Its columns ``result`` and ``frame`` say which. A column that a frame does not have is empty. Of a result without
-    recovery there are the frames that need none.
+    recovery there are the frames that need none. ``without``: names of frames that are left out.
     """
     frames = [
         _frame(name, result, k, bootstrap).assign(result=label, frame=name)
         for label, result in results.items()
         for name in _defined(result)
+        if name not in without
     ]
     all_frames = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     return all_frames[["result", "frame", *all_frames.columns.drop(["result", "frame"])]]

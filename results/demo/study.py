@@ -66,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.numbers:
         agreement = pd.DataFrame(compared).T.rename_axis("far_context").reset_index()
         joined = {"all runs": together, "three placebos": three_placebos}
-        every = {name: every_number({"": result}, K) for name, result in joined.items()}
+        # no page shows those by bins of the target, which would be most of the rows
+        every = {
+            name: every_number({"": result}, K, without=["target_bins"]) for name, result in joined.items()
+        }
         frames = {
-            # no page shows those by bins of the target, which are most of the rows
-            **{name: frame[frame["frame"] != "target_bins"] for name, frame in every.items()},
+            **every,
             **by_run,
             "chosen by seed 6198 and by seed 1": overlaps,
             "beside uniform choice": distances,

@@ -180,9 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = Result.join([study[f"{corpus}/seed-{seed}"] for seed in (1, 2)])
         # function words are known of English only
         result.targets["kind"] = result.targets["kind"].replace("function word", "content word")
-        every = every_number({"": result}, K, resamples=RESAMPLES)
-        # no page shows those by bins of the target, which are most of the rows
-        frames[corpus] = every[every["frame"] != "target_bins"]
+        # no page shows those by bins of the target, which would be most of the rows
+        every = every_number({"": result}, K, without=["target_bins"], resamples=RESAMPLES)
+        frames[corpus] = every
         length = LossByPosition.load(given.records / corpus / "length")
         losses = length.with_training(length.numbers)
         frames[f"{corpus}, loss by position"] = losses
