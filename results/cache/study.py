@@ -156,8 +156,7 @@ def add_cell(tables: Tables, cell: str, result: Result) -> None:
     over = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
     title = f"{cell}: {over}, {groups} groups, {blocks}{of_all} blocks"
     tables.add(title, numbers.shares(result), digits=1)
-    recovery = numbers.recovery(result)
-    recovery = recovery[recovery["selector"] != "best"]
+    recovery = numbers.recovery(result, selector=result.selectors)
     for (level, unit, sinks), of_way in recovery.groupby(["level", "unit", "sinks"], sort=False):
         tables.add(f"{cell}, recovery as {level}:{sinks}/{unit}", of_way, across="far_context")
     needed = comparisons.smallest_k(result)
@@ -231,10 +230,8 @@ def add_less_n256(tables: Tables, title: str, longer: Result, shorter: Result) -
 
 def add_together(tables: Tables, title: str, kind: str, together: Result) -> None:
     """Numbers of one kind of cell, of all texts of a model at once."""
-    recovery = numbers.recovery(together)
-    if kind in ("ladder", "nulls"):
-        recovery = recovery[recovery["selector"] == EXACT]
-    recovery = recovery[recovery["selector"] != "best"]
+    selectors = [EXACT] if kind in ("ladder", "nulls") else together.selectors
+    recovery = numbers.recovery(together, selector=selectors)
     tables.add(f"{title}, {len(together.over)} targets, recovery", recovery, across="far_context")
     if kind == "ladder":
         tables.add(f"{title}, one way to keep less another", steps(together), across="k")

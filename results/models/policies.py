@@ -65,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         title = f"{cell}: {len(result.targets)} targets in {result.targets['group'].nunique()} groups"
         shares = numbers.shares(result)
         means = shares[shares["name"].isin(["loss_long_nats", "loss_short_nats", "gain_nats"])]
-        recovery = numbers.recovery(result)
-        recovery = recovery[recovery["selector"] != "best"]
+        recovery = numbers.recovery(result, selector=SELECTORS)
         tables.add(title, means, percent=False)
         tables.add(f"{cell}, loss", numbers.losses(result), across="k", percent=False)
         tables.add(f"{cell}, share of the gain", recovery, across="k", digits=0)
