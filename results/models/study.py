@@ -21,7 +21,7 @@ import pandas as pd
 from analysis import InfluenceMap, Result, load, load_study
 from analysis.figures.figure2 import kept_as_figure
 from analysis.figures.style import save_figure
-from analysis.measurement import RESULT_NAME, save_study
+from analysis.measurement import save_study
 from analysis.parquet import read_parquet, stacked
 from analysis.probes.length import LossByPosition
 from analysis.stats import comparisons, numbers
@@ -49,7 +49,7 @@ WITHOUT_SINKS = {"level": "cache", "unit": "token", "sinks": 0}
 
 def collect(runs: str) -> None:
     """Add what is measured of every run to its cell of this study, without the texts."""
-    study = load_study(HERE) if (HERE / RESULT_NAME).is_file() else {}
+    study = load_study(HERE)
     for folder in sorted(Path(runs).glob("*-n*")):
         before = [study[folder.name]] if folder.name in study else []
         known: set[int] = set().union(*(part.targets["target_id"] for part in before))

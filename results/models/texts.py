@@ -1,7 +1,7 @@
 """The texts of the study: one of every group, so that no book or package weighs more than another.
 
     python results/models/texts.py sdists results/models/sdists.txt SDISTS
-    python results/models/texts.py releases SDISTS OUT.jsonl [YYYY-MM-DD]
+    python results/models/texts.py releases SDISTS OUT.jsonl
     python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
     python results/models/texts.py joined OUT.jsonl FILE.jsonl ...
     python results/models/texts.py library OUT.jsonl
@@ -9,11 +9,11 @@
 `sdists` downloads the source distributions of a list, each by its hash, from the index that pip is configured with
 (https://pypi.org/simple unless it names another). It builds nothing, keeps what is there already, and names those that
 cannot be had. `releases` reads change logs and release notes in the .tar.gz files of SDISTS, keeps the sections whose
-headings carry a later date, and writes a text per file with its package as the group: a model that was trained before
-the date has not read them, as far as releases after it describe new work. `one-each` draws one text of every group of
-at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a group, as
-a package is; others are as `olmo_sparsity.util.text_fields` has them. `joined` joins all texts of a group, if they have
-at least 58,000 characters. `library` draws as `one-each` among the files of the library of this Python.
+headings carry a date after 1 September 2025, and writes a text per file with its package as the group: a model that was
+trained before has not read them, as far as later releases describe new work. `one-each` draws one text of every group
+of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a group,
+as a package is; others are as `olmo_sparsity.util.text_fields` has them. `joined` joins all texts of a group, if they
+have at least 58,000 characters. `library` draws as `one-each` among the files of the library of this Python.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ DATES = (
     (re.compile(rf"{BEGIN}{MONTHS}[a-z]*\.? (\d{{1,2}}),? (20\d\d){END}"), "%b %d %Y"),
     (re.compile(rf"{BEGIN}(\d{{1,2}}) {MONTHS}[a-z]*\.?,? (20\d\d){END}"), "%d %b %Y"),
 )
+AFTER = date(2025, 9, 1)
 HEADING_LENGTH = 120  # a date in a longer line is not a heading's
 UNDERLINE = re.compile(r"\s*([=\-~^#*+\"`.])\1{2,}\s*")
 WORDS_BESIDE_A_DATE = {"release", "released", "date", "version", "on"}
@@ -94,13 +95,13 @@ def is_a_date_alone(line: str, date_match: re.Match[str]) -> bool:
     return words <= WORDS_BESIDE_A_DATE and not line.rstrip().endswith(".")
 
 
-def later_part(text: str, after: date) -> str:
-    """The lines of sections that begin with a heading of a later date."""
+def later_part(text: str) -> str:
+    """The lines of sections that begin with a heading of a date after `AFTER`."""
     kept, is_later = [], False
     lines = text.splitlines()
     for line, next_line in zip(lines, [*lines[1:], ""], strict=True):
         if heading := date_of(line, next_line):
-            is_later = heading > after
+            is_later = heading > AFTER
         if is_later:
             kept.append(line)
     return "\n".join(kept)
@@ -333,8 +334,8 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
-    """Write what was written later in the change logs of source distributions."""
+def releases(folder: str, out: str) -> None:
+    """Write what was written after `AFTER` in the change logs of source distributions."""
     texts = []
     for path in sorted(Path(folder).glob("*.tar.gz")):
         package = path.name.rpartition("-")[0]
@@ -344,7 +345,7 @@ def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
                     log = archive.extractfile(member)
                     assert log is not None, member.name
                     text = log.read().decode("utf8", errors="replace")
-                    later = later_part(text, date.fromisoformat(after))
+                    later = later_part(text)
                     if len(later) >= SHORTEST_TEXT:
                         texts.append({"text": later, "url": f"{path.name}/{member.name}", "group": package})
     write(texts, out)
