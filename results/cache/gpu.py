@@ -11,7 +11,6 @@ whose rows say seconds, targets over tau and gigabytes.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from analysis.engine import targets_per_batch
 from analysis.measurement import save_study
 from analysis.open_model import open_model
 from analysis.study_options import in_turn_until
+from olmo_sparsity.util.arguments import Parser
 from olmo_sparsity.util.files import write_json
 
 SELECTORS = ("leave-one-out-kl/cache:4", "attention", "snapkv")
@@ -42,9 +42,7 @@ def settings_of(n_long: int, tiny: bool) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure until the minutes are gone."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")

@@ -11,7 +11,6 @@ policies are judged but kvzip, which reads the far context again: to ids of some
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from analysis.open_model import open_model
 from analysis.open_texts import open_texts
 from analysis.sampling import sample_targets
 from analysis.study_options import in_turn_until
+from olmo_sparsity.util.arguments import Parser
 from olmo_sparsity.util.files import write_json
 
 
@@ -58,9 +58,7 @@ def order_of(model: Any, text: Path, settings: dict[str, Any]) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge until the minutes are gone."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
