@@ -62,10 +62,9 @@ WORDS_BESIDE_A_DATE = {"release", "released", "date", "version", "on"}
 SHORTEST_TEXT = 1500  # characters
 SHORTEST_DRAWN, SHORTEST_JOINED = 4000, 58_000
 DEFAULT_INDEX = "https://pypi.org/simple"
-PAGE_FORMATS = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PIN = re.compile(r"([\w.-]+)==(\S+)\s+--hash=sha256:([0-9a-f]{64})")
 SECONDS_TO_WAIT = 60
-DOWNLOAD_ERRORS = (OSError, http.client.HTTPException, ValueError, KeyError)
+DOWNLOAD_ERRORS = (OSError, http.client.HTTPException, ValueError)
 """No connection or a full disk, an answer that breaks off, and one that is no page of an index."""
 
 
@@ -129,7 +128,7 @@ class IndexedFile:
 
 
 class PackageIndex:
-    """The indexes that pip is configured with, read by the simple API, as JSON or HTML."""
+    """The indexes that pip is configured with, read by the simple API (PEP 503)."""
 
     def __init__(self) -> None:
         settings = pip_settings()
@@ -147,13 +146,12 @@ class PackageIndex:
             if page_url.startswith("file:"):
                 page_url += "index.html"
             try:
-                content_type, page = self.read(page_url)
+                page = self.read(page_url).decode()
             except urllib.error.URLError as error:
                 if not is_absent(error):
                     raise
                 continue
-            parse = files_of_json if "json" in content_type else files_of_html
-            for filename, url, sha256 in parse(page.decode()):
+            for filename, url, sha256 in files_of(page):
                 try:
                     file_name, version = parse_sdist_filename(filename)
                 except (InvalidSdistFilename, InvalidVersion):  # a wheel, or a name of long ago
@@ -163,18 +161,16 @@ class PackageIndex:
                     files.append(IndexedFile(filename, urljoin(page_url, url), pin))
         return files
 
-    def read(self, url: str) -> tuple[str, bytes]:
-        """The type and content of what is there, with the password that pip has for this host."""
-        request = urllib.request.Request(
-            without_password(url), headers={"Accept": PAGE_FORMATS, "User-Agent": "olmo-sparsity"}
-        )
+    def read(self, url: str) -> bytes:
+        """What is there, with the password that pip has for this host."""
+        request = urllib.request.Request(without_password(url), headers={"User-Agent": "olmo-sparsity"})
         for index in map(urlsplit, self.urls):
             if index.username and urlsplit(request.full_url).netloc == index.netloc.rpartition("@")[2]:
                 secret = f"{unquote(index.username)}:{unquote(index.password or '')}"
                 encoded = base64.b64encode(secret.encode()).decode()
                 request.add_unredirected_header("Authorization", f"Basic {encoded}")
         with urllib.request.urlopen(request, timeout=SECONDS_TO_WAIT, context=self.tls) as answer:
-            return answer.headers.get_content_type(), answer.read()
+            return answer.read()
 
 
 def pip_settings() -> dict[str, str]:
@@ -203,14 +199,8 @@ def is_absent(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError | NotADirectoryError)
 
 
-def files_of_json(page: str) -> Iterator[tuple[str, str, str | None]]:
-    """Name, address and SHA-256 of every file on a package's page (PEP 691)."""
-    for file in json.loads(page)["files"]:
-        yield file["filename"], file["url"], file["hashes"].get("sha256")
-
-
-def files_of_html(page: str) -> Iterator[tuple[str, str, str | None]]:
-    """The same of a page in HTML (PEP 503)."""
+def files_of(page: str) -> Iterator[tuple[str, str, str | None]]:
+    """Name, address and SHA-256 of every file on a package's page."""
     parser = LinkParser()
     parser.feed(page)
     for link in parser.links:
@@ -317,7 +307,7 @@ def download(pin: Pin, index: PackageIndex, folder: Path) -> str | None:
             return "the package index has another file of this version"
         return f"the package index does not have this version; its newest is {max(versions)}"
     try:
-        _, content = index.read(file.url)
+        content = index.read(file.url)
     except urllib.error.URLError as error:
         if is_absent(error):
             return f"{file.filename} is listed in the package index, but is not there"

@@ -34,8 +34,7 @@ def sdist(name, version):
 class Index:
     """A package index: what it has at each path, and which paths were read, with their passwords."""
 
-    def __init__(self, form):
-        self.form = form
+    def __init__(self):
         self.content = {}
         self.read = []
         self.passwords = set()
@@ -45,24 +44,11 @@ class Index:
         """Give a package these files, by file name."""
         for filename, content in files:
             self.content[f"/files/{filename}"] = ("application/gzip", content)
-        if self.form == "json":
-            listed = [
-                {
-                    "filename": filename,
-                    "url": f"../../files/{filename}",
-                    "hashes": {"sha256": sha256(content)},
-                    "requires-python": ">=99",
-                }
-                for filename, content in files
-            ]
-            page = json.dumps({"meta": {"api-version": "1.1"}, "name": name, "files": listed})
-            self.content[f"/simple/{name}/"] = ("application/vnd.pypi.simple.v1+json", page.encode())
-        else:
-            links = [
-                f'<a href="{self.url}/files/{filename}#sha256={sha256(content)}">{filename}</a>'
-                for filename, content in files
-            ]
-            self.content[f"/simple/{name}/"] = ("text/html", f"<html>{''.join(links)}</html>".encode())
+        links = [
+            f'<a href="{self.url}/files/{filename}#sha256={sha256(content)}">{filename}</a>'
+            for filename, content in files
+        ]
+        self.content[f"/simple/{name}/"] = ("text/html", f"<html>{''.join(links)}</html>".encode())
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -89,10 +75,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(params=["json", "html"])
-def index(request, monkeypatch):
+@pytest.fixture
+def index(monkeypatch):
     """An index that pip is configured with; what it has may be added to."""
-    index = Index(request.param)
+    index = Index()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, index))
     index.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -212,10 +198,9 @@ def test_a_package_stands_in_a_list_once(tmp_path):
 
 def test_an_index_that_does_not_answer_is_a_line(index, listed, tmp_path, monkeypatch):
     path = listed(("one", "1.0", b"x"))
-    for page in (b"<html>log in</html>", b'{"message": "log in"}', b"\xff"):
-        index.content["/simple/one/"] = ("application/json", page)
-        with pytest.raises(UserError, match="one==1.0 was not downloaded"):
-            texts.sdists(path, str(tmp_path / "sdists"))
+    index.content["/simple/one/"] = ("text/html", b"\xff")
+    with pytest.raises(UserError, match="one==1.0 was not downloaded"):
+        texts.sdists(path, str(tmp_path / "sdists"))
     monkeypatch.setattr(texts, "pip_settings", lambda: {"index-url": "http://user:secret@127.0.0.1:1/simple"})
     with pytest.raises(UserError, match="one==1.0 was not downloaded") as error:
         texts.sdists(path, str(tmp_path / "sdists"))
