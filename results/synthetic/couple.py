@@ -1,7 +1,7 @@
 """Find which tokens of a task belong together, in a model that was not told them in training (docs/method.md, 3.5).
 
     python results/synthetic/couple.py runs/parity-rope --out runs/parity-rope/coupling
-    python results/synthetic/couple.py runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
+    python results/synthetic/couple.py runs/addition-nope --by attention --out runs/addition-nope/coupling
 
 In training samples of each length it measures the influence of every token of the prompt that differs between them on
 every token of the response. A token is coupled to the one that it influences most, and takes its id [ours]. Of each
@@ -41,7 +41,7 @@ from olmo_sparsity.data.build import task_of
 from olmo_sparsity.tasks import TASKS, Task, TaskBatch
 from olmo_sparsity.tasks.batch import between
 from olmo_sparsity.tasks.task import Draws, Sizes, register
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number, whole_number_or_zero
+from olmo_sparsity.util.arguments import Parser, out_folder
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
@@ -49,6 +49,8 @@ from olmo_sparsity.util.provenance import provenance
 
 NAME = "coupling.json"
 BY = ("leave-one-out-kl", "attention")
+SAMPLES = 64
+"""Of each length, the first ones of training with seed 0."""
 LEAST_AGREEMENT = 0.5
 """Below it no coupling was found [ours]: some rule is the commonest in a model that has learned nothing, too."""
 ENDS = ("start", "end")
@@ -189,11 +191,9 @@ class Layout:
     """(T,) ids of the columns that differ between samples; 0 of the others."""
 
 
-def lay_out(
-    scorer: Scorer, task: Task, length: int, *, by: str = BY[0], samples: int = 64, seed: int = 0
-) -> Layout:
+def lay_out(scorer: Scorer, task: Task, length: int, *, by: str) -> Layout:
     """What is coupled in samples of one length. Raises `UserError` where they differ in their layout, or in nothing."""
-    batch = replace(task, train_length=(length, length)).sample("train", seed, np.arange(samples))
+    batch = replace(task, train_length=(length, length)).sample("train", 0, np.arange(SAMPLES))
     start = int(batch.response_start[0])
     if len({*batch.lengths}) > 1 or (batch.response_start != start).any():
         raise UserError(
@@ -202,7 +202,7 @@ def lay_out(
     prompt = batch.tokens[:, :start]
     columns = np.flatnonzero((prompt != prompt[:1]).any(axis=0))
     if not len(columns):
-        raise UserError(f"{samples} samples of length {length} are all the same; raise --samples")
+        raise UserError(f"{SAMPLES} samples of length {length} are all the same")
     influence = influence_on_response(scorer, batch, columns, by)
     coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
     # The last token, which ends the response, is coupled to nothing.
@@ -242,15 +242,13 @@ def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[
                 counted = (offsets.from_start if counted_from == "start" else offsets.from_end)[0, members]
                 firsts.update((layout.coupled[members] - counted).tolist())
             if not firsts:
-                raise UserError(
-                    f"the tokens of segment {segment} are the same in all samples; raise --samples"
-                )
+                raise UserError(f"the tokens of segment {segment} are the same in all samples")
             first_id, explained = firsts.most_common(1)[0]
             fitted.append((Segment(counted_from, first_id), explained / firsts.total()))
         yield max(fitted, key=lambda fit: fit[1])
 
 
-def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, seed: int = 0) -> dict[str, Any]:
+def measure_coupling(checkpoint: str, *, by: str) -> dict[str, Any]:
     """The coupling of the task that a model was trained on: what `coupling.json` says.
 
     Raises `UserError` for a checkpoint that was not trained on a task with a response of more than one token, and as
@@ -269,7 +267,7 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
     layouts = []
     with progress("coupling", longest - shortest + 1, "lengths") as advance:
         for length in range(shortest, longest + 1):
-            layouts.append(lay_out(scorer, task, length, by=by, samples=samples, seed=seed))
+            layouts.append(lay_out(scorer, task, length, by=by))
             advance(1)
     marks = marks_between(layouts)
     fitted = list(fit_segments(layouts, marks))
@@ -280,7 +278,7 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
         "weights_sha256": loaded.sha256,
         "task": task.name,
         "lengths": [shortest, longest],
-        **{"samples": samples, "seed": seed, "by": by, "marks": marks},
+        **{"samples": SAMPLES, "seed": 0, "by": by, "marks": marks},
         "segments": [{**vars(segment), "agreement": agreement} for segment, agreement in fitted],
         "as_the_task_says": as_told,
         "provenance": provenance(),
@@ -325,13 +323,9 @@ def main() -> None:
     parser.add_argument("checkpoint", metavar="RUN", help="a run on a task, or one of its checkpoints")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--by", choices=BY, default=BY[0], help="what tells influence (default: %(default)s)")
-    parser.add_argument(
-        "--samples", type=whole_number, default=64, help="of each length (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=whole_number_or_zero, default=0, help="of the samples (default: 0)")
-    options = vars(parser.parse_args())
-    path = options.pop("out") / NAME
-    coupling = measure_coupling(options.pop("checkpoint"), **options)
+    given = parser.parse_args()
+    path = given.out / NAME
+    coupling = measure_coupling(given.checkpoint, by=given.by)
     write_json(path, coupling)
     print("\n".join([*outcome(coupling), f"wrote {path}"]))
 
