@@ -72,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{LARGEST}, all numbers\n{summary(results[LARGEST], K, resamples=RESAMPLES)}")
     if given.numbers:
         # no page shows those by bins of the target, which would be most of the rows
-        every = every_number({"": results[LARGEST]}, K, without=["target_bins"], resamples=RESAMPLES)
-        frames[LARGEST] = every
+        frames[LARGEST] = every_number(
+            {"": results[LARGEST]}, K, without=["target_bins"], resamples=RESAMPLES
+        )
         save_numbers(given.numbers, frames)
 
 

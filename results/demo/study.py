@@ -67,11 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         agreement = pd.DataFrame(compared).T.rename_axis("far_context").reset_index()
         joined = {"all runs": together, "three placebos": three_placebos}
         # no page shows those by bins of the target, which would be most of the rows
-        every = {
-            name: every_number({"": result}, K, without=["target_bins"]) for name, result in joined.items()
-        }
         frames = {
-            **every,
+            **{name: every_number({"": one}, K, without=["target_bins"]) for name, one in joined.items()},
             **by_run,
             "chosen by seed 6198 and by seed 1": overlaps,
             "beside uniform choice": distances,
