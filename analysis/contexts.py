@@ -18,8 +18,8 @@ from olmo_sparsity.util.rng import Stream
 
 NO_FAR = np.empty((1, 0), dtype=np.int64)
 """The empty subset of the far tokens, (1, 0): the short context alone."""
-PLACEBO = "placebo"
-"""The far context of another text."""
+TRUE, PLACEBO = "true", "placebo"
+"""The target's own far context, and that of another text."""
 SAME_GROUP, SHUFFLED, OTHER_TARGET = "same-group", "shuffled", "other-target"
 """Far contexts beside the true one and the placebo: from elsewhere in the target's group; in random order; and the true
 one, with the tokens that were chosen for another target of the block."""

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.cache_eviction.numbers import LOSS
-from analysis.cache_eviction.record import AWARE, TRUE
+from analysis.cache_eviction.record import AWARE
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.contexts import TRUE
 from analysis.figures import style
 
 BEST = "best found"

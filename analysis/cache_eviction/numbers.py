@@ -23,8 +23,9 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, TRUE, EvictionRecord
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.contexts import TRUE
 from analysis.faithfulness import row_spearman
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, holm
 from analysis.stats.tables import INTERVAL, interval_frame

@@ -36,8 +36,6 @@ FRAMES = ("targets", "losses", "choices")
 FULL, SINKS, NONE = "full", "sinks", "none"
 """Caches beside those of policies, in the column policy of the losses: with all far keys, with the sinks alone, and
 without any."""
-TRUE, PLACEBO = "true", "placebo"
-"""Far contexts."""
 AWARE, BLIND, NOTHING, TARGETS = "far and near", "far", "nothing", "targets"
 """What a policy, control or reference has seen when it chooses."""
 
@@ -75,7 +73,7 @@ class EvictionRecord:
 
     @property
     def far_contexts(self) -> list[str]:
-        """`TRUE` and, where it was measured, `PLACEBO`."""
+        """``true`` and, where it was measured, ``placebo``."""
         return list(self.losses["far_context"].unique())
 
     @property

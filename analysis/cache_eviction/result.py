@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.cache_eviction import numbers
-from analysis.cache_eviction.record import TRUE, EvictionRecord
+from analysis.cache_eviction.record import EvictionRecord
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.contexts import TRUE
 from analysis.saved import last_part
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, by_clusters, counted, enough_for_intervals
 from analysis.stats.tables import INTERVAL, interval_text, show

@@ -17,10 +17,10 @@ from analysis import arguments
 from analysis.cache_eviction.contenders import ALL, Contest
 from analysis.cache_eviction.judge import BlockJudge, Judged
 from analysis.cache_eviction.known_effects import KnownEffects, measured_effects
-from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS, PLACEBO, TRUE
+from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import BUDGETS, NEARS, EvictionSettings
-from analysis.contexts import Contexts, blocks_of, placebo_contexts
+from analysis.contexts import PLACEBO, TRUE, Contexts, blocks_of, placebo_contexts
 from analysis.measuring import identity_of
 from analysis.model.losses import Scorer
 from analysis.model.tokenizer import TextDecoder

@@ -17,12 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter
 
+from analysis.contexts import PLACEBO, TRUE
 from analysis.figures import style
 from analysis.figures.figure2 import describe, figure2, kept_as_figure, selectors_figure
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
-from analysis.stats.recovery import BEST, NET, PLACEBO, TRUE, choose_k, of_one_way, why_no_recovery
+from analysis.stats.recovery import BEST, NET, choose_k, of_one_way, why_no_recovery
 from analysis.stats.tables import INTERVAL, interval_text
 
 # from the target's own text to the most distant one

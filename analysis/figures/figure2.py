@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox, TransformedBbox
 
+from analysis.contexts import PLACEBO, TRUE
 from analysis.figures import style
 from analysis.figures.length import plot_length
 from analysis.measurement import Measurement
@@ -33,9 +34,7 @@ from analysis.stats.recovery import (
     DEFAULT_SELECTOR,
     KEPT_AS_COLUMNS,
     NET,
-    PLACEBO,
     SIGNED_SELECTOR,
-    TRUE,
     choose_k,
     default_selector,
     largest_gain,

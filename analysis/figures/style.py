@@ -28,7 +28,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from analysis.stats.recovery import BEST, CONTROLS, NET, TRUE, default_selector
+from analysis.contexts import TRUE
+from analysis.stats.recovery import BEST, CONTROLS, NET, default_selector
 from analysis.stats.tables import INTERVAL
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, user_path

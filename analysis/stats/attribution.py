@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from analysis.contexts import TRUE
 from analysis.faithfulness import EXACT, row_pearson, row_spearman
 from analysis.stats.numbers import OF_CHOICE, frame_of, overlap
-from analysis.stats.recovery import BEST, TRUE, Measured, Row
+from analysis.stats.recovery import BEST, Measured, Row
 
 CHANCE = "chance"
 """Stands beside the selectors in `faithfulness`: two random choices."""

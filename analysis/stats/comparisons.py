@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import PLACEBO, SAME_GROUP, TRUE
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import CONFIDENCE, ClusterBootstrap, holm
 from analysis.stats.numbers import (
@@ -51,8 +52,6 @@ from analysis.stats.numbers import (
 from analysis.stats.recovery import (
     KEPT_AS_COLUMNS,
     NET,
-    PLACEBO,
-    TRUE,
     Measured,
     Row,
     choose_k,
@@ -69,8 +68,6 @@ from olmo_sparsity.util.errors import UserError
 
 ENOUGH = {"half": 0.5, "nine_tenths": SHARE_NEEDED}
 """Shares of a target's gain that count as enough."""
-SAME_GROUP = "same-group"
-"""The far context from elsewhere in the target's group."""
 
 
 def overlaps(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:

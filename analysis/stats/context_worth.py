@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.arguments import finite_number
-from analysis.contexts import placebo_column
+from analysis.contexts import PLACEBO, placebo_column
 from analysis.measurement import Measurement, context_lengths
 from analysis.stats.numbers import ENOUGH_NATS, frame_of_targets, ratios_of_targets
-from analysis.stats.recovery import PLACEBO, Row, over_tau_column, selecting_gain_nats
+from analysis.stats.recovery import Row, over_tau_column, selecting_gain_nats
 from olmo_sparsity.util.errors import UserError
 
 LARGEST_SHARE = 0.1

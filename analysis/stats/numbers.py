@@ -31,15 +31,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.contexts import OTHER_TARGET, SAME_GROUP, SHUFFLED, placebo_column
+from analysis.contexts import OTHER_TARGET, PLACEBO, SAME_GROUP, SHUFFLED, TRUE, placebo_column
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap, count_clusters
 from analysis.stats.recovery import (
     CONTROLS,
     KEPT_AS_COLUMNS,
     NET,
-    PLACEBO,
-    TRUE,
     Measured,
     Row,
     choose_k,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import PLACEBO, TRUE
 from analysis.measurement import Measurement
 from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.errors import UserError
@@ -31,7 +32,8 @@ DEFAULT_SELECTOR, SIGNED_SELECTOR = "leave-one-out-kl", "leave-one-out"
 its signed form, which stands beside it, and for it where there is no other."""
 BEST = "best"
 """Name of the lowest L_k of all selectors, see `Measured`."""
-TRUE, PLACEBO, NET = "true", "placebo", "net"
+NET = "net"
+"""Beside the far contexts: recovery minus that of the placebo where it is positive."""
 DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}

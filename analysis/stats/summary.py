@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import PLACEBO, TRUE
 from analysis.measurement import Measurement
 from analysis.stats import attribution, context_worth, numbers  # noqa: F401 (attribution registers its frame)
 from analysis.stats.bootstrap import counted, interval_caption
@@ -16,8 +17,6 @@ from analysis.stats.recovery import (
     BEST,
     KEPT_AS_COLUMNS,
     NET,
-    PLACEBO,
-    TRUE,
     choose_k,
     default_selector,
     nats,

@@ -24,9 +24,10 @@ from matplotlib.figure import Figure
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, policy_looks
-from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS, TRUE
+from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.contexts import TRUE
 from analysis.figures import style
 from analysis.saved import without_folders
 from analysis.stats.tables import INTERVAL, Tables
