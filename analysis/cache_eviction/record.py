@@ -25,6 +25,7 @@ from analysis.cache_eviction.settings import EvictionSettings
 from analysis.parquet import read_parquet, stacked, write_rows
 from analysis.saved import read_head, write_saved
 from analysis.settings import TextsIdentity
+from analysis.stats.bootstrap import count_clusters
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import user_path
 
@@ -80,10 +81,7 @@ class EvictionRecord:
     def counts(self) -> dict[str, int]:
         """How many targets, blocks, documents and, where they are known, groups there are."""
         counts = {"targets": len(self.targets), "blocks": self.targets["block"].nunique()}
-        counts["documents"] = self.targets["text"].nunique()
-        if "group" in self.targets:
-            counts["groups"] = self.targets["group"].nunique()
-        return counts
+        return counts | count_clusters(self.targets)
 
     def save(self, folder: str | Path) -> Path:
         """Write the files; returns the path of the JSON file."""

@@ -105,7 +105,7 @@ class Probe(ABC):
                 settings[name] = list(value)
         settings[self.MEASURED] = len(sample)
         settings["texts_too_short"] = sample.texts_too_short
-        return settings | count_clusters(sample.text, sample.group)
+        return settings | count_clusters(pd.DataFrame(sample.places()))
 
     def measure(
         self,

@@ -393,11 +393,11 @@ def holm(p_values: np.ndarray, num_tests: int | None = None) -> np.ndarray:
     return adjusted
 
 
-def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:
-    """How many documents there are and, where they are known, groups."""
-    counts = {f"documents{suffix}": len(np.unique(documents))}
-    if groups is not None:
-        counts[f"groups{suffix}"] = len(np.unique(groups))
+def count_clusters(rows: pd.DataFrame, suffix: str = "") -> dict[str, int]:
+    """How many documents rows are of by their column text and, where they are known, how many groups."""
+    counts = {f"documents{suffix}": rows["text"].nunique()}
+    if "group" in rows:
+        counts[f"groups{suffix}"] = rows["group"].nunique()
     return counts
 
 

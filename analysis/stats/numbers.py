@@ -179,17 +179,10 @@ def counts(result: Measurement) -> dict[str, int]:
     targets = result.targets
     finished = result.over[np.unique(result.over_of_choice)]
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
-    sizes |= _count_clusters_of(targets)
-    sizes |= _count_clusters_of(targets.iloc[finished], "_over_tau")
+    sizes |= count_clusters(targets)
+    sizes |= count_clusters(targets.iloc[finished], "_over_tau")
     sizes["runs"] = max(1, len(result.runs))
     return sizes
-
-
-def _count_clusters_of(targets: pd.DataFrame, suffix: str = "") -> dict[str, int]:
-    groups = None
-    if "group" in targets:
-        groups = targets["group"].to_numpy()
-    return count_clusters(targets["text"].to_numpy(), groups, suffix)
 
 
 # --- of all targets ---
