@@ -26,7 +26,7 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import permutations, product
 from typing import Any
@@ -45,6 +45,7 @@ from analysis.stats.numbers import (
     Frame,
     bins_by,
     distances,
+    frame_of_all_ways,
     overlap,
     rows_with,
     specificity_draws,
@@ -87,7 +88,7 @@ def overlaps(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd
             keys = {"first": first, "second": second, "k": k, "chance": k / measured.result.n_far}
             yield keys | measured.ratio(np.rint(shared), k)
 
-    return _of_all_ways(result, rows_of, ("first", "second", "k", "chance"), resamples, seed)
+    return frame_of_all_ways(result, rows_of, ("first", "second", "k", "chance"), resamples, seed)
 
 
 def within(
@@ -109,7 +110,7 @@ def within(
                     keys = {"name": name, "selector": selector, "far_context": context, "k": k}
                     yield keys | measured.ratio(at_k)
 
-    return _of_all_ways(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
+    return frame_of_all_ways(result, rows_of, ("name", "selector", "far_context", "k"), resamples, seed)
 
 
 def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -132,7 +133,7 @@ def smallest_k(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> 
                     yield keys | {"k": k} | measured.ratio(at_k)
 
     names = ("name", "selector", "far_context", "median", "k")
-    return _of_all_ways(result, rows_of, names, resamples, seed)
+    return frame_of_all_ways(result, rows_of, names, resamples, seed)
 
 
 def _reached(measured: Measured, selector: str, context: str) -> dict[str, np.ndarray]:
@@ -162,7 +163,7 @@ def held_by_few(result: Measurement, *, resamples: int = 2000, seed: int = 0) ->
                 draws = measured.bootstrap.ratio(of_few, measured.result.gain_nats)
                 yield {"selector": selector, "far_context": context, "k": k, **measured.interval(draws)}
 
-    return _of_all_ways(result, rows_of, ("selector", "far_context", "k"), resamples, seed)
+    return frame_of_all_ways(result, rows_of, ("selector", "far_context", "k"), resamples, seed)
 
 
 def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
@@ -190,7 +191,7 @@ def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> p
                 difference = measured.at_k(draws[TRUE] - there, k)
                 yield {"name": "true_less_there", "selector": selector, "k": k, **difference}
 
-    return _of_all_ways(result, rows_of, ("name", "selector", "k"), resamples, seed)
+    return frame_of_all_ways(result, rows_of, ("name", "selector", "k"), resamples, seed)
 
 
 def distances_beside_uniform(result: Measurement, **options: Any) -> pd.DataFrame:
@@ -290,7 +291,7 @@ def specificity_differences(result: Measurement, *, resamples: int = 2000, seed:
                     keys = {"less": name, "selector": selector, "n_targets": int(members.sum())}
                     yield from measured.rows(rungs[OWN] - draws, **keys)
 
-    return _of_all_ways(result, rows_of, ("less", "selector", "k", "n_targets"), resamples, seed)
+    return frame_of_all_ways(result, rows_of, ("less", "selector", "k", "n_targets"), resamples, seed)
 
 
 def by_tau(frame: Frame, result: Measurement, taus_nats: Iterable[float], **options: Any) -> pd.DataFrame:
@@ -571,16 +572,3 @@ def _bootstrap_of_both(
     if grouped:
         groups = np.concatenate([result.targets["group"].to_numpy() for result in results])
     return ClusterBootstrap(np.concatenate(texts), groups=groups, **options)
-
-
-def _of_all_ways(
-    result: Measurement,
-    rows_of: Callable[[Measured], Iterable[Row]],
-    names: tuple[str, ...],
-    resamples: int,
-    seed: int,
-) -> pd.DataFrame:
-    """The rows of every way of keeping in a result, as one frame."""
-    of_all_ways = Measured.of_all_ways(result, resamples=resamples, seed=seed)
-    rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
-    return interval_frame(rows, [*KEPT_AS_COLUMNS, *names])

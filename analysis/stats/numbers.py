@@ -121,9 +121,7 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
                 if isinstance(k, Sequence):
                     raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
                 at_k = choose_k(result.ks, k)
-            of_all_ways = Measured.of_all_ways(result, at_k, resamples=resamples, seed=seed)
-            rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
-            all_rows = interval_frame(rows, [*KEPT_AS_COLUMNS, *names])
+            all_rows = frame_of_all_ways(result, rows_of, names, resamples, seed, at_k)
             if one_k:
                 return rows_with(all_rows, selector=selector, far_context=far_context)
             return rows_with(all_rows, selector=selector, far_context=far_context, k=k)
@@ -133,6 +131,20 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
         return frame
 
     return decorate
+
+
+def frame_of_all_ways(
+    result: Measurement,
+    rows_of: Rows,
+    names: Sequence[str],
+    resamples: int,
+    seed: int,
+    k: int | None = None,
+) -> pd.DataFrame:
+    """The rows of every way of keeping in a result, as one frame; ``k``: as `Measured` takes it."""
+    of_all_ways = Measured.of_all_ways(result, k, resamples=resamples, seed=seed)
+    rows = [measured.way | row for measured in of_all_ways for row in rows_of(measured)]
+    return interval_frame(rows, [*KEPT_AS_COLUMNS, *names])
 
 
 def frame_of_targets(*names: str) -> Callable[[Frame], Frame]:
