@@ -334,11 +334,9 @@ def gain_bins(measured: Measured) -> Iterator[Row]:
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
     chance of that model, which cross-fitting is to avoid.
     """
-    gain = selecting_gain_nats(measured.result)[measured.over]
-    for low, high in pairwise(gain_edges(measured.result.settings.choices.tau_nats)):
-        inside = (gain > low) & (gain <= high)
-        keys: Row = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
-        keys["n_documents"] = len(np.unique(measured.document[inside]))
+    for one in bins_by("gain_nats", measured.result):
+        inside, size = _members_of(one, measured)
+        keys: Row = {"from_nats": one.above, "to_nats": one.up_to, **size}
         yield from measured.recovery_rows(measured.names, [measured.k], inside, **keys)
 
 
@@ -396,10 +394,15 @@ def target_bins(measured: Measured) -> Iterator[Row]:
     """
     for by in BINNED_BY:
         for one in bins_by(by, measured.result):
-            inside = one.has(measured.result)[measured.over]
-            keys: Row = {**asdict(one), "n_targets": int(inside.sum())}
-            keys["n_documents"] = len(np.unique(measured.document[inside]))
-            yield from measured.recovery_rows(measured.names, measured.ks, inside, **keys)
+            inside, size = _members_of(one, measured)
+            yield from measured.recovery_rows(measured.names, measured.ks, inside, **asdict(one), **size)
+
+
+def _members_of(one: Bin, measured: Measured) -> tuple[np.ndarray, dict[str, int]]:
+    """Which of the targets over tau are in a bin, (m,) bool, and how many targets and documents these are."""
+    inside = one.has(measured.result)[measured.over]
+    documents = np.unique(measured.document[inside])
+    return inside, {"n_targets": int(inside.sum()), "n_documents": len(documents)}
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
