@@ -184,10 +184,7 @@ def elsewhere(result: Measurement, *, resamples: int = 2000, seed: int = 0) -> p
             there = draws[SAME_GROUP]
             net = there - np.maximum(draws[PLACEBO], 0.0)
             for k in measured.ks if members.any() else ():
-                interval = measured.at_k(net, k)
-                for bound in ("low", "high"):  # no bound of a net value exceeds that of the recovery
-                    interval[bound] = float(np.minimum(interval[bound], measured.at_k(there, k)[bound]))
-                yield {"name": "net", "selector": selector, "k": k, **interval}
+                yield {"name": "net", "selector": selector, "k": k, **measured.net_at_k(net, there, k)}
                 difference = measured.at_k(draws[TRUE] - there, k)
                 yield {"name": "true_less_there", "selector": selector, "k": k, **difference}
 

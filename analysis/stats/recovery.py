@@ -232,6 +232,14 @@ class Measured:
         """Value, low and high of draws at every k, (1 + R, K), at one of them."""
         return self.interval(draws[:, self.ks.index(k)])
 
+    def net_at_k(self, net: np.ndarray, recovery: np.ndarray, k: int) -> dict[str, float]:
+        """`at_k` of draws of a net recovery: no bound exceeds that of the recovery, and is NaN where that is."""
+        interval = self.at_k(net, k)
+        of_recovery = self.at_k(recovery, k)
+        for bound in ("low", "high"):
+            interval[bound] = float(np.minimum(interval[bound], of_recovery[bound]))
+        return interval
+
     def rows(self, draws: np.ndarray, **keys: Any) -> Iterator[Row]:
         """``keys``, k, value, low and high of draws at every k, (1 + R, K)."""
         for k in self.ks:
@@ -240,17 +248,14 @@ class Measured:
     def recovery_rows(
         self, selectors: Iterable[str], ks: Iterable[int], members: np.ndarray | float = 1.0, **keys: Any
     ) -> Iterator[Row]:
-        """``keys``, selector, far_context, k, value, low and high; no bound of `NET` exceeds that of the recovery."""
+        """``keys``, selector, far_context, k, value, low and high; `NET` as by `net_at_k`."""
         for selector in selectors:
             recoveries = self.recoveries(selector, members)
             for k in ks:
-                of_contexts = {context: self.at_k(draws, k) for context, draws in recoveries.items()}
-                if NET in of_contexts:
-                    net = of_contexts[NET]
-                    true = of_contexts[TRUE]
-                    for bound in ("low", "high"):
-                        net[bound] = float(np.minimum(net[bound], true[bound]))  # NaN where one is
-                for context, interval in of_contexts.items():
+                for context, draws in recoveries.items():
+                    interval = self.at_k(draws, k)
+                    if context == NET:
+                        interval = self.net_at_k(draws, recoveries[TRUE], k)
                     yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
 
