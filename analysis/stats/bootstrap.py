@@ -268,9 +268,12 @@ class ClusterBootstrap:
         if not self.is_jackknife:
             interval = percentile_interval(value, resampled, confidence)
             return interval.low, interval.high
-        changes = np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
-        half = _half_width(changes, confidence)
+        half = _half_width(self._changes(value, resampled), confidence)
         return value - half, value + half
+
+    def _changes(self, value: float, resampled: np.ndarray) -> list[np.ndarray]:
+        """How a value changes without each unit, for each kind of unit; ``resampled``: (R,), of a jackknife."""
+        return np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
 
     def p_value(self, draws: np.ndarray) -> float:
         """How likely a number is this far from 0, to either side, where it is 0: its interval at 1 - p ends at 0.
@@ -285,9 +288,9 @@ class ClusterBootstrap:
             undefined = np.isnan(resampled).mean()
             beyond = min((resampled <= 0).mean(), (resampled >= 0).mean()) + undefined
             return float(np.clip(2 * beyond, 1 / len(resampled), 1))
-        changes = np.split(resampled - value, np.array(self._ends[1:-1]) - 1)
         if not np.isfinite(resampled).all():
             return math.nan
+        changes = self._changes(value, resampled)
 
         def reach(p: float) -> float:
             return _half_width(changes, 1 - p) - abs(value)
