@@ -186,43 +186,31 @@ class ClusterBootstrap:
         draws[1 : self._ends[-1], ..., too_few] = np.nan
         return draws
 
-    def slopes(
-        self, outcome: np.ndarray, predictors: np.ndarray, members: np.ndarray | None = None
-    ) -> np.ndarray:
+    def slopes(self, outcome: np.ndarray, predictors: np.ndarray) -> np.ndarray:
         """Draws of the coefficients of a least-squares fit with an intercept, (1 + R, P), the intercept left out.
 
-        NaN where a sample does not determine them, as where a predictor is constant. Where fewer than `LEAST_UNITS`
-        units have targets in the fit, all resamples are NaN, so that there is no interval.
+        NaN where a sample does not determine them, as where a predictor is constant. Where there are fewer than
+        `LEAST_UNITS` units, all resamples are NaN, so that there is no interval.
 
         Args:
             outcome: (n,).
             predictors: (n, P).
-            members: (n,) bool, the targets that are fitted; None: all. Values of others may be NaN.
         """
-        if members is None:
-            members = np.ones(len(outcome), dtype=bool)
         predictors = np.asarray(predictors, dtype=np.float64)
-        fitted = predictors[members]
-        count = fitted.shape[1]
-        if not len(fitted):
-            return np.full((len(self.sums(np.zeros(len(predictors)))), count), np.nan)
         # centered and scaled, so that the normal equations lose no digits
-        center = fitted.mean(axis=0)
-        scale = fitted.std(axis=0)
+        scale = predictors.std(axis=0)
         scale[scale == 0] = 1.0
-        design = np.zeros((len(predictors), 1 + count))
-        design[members, 0] = 1.0
-        design[members, 1:] = (fitted - center) / scale
-        values = np.zeros(len(predictors))
-        values[members] = outcome[members]
+        scaled = (predictors - predictors.mean(axis=0)) / scale
+        design = np.column_stack([np.ones(len(scaled)), scaled])
+        size = design.shape[1]
         products = design[:, :, None] * design[:, None, :]
-        gram = self.sums(products.reshape(len(design), -1)).reshape(-1, 1 + count, 1 + count)
-        moment = self.sums(design * values[:, None])
-        draws = np.full((len(gram), count), np.nan)
+        gram = self.sums(products.reshape(len(design), -1)).reshape(-1, size, size)
+        moment = self.sums(design * outcome[:, None])
+        draws = np.full((len(gram), size - 1), np.nan)
         determined = np.linalg.cond(gram) < _MOST_CONDITION
         solved = np.linalg.solve(gram[determined], moment[determined][:, :, None])
         draws[determined] = solved[:, 1:, 0] / scale
-        if self._units_with(members) < LEAST_UNITS:
+        if self.units < LEAST_UNITS:
             draws[1 : self._ends[-1]] = np.nan
         return draws
 
