@@ -23,8 +23,9 @@ from analysis.figures.figure2 import describe, figure2, kept_as_figure, selector
 from analysis.measurement import Measurement
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, counted
+from analysis.stats.comparisons import distances_beside_uniform
 from analysis.stats.recovery import BEST, NET, choose_k, of_one_way, why_no_recovery
-from analysis.stats.tables import INTERVAL, interval_text
+from analysis.stats.tables import interval_text
 
 # from the target's own text to the most distant one
 _FAR_CONTEXTS = {
@@ -177,9 +178,7 @@ def distances_figure(
 
     The line at 1 is what tokens drawn uniformly from the far context would have; above it the axis is logarithmic.
     """
-    frame = numbers.distances(of_one_way(result), k=k, **bootstrap)
-    interval = list(INTERVAL)
-    frame[interval] = frame[interval].div(frame["uniform"], axis=0)
+    frame = distances_beside_uniform(of_one_way(result), k=k, **bootstrap)
     frame["distance"] = (frame["from_tokens"] * frame["to_tokens"]) ** 0.5
     edges = sorted({*frame["from_tokens"], *frame["to_tokens"]})
     share = f"share of the first {frame['k'].iloc[0]}\nover uniform"
