@@ -50,23 +50,18 @@ def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """
     looks = style.model_styles(frame["model"].unique())
     first, *others = looks
-    titles = ["Loss by position"]
+    models_of_panels = {"Loss by position": [first, *others]}
     width = 4.6
-    if len(looks) > MOST_CURVES:
-        titles = others
-        width = style.PAGE
-    figure, panels = style.small_panels(
-        titles, "position [tokens before it]", "held-out loss\n[nats per token]", width=width, least=2.2
-    )
-    lines: dict[str, style.Look] = {}
     in_all = ""
     if len(looks) > MOST_CURVES:
+        models_of_panels = {other: [first, other] for other in others}
+        width = style.PAGE
         in_all = f"in every panel: {first}"
-        for axes, other in zip(panels, others, strict=True):
-            rows = frame[frame["model"].isin([first, other])]
-            lines |= _plot_models(axes, rows, looks)
-    else:
-        lines = _plot_models(panels[0], frame, looks)
+    x, y = "position [tokens before it]", "held-out loss\n[nats per token]"
+    figure, panels = style.small_panels([*models_of_panels], x, y, width=width, least=2.2)
+    lines: dict[str, style.Look] = {}
+    for axes, models in zip(panels, models_of_panels.values(), strict=True):
+        lines |= _plot_models(axes, frame[frame["model"].isin(models)], looks)
     style.add_legend(figure, looks | lines)
     style.add_heading(figure, heading, in_all, style.says_intervals("bands", frame))
     return figure
