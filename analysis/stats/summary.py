@@ -69,13 +69,19 @@ def _of_losses(
     return [
         f"{none_over_tau(result)}; {share['share_below_minus_tau']} % lose more",
         *_of_documents(result, bootstrap),
-        f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
-        "short one",
+        _mean_losses(loss),
         *_measured_in(result),
         by,
         'next: .shares() and .contexts(); .figure2("a.png"); a lower tau, which uses the losses in the same folder '
         "(out) again",
     ]
+
+
+def _mean_losses(loss: Mapping[str, str]) -> str:
+    """L_long and L_short, means of all targets, by the texts of their intervals."""
+    long = loss["loss_long_nats"]
+    short = loss["loss_short_nats"]
+    return f"mean loss in nats: {long} given the long context, {short} given the short one"
 
 
 def _of_losses_alone(
@@ -87,8 +93,7 @@ def _of_losses_alone(
     rows = pd.concat([shares, numbers.persistence(result, **bootstrap)]).to_dict("records")
     share = {row["name"]: interval_text(row, percent=True) for row in rows}
     lines = [
-        f"mean loss in nats: {loss['loss_long_nats']} given the long context, {loss['loss_short_nats']} given the "
-        "short one",
+        _mean_losses(loss),
         f"mean gain in nats: {loss['gain_nats']}",
     ]
     if "net_gain_nats" in loss:
