@@ -21,6 +21,7 @@ from analysis.contexts import Contexts
 from analysis.model.far_attention import KeyValues
 from analysis.model.losses import (
     BACKWARD_TOKENS,
+    CACHE_TOKENS,
     DIVERGENCES,
     LOGITS_PER_BATCH,
     Asked,
@@ -31,9 +32,6 @@ from analysis.model.losses import (
 )
 from analysis.model.on_device import chunks
 from olmo_sparsity.util.errors import UserError
-
-CACHE_TOKENS = 4
-"""Tokens of keys and values that a batch may copy, for each token that it computes, where they are not shared."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def losses_by_head(
             "this model rotates keys when they are read, so heads cannot keep tokens of their own; convert it with "
             "olmo-sparsity export_hf, or leave the eviction policies out"
         )
-    far = _far_of_blocks(scorer, contexts)
+    far = scorer.prefixes(contexts, contexts.n_far)
     return np.stack([_gathered_losses(scorer, contexts, far, columns, targets) for columns in kept], axis=1)
 
 
@@ -203,13 +201,6 @@ def part_read_losses(
         past = _kept_key_values(far, np.arange(len(rows)), among_read[:, None], scorer)
         losses[rows] = _losses_behind(scorer, contexts, past, kept[rows], block, place)
     return losses
-
-
-@retry_smaller_on_oom
-@torch.inference_mode()
-def _far_of_blocks(scorer: Scorer, contexts: Contexts) -> KeyValues:
-    """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
-    return scorer.prefixes(contexts, contexts.n_far)
 
 
 @retry_smaller_on_oom

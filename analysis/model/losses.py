@@ -35,7 +35,7 @@ LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
 _MIN_SHARED_FRACTION = 1 / 8
 """A prefix shorter than this part of the subset costs more in copies than it saves."""
 CACHE_TOKENS = 4
-"""Tokens of keys and values that a batch may copy, for each token that it computes."""
+"""Tokens of keys and values that a batch may copy, for each token that it computes, where they are not shared."""
 _MAX_PADDING_RATIO = 1.1
 _MAX_PADDING_TOKENS = 16
 """A row reads more where another row of its batch has a shorter prefix: at most so many times what it needs, or so many
@@ -355,8 +355,10 @@ class Scorer(OnDevice):
             past.append((keys[:, :, :common][at], values[:, :, :common][at]))
         return self.model.logits_after(past, tokens, ids, queries)
 
+    @retry_smaller_on_oom
+    @torch.inference_mode()
     def prefixes(self, contexts: Contexts, length: int) -> KeyValues:
-        """Keys and values of the first ``length`` tokens of every block's long context."""
+        """Keys and values of the first ``length`` tokens of every block's long context, a pair per layer."""
         parts = []
         for tokens in chunks(contexts.tokens[:, :length], self.tokens_per_batch // length):
             ids = self.ids_of(contexts, len(tokens), length)
