@@ -168,9 +168,10 @@ class LoadedModel:
         Special tokens never are. A prefix at its beginning is left out: one stands before every context. Raises
         `UserError` for what is no conversation, and without a template that leaves contents as they are, but for space.
         """
-        tokenizer = self._its_tokenizer().tokenizer
-        template_tokenizer = self._its_tokenizer().with_template
-        if isinstance(self._its_tokenizer(), OtherTokenizer):
+        text_tokenizer = self._its_tokenizer()
+        tokenizer = text_tokenizer.tokenizer
+        template_tokenizer = text_tokenizer.with_template
+        if isinstance(text_tokenizer, OtherTokenizer):
             raise UserError(
                 f"{self.name}: the tokenizer ({type(tokenizer).__name__}) does not say where in a text its tokens are; "
                 "conversations need a fast tokenizer of transformers; write them out as text"
@@ -199,7 +200,7 @@ class LoadedModel:
         starts = np.minimum(starts, [0, *ends[:-1]])  # some tokenizers leave out the space before a word
         spans = map(match.span, range(1, match.re.groups + 1))
         inside = np.any([(first <= starts) & (ends <= end) for first, end in spans], axis=0)
-        return text, (inside & ~np.isin(tokens.ids, list(self._its_tokenizer().special))).tolist()
+        return text, (inside & ~np.isin(tokens.ids, list(text_tokenizer.special))).tolist()
 
     @property
     def decoder(self) -> TextDecoder:
@@ -216,26 +217,11 @@ class LoadedModel:
         if getattr(texts, "vocabulary_size", 0) > self.model.vocabulary_size:
             self.check_ids([int(texts.tokens(n).max(initial=0)) for n in range(len(texts.lengths))])
 
-    def check_context(
-        self,
-        n_long: int,
-        targets_per_block: int = 1,
-        *,
-        length_name: str = "N",
-        gap: int = 0,
-        **uses: Any,
-    ) -> None:
-        """Raise `UserError` where it cannot be measured on N tokens; arguments as of `check_long_context`."""
-        check_long_context(
-            self.model,
-            n_long,
-            targets_per_block,
-            name=f"{self.name} ({self.family})",
-            reach=None if self.untrained else self.reads,
-            length_name=length_name,
-            gap=gap,
-            **uses,
-        )
+    def check_context(self, n_long: int, targets_per_block: int = 1, **uses: Any) -> None:
+        """Raise `UserError` where it cannot be measured on N tokens; ``uses``: as of `check_long_context`."""
+        name = f"{self.name} ({self.family})"
+        reach = None if self.untrained else self.reads
+        check_long_context(self.model, n_long, targets_per_block, name=name, reach=reach, **uses)
 
     def check_losses(self, losses: np.ndarray) -> None:
         """Warn where losses in nats, such as L_long of some targets, are nearly those of a uniform guess."""
