@@ -138,10 +138,11 @@ def _trial(model: nn.Module, name: str) -> Iterator[None]:
 
 def limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
     """The most tokens of one text that a model can be measured on, for each thing that ends there."""
-    config: Any = model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
+    config = _text_config(model)
     rope = getattr(config, "rope_parameters", None) or {}
-    if model.max_positions is not None and not rope:
-        yield model.max_positions, "positions"
+    positions = learned_positions(model)
+    if positions is not None:
+        yield positions, "positions"
     layers = getattr(config, "layer_types", None) or ["sliding", "chunked"]
     for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
         window = getattr(config, field, None)  # a query's own token is one of them
@@ -154,6 +155,18 @@ def limits(model: Adapter, drops_tokens: bool) -> Iterator[tuple[int, str]]:
         limit = parameters.get("original_max_position_embeddings") or model.max_positions
         if (scheme := parameters.get("rope_type")) in ("longrope", "dynamic") and limit:
             yield limit, f"tokens after which {scheme} changes all positions"
+
+
+def learned_positions(model: Adapter) -> int | None:
+    """How many positions a model has learned; None of one that rotates, which can be read beyond its length."""
+    if getattr(_text_config(model), "rope_parameters", None):
+        return None
+    return model.max_positions
+
+
+def _text_config(model: Adapter) -> Any:
+    """The configuration of a language model of transformers; None of another model."""
+    return model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
 
 
 @torch.inference_mode()

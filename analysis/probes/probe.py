@@ -254,13 +254,10 @@ def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
 
     A rotary model is measured past the length that its configuration names: that is what the probes are for.
     """
-    at_most = loaded.model.max_positions
-    config: Any = getattr(loaded.model.model, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    if at_most is None or getattr(config, "rope_parameters", None):
-        return
-    if length + more > at_most:
+    from analysis.model.check import learned_positions
+
+    at_most = learned_positions(loaded.model)
+    if at_most is not None and length + more > at_most:
         raise UserError(
             f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {loaded.name}; lower "
             f"--lengths to at most {at_most - more:,}"
