@@ -320,15 +320,15 @@ def aware_less_blind(
 def _aware_and_blind(record: EvictionRecord) -> list[tuple[str, str]]:
     """The names of every policy that was judged aware and blind, with the same parameters beside."""
     blind_ones = {}
-    aware_ones = []
+    aware_ones = {}
     for policy, sees, _ in record.policies.itertuples(index=False):
         name, *parts = policy.split(":")
         others = tuple(sorted(part for part in parts if not part.startswith("blind=")))
         if sees == BLIND:
             blind_ones[name, others] = policy
-        elif sees == AWARE and (policy, (name, others)) not in aware_ones:
-            aware_ones.append((policy, (name, others)))
-    return [(policy, blind_ones[key]) for policy, key in aware_ones if key in blind_ones]
+        elif sees == AWARE:
+            aware_ones[policy] = (name, others)
+    return [(policy, blind_ones[key]) for policy, key in aware_ones.items() if key in blind_ones]
 
 
 def _check_near(record: EvictionRecord, near: str) -> None:

@@ -167,13 +167,9 @@ class EvictionResult(EvictionRecord):
             choices = ", ".join(map(str, settings.budgets))
             raise UserError(f"nothing was judged at a budget of {budget}; choose from {choices}")
         frame = self.summary()
-        frame = frame[(frame["budget"] == budget) & (frame["far_context"] == TRUE)].copy()
+        frame = frame[(frame["budget"] == budget) & (frame["far_context"] == TRUE)]
         headline = frame[frame["name"] == numbers.LOSS].sort_values("value", kind="stable")
-        order = {
-            way: number for number, way in enumerate(zip(headline["policy"], headline["near"], strict=True))
-        }
-        place = [order[way] for way in zip(frame["policy"], frame["near"], strict=True)]
-        frame = frame.iloc[np.argsort(place, kind="stable")]
+        frame = headline[["policy", "near"]].merge(frame)
         # other intervals would make lines too long for a terminal
         frame.loc[frame["name"] != numbers.LOSS, ["low", "high"]] = np.nan
         frame["name"] = frame["name"].replace(_HEADS)
