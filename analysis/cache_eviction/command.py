@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.cache_eviction.contenders import every_policy
 from analysis.cache_eviction.reference import REFERENCES
-from analysis.cache_eviction.settings import BUDGETS, NEARS
+from analysis.cache_eviction.settings import BUDGETS, DEFAULT_REFERENCES, NEARS
 from analysis.cli_options import MODEL, TEXT_OPTIONS, add_model_options, add_text_options, texts_of
 from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder, texts, whole_number, whole_number_or_zero
@@ -69,7 +69,7 @@ def eviction_parser() -> Parser:
         f"what ranks by the targets, comma-separated: {', '.join(REFERENCES)}, or none; :first=16 behind a name "
         "ranks by the next 16 targets (default: leave-one-out-kl)"
     )
-    add("--references", type=texts, default=("leave-one-out-kl",), metavar="NAMES", help=references)
+    add("--references", type=texts, default=DEFAULT_REFERENCES, metavar="NAMES", help=references)
     near = "how near tokens are read, comma-separated: kept, reread (default: kept,reread)"
     add("--near", type=texts, default=NEARS, metavar="WAYS", help=near)
     placebo = "judge in a far context of another text, too: what shrinking any context costs"

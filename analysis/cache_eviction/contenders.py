@@ -112,7 +112,7 @@ def check_registered_names() -> None:
             raise UserError(f"a policy is registered as {name!r}, which {taken}; register it by another name")
 
 
-def policy_names(names: Sequence[str], near: Sequence[str] = NEARS) -> list[str]:
+def policy_names(names: Sequence[str], near: Sequence[str]) -> list[str]:
     """The names with what `ALL` stands for in its place. Raises `UserError` where one comes twice.
 
     ``near``: the ways of the near tokens in which they are judged.

@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.cache_eviction.agreement import kept_overlap, rank_correlation
 from analysis.cache_eviction.contenders import Contender, Contest
 from analysis.cache_eviction.reading import BlockReading
-from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS, as_float32
+from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, SINKS
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD, NEARS
 from analysis.contexts import Contexts
 from analysis.model.far_cache import subset_masks
@@ -274,7 +274,7 @@ class BlockJudge:
                 if self.kept_sets:
                     row["kept_share"] = np.atleast_2d(kept).mean(axis=0).astype(np.float32)
                 rows.append(row)
-        return as_float32(pd.DataFrame(rows), ["spearman", "overlap"])
+        return pd.DataFrame(rows).astype({"spearman": np.float32, "overlap": np.float32})
 
 
 _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}

@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
+from analysis.cache_eviction.settings import NEAR_KEPT
 from analysis.contexts import Contexts
 from analysis.model import far_cache
 from analysis.model.losses import Scorer
 from olmo_sparsity.util.errors import UserError
-
-__all__ = ["NEAR_KEPT", "NEAR_REREAD", "BlockReading"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class BlockReading:
     def of(
         cls, scorer: Scorer, contexts: Contexts, near: str, effects_nats: np.ndarray | None = None
     ) -> BlockReading:
-        """``contexts``: of one block; ``near``: `NEAR_KEPT` or `NEAR_REREAD`.
+        """``contexts``: of one block; ``near``: one of `analysis.cache_eviction.settings.NEARS`.
 
         ``effects_nats``: as the attribute, with near tokens read again, which is what `analysis.measure` keeps.
         """

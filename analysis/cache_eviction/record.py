@@ -187,8 +187,3 @@ class EvictionRecord:
         made["commit"] = " ".join(dict.fromkeys(filter(None, commits)))
         stacked_frames = {name: stacked(parts) for name, parts in frames.items()}
         return cls(settings, provenance=made, **stacked_frames)
-
-
-def as_float32(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """The frame with these columns as they are saved."""
-    return frame.astype(dict.fromkeys(columns, np.float32))

@@ -19,7 +19,7 @@ from analysis.cache_eviction.judge import BlockJudge, Judged
 from analysis.cache_eviction.known_effects import KnownEffects, measured_effects
 from analysis.cache_eviction.record import FRAMES, FULL, HEAD, NONE, PARTS
 from analysis.cache_eviction.result import EvictionResult
-from analysis.cache_eviction.settings import BUDGETS, NEARS, EvictionSettings
+from analysis.cache_eviction.settings import BUDGETS, DEFAULT_REFERENCES, NEARS, EvictionSettings
 from analysis.contexts import PLACEBO, TRUE, Contexts, blocks_of, placebo_contexts
 from analysis.measuring import identity_of
 from analysis.model.losses import Scorer
@@ -38,8 +38,6 @@ from olmo_sparsity.util.progress import progress as show_progress
 
 log = logging.getLogger(__name__)
 
-REFERENCES = ("leave-one-out-kl",)
-
 
 def eviction(
     model: Any,
@@ -52,7 +50,7 @@ def eviction(
     budgets: Sequence[float] = BUDGETS,
     policies: str | Sequence[str] = ALL,
     sinks: int = 4,
-    references: Sequence[str] = REFERENCES,
+    references: Sequence[str] = DEFAULT_REFERENCES,
     near: str | Sequence[str] = NEARS,
     placebo: bool = False,
     kept_sets: bool = False,

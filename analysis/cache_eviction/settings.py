@@ -12,6 +12,7 @@ NEARS = (NEAR_KEPT, NEAR_REREAD) = ("kept", "reread")
 """What becomes of the near tokens: their keys stay as they are, or they are read again with the reduced cache."""
 BUDGETS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Shares of the far keys that are kept, by default."""
+DEFAULT_REFERENCES = ("leave-one-out-kl",)
 
 
 @dataclass(frozen=True)

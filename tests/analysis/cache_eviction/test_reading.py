@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.cache_eviction.reading import NEAR_KEPT, NEAR_REREAD, BlockReading
+from analysis.cache_eviction.reading import BlockReading
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from tests.support.families import WINDOWED, random_model, tiny_adapter

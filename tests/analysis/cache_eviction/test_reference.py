@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.cache_eviction.reading import NEAR_KEPT, NEAR_REREAD, BlockReading
+from analysis.cache_eviction.reading import BlockReading
 from analysis.cache_eviction.reference import REFERENCES, find_reference
+from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
 from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
