@@ -20,7 +20,6 @@ from analysis.cache_eviction.settings import NEAR_KEPT
 from analysis.contexts import Contexts
 from analysis.model import far_cache
 from analysis.model.losses import Scorer
-from olmo_sparsity.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,8 @@ class BlockReading:
         """Some of `analysis.model.losses.MEASURES` of all targets after each choice, (B, C, number of names) float64.
 
         ``kept``: which far keys are left, (C, F) bool; or (C, G, F), by head of keys, layer after layer. A divergence
-        is from the prediction with all of them. Raises `UserError` for choices by head without shared keys.
+        is from the prediction with all of them. Choices by head need rows that share far keys.
         """
-        if kept.ndim == 3 and not self.scorer.model.shares_far_keys:
-            raise UserError(
-                "this model reads copies of far keys, the same tokens in every head; leave out the policies, whose "
-                "heads keep tokens of their own"
-            )
         more = self.contexts.n_far - self.n_far
         always = np.ones((*kept.shape[:-1], more), dtype=bool)
         visible = np.concatenate([kept, always], axis=-1)

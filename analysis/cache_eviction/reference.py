@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.parameters import find
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.registry import Registry
 
 if TYPE_CHECKING:  # the names of references are known without torch
@@ -84,35 +83,16 @@ class Reference(ABC):
             reading: of one block.
             sinks: so many of the first far keys are kept beside what is ranked; they score above all others.
             places: of the targets in the block that count, (m,); None: all. Special tokens, for example, are none.
-
-        Raises `UserError` where no target counts, or all far keys are sinks.
         """
-        if sinks >= reading.n_far:
-            raise UserError(
-                f"{sinks} sinks are all of the {reading.n_far} far keys; keep fewer, or raise n_long"
-            )
-        counted = self._places(reading.contexts.targets_per_block, places)
+        counted = np.unique(np.arange(reading.contexts.targets_per_block) if places is None else places)
+        if self.first is not None:
+            counted = counted[counted < self.first]
         block = RankedBlock(_up_to(reading, counted[-1]), counted, sinks)
         with reading.scorer.keeping_far():
             ranked = self.rank(block)
         above = ranked.max() + 1
         of_sinks = np.full((*ranked.shape[:-1], sinks), above)
         return np.concatenate([of_sinks, ranked], axis=-1)
-
-    def _places(self, size: int, places: Sequence[int] | np.ndarray | None) -> np.ndarray:
-        """Places of the targets that count, ascending, of blocks of so many."""
-        if self.first is not None and self.first > size:
-            raise UserError(
-                f"first={self.first}: blocks have {size} targets; lower it, or raise targets_per_block"
-            )
-        counted = np.unique(np.arange(size) if places is None else places)
-        if self.first is not None:
-            counted = counted[counted < self.first]
-        if not len(counted):
-            raise UserError(
-                "none of the targets that are to rank far keys counts; raise first, or leave it out"
-            )
-        return counted
 
     @abstractmethod
     def rank(self, block: RankedBlock) -> np.ndarray:
@@ -182,7 +162,7 @@ class PresenceGradient(Reference):
     """
 
     def rank(self, block: RankedBlock) -> np.ndarray:
-        """(G, F - s). Raises `UserError` where rows of the model do not share far keys."""
+        """(G, F - s)."""
         from analysis.model import far_cache  # the names of references are known without torch
 
         reading = block.reading

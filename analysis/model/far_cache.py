@@ -98,13 +98,8 @@ def presence_gradient(scorer: Scorer, contexts: Contexts, places: np.ndarray) ->
     The presence of a key multiplies its exponentiated scores of all near queries, in one layer and head of keys: 1 is
     the cache as it is, 0 the cache without the key. The near tokens are read once, forward and back, or in parts with
     fewer targets where these are more than a batch may differentiate.
-    ``places``: of the targets in the block, (m,), ascending. Raises `UserError` where rows do not share far keys.
+    ``places``: of the targets in the block, (m,), ascending. Rows must share far keys.
     """
-    model = scorer.model
-    if not model.shares_far_keys:
-        raise UserError(
-            "this model reads copies of far keys, whose presence has no gradient by head; leave presence-gradient out"
-        )
     with torch.inference_mode():
         far = scorer.far_key_values(contexts.tokens[:, : contexts.n_far])
     # what was computed in inference mode cannot be kept for a backward pass
@@ -117,7 +112,9 @@ def presence_gradient(scorer: Scorer, contexts: Contexts, places: np.ndarray) ->
     for some in chunks(places, scorer.tokens_per_batch // BACKWARD_TOKENS - contexts.n_short):
         near = contexts.tokens[:, contexts.n_far : contexts.n_long + some[-1]]
         queries = int(some[-1] - some[0]) + 1
-        logits = model.near_logits(far, presence, scorer.tensor(near), queries, _first_near_id(contexts))
+        logits = scorer.model.near_logits(
+            far, presence, scorer.tensor(near), queries, _first_near_id(contexts)
+        )
         scorer.on_read(near.size)
         of_targets = logits[0, scorer.tensor(some - some[0])].float()
         loss = F.cross_entropy(of_targets, scorer.tensor(contexts.targets[0, some]), reduction="sum")

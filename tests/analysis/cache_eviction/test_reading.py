@@ -9,7 +9,6 @@ from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from tests.support.families import WINDOWED, random_model, tiny_adapter
 from tests.support.plain import block_pass_by_head, plain_divergence, random_blocks, whole_pass
-from tests.support.refusals import refused
 
 N, M, B = 24, 6, 4
 FAR = N - M
@@ -61,12 +60,6 @@ def test_every_head_hides_keys_of_its_own_behind_a_prefix_and_within_windows(nam
         for choice, log_p in enumerate(after_choices):
             expected = [-log_p[token], plain_divergence("kl", with_all, log_p)]
             assert measured[place, choice] == pytest.approx(expected, abs=5e-5)
-
-
-def test_heads_of_a_model_that_copies_far_keys_cannot_keep_tokens_of_their_own():
-    reading = BlockReading.of(Scorer(tiny_adapter("xglm")), random_blocks(N, M, B, count=1), NEAR_KEPT)
-    with refused("reads copies of far keys"):
-        reading.measures(np.ones((1, 2, FAR), dtype=bool), ("loss",))
 
 
 @pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])

@@ -361,19 +361,3 @@ def test_no_presence_is_a_key_that_is_left_out(name):
 def test_other_references_are_refused_by_name(text, message):
     with refused(message):
         find_reference(text)
-
-
-def test_blocks_without_what_is_to_be_ranked_are_refused():
-    reading = BlockReading.of(Scorer(adapter_named("llama")), one_block(), NEAR_KEPT)
-    with refused("18 sinks are all of the 18 far keys"):
-        find_reference("halving-kl").scores(reading, sinks=FAR)
-    with refused("first=5: blocks have 4 targets"):
-        find_reference("halving-kl:first=5").scores(reading)
-    with refused("none of the targets that are to rank far keys counts"):
-        find_reference("halving-kl:first=1").scores(reading, places=[2])
-
-
-def test_a_gradient_by_head_is_refused_for_copies_of_far_keys():
-    reading = BlockReading.of(Scorer(adapter_named("xglm")), one_block(), NEAR_KEPT)
-    with refused("this model reads copies of far keys, whose presence has no gradient by head"):
-        find_reference("presence-gradient").scores(reading)
