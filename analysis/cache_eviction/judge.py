@@ -8,7 +8,7 @@ Shapes: one block of B targets, G heads of keys in all layers, F far tokens, C c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -143,7 +143,7 @@ class BlockJudge:
 
         ``leave_out``: others are left out with a warning; without it they raise `UserError`.
         """
-        seen = _Seen(self, contexts)
+        seen = self._seen(contexts)
         policies = []
         for policy in self.contest.policies:
             try:
@@ -160,17 +160,29 @@ class BlockJudge:
 
     def _chosen(self, contexts: Contexts) -> list[Choice]:
         """The choices of all policies and controls."""
-        seen = _Seen(self, contexts)
+        seen = self._seen(contexts)
         choices = []
         for policy in self.contest.policies:
             choices.append(self._choose(policy, seen))
             self.scorer.on_read(contexts.n_long)
         return choices
 
-    def _choose(self, contender: Contender, seen: _Seen) -> Choice:
-        """The choice of a policy or control."""
+    def _seen(self, contexts: Contexts) -> dict[bool, Seen]:
+        """What aware policies see of a block before its first target, and what blind ones do, read once for all."""
+        before = Contexts(
+            contexts.tokens[:, : contexts.n_long],
+            contexts.targets[:, :1],
+            contexts.target_id[:, :1],
+            contexts.n_short,
+        )
+        return {
+            blind: Seen.of(self.scorer, before, blind=blind, encode=self.encode) for blind in (False, True)
+        }
+
+    def _choose(self, contender: Contender, seen: Mapping[bool, Seen]) -> Choice:
+        """The choice of a policy or control; ``seen``: by whether it is blind."""
         assert contender.policy is not None
-        of_policy = seen.by(contender)
+        of_policy = seen[contender.policy.blind]
         keep = contender.policy.keeping(of_policy)
         shape = (1, sum(of_policy.key_heads), of_policy.n_far)
         scores = [
@@ -280,26 +292,6 @@ class BlockJudge:
 _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
 """How often a reference reads the near tokens for each far key, for the time left; others once. One time is the exact
 effect of single keys."""
-
-
-class _Seen:
-    """What policies see of a block before its first target, read off the model once for all of them."""
-
-    def __init__(self, judge: BlockJudge, contexts: Contexts):
-        before = Contexts(
-            contexts.tokens[:, : contexts.n_long],
-            contexts.targets[:, :1],
-            contexts.target_id[:, :1],
-            contexts.n_short,
-        )
-        self._of = {
-            blind: Seen.of(judge.scorer, before, blind=blind, encode=judge.encode) for blind in (False, True)
-        }
-
-    def by(self, contender: Contender) -> Seen:
-        """What a policy or control sees."""
-        assert contender.policy is not None
-        return self._of[contender.policy.blind]
 
 
 def _nears_of(contender: Contender) -> tuple[str, ...]:

@@ -267,17 +267,15 @@ class _Comparison:
                 for _, targets in to_judge.groupby("block"):
                     contexts, _ = blocks_of(self.source, targets, self.settings.contexts)
                     work.begin_batch(len(targets), 0.0, 0.0)
-                    effects_nats = self._effects(targets, contexts)
+                    effects_nats = None
+                    if self.known is not None:
+                        effects_nats = self.known.of_block(targets, contexts)
                     work.begin_steps([self._tokens(targets, contexts, effects_nats)])
                     rounds.add(self._frames(targets, contexts, effects_nats))
                     work.finish_step()
                     work.finish_batch()
             finally:
                 rounds.keep()
-
-    def _effects(self, targets: pd.DataFrame, contexts: Contexts) -> np.ndarray | None:
-        """Known effects of one block, see `BlockReading`."""
-        return None if self.known is None else self.known.of_block(targets, contexts)
 
     def _tokens(self, targets: pd.DataFrame, contexts: Contexts, effects_nats: np.ndarray | None) -> int:
         """About how many tokens are read for one block in all far contexts."""
@@ -291,7 +289,7 @@ class _Comparison:
     def _frames(
         self, targets: pd.DataFrame, contexts: Contexts, effects_nats: np.ndarray | None
     ) -> dict[str, pd.DataFrame]:
-        """`FRAMES` of one block; ``effects_nats``: see `_effects`."""
+        """`FRAMES` of one block; ``effects_nats``: see `BlockReading`."""
         place = (targets["target_id"] % contexts.targets_per_block).to_numpy()
         judged = {TRUE: self.judge.judge(contexts, place, effects_nats)}
         if self.settings.placebo:
