@@ -131,6 +131,7 @@ class Probe(ABC):
 
         Raises `UserError` before anything is measured, where models or texts cannot be measured so.
         """
+        from analysis.model.token_losses import TokenLosses
         from analysis.open_model import open_model
 
         if not isinstance(models, list):
@@ -152,7 +153,9 @@ class Probe(ABC):
                 else:
                     bar = partial(show_progress, f"{self.RESULT.NAME}, {label}", enabled=progress)
                     with open_model(model, **opening) as loaded:
-                        token_losses = _token_losses(loaded, tokens_per_batch)
+                        token_losses = TokenLosses(
+                            loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch
+                        )
                         rows = self.measure_model(token_losses, sample, bar)
                     if parts is not None:
                         write_saved(parts.path(name), about, {self.RESULT.NAME: rows}, write=write_rows)
@@ -241,12 +244,6 @@ def _same_tokens(first: Texts, second: Texts) -> bool:
     if not np.array_equal(first.lengths, second.lengths):
         return False
     return all(np.array_equal(first.tokens(n), second.tokens(n)) for n in range(len(first.lengths)))
-
-
-def _token_losses(loaded: LoadedModel, tokens_per_batch: int | None) -> TokenLosses:
-    from analysis.model.token_losses import TokenLosses
-
-    return TokenLosses(loaded.model, device=loaded.device, tokens_per_batch=tokens_per_batch)
 
 
 def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
