@@ -99,9 +99,8 @@ class EvictionResult(EvictionRecord):
 
     def figure(self) -> Figure:
         """Loss over that with the full cache against the budget, a line for every policy and reference."""
-        from analysis.cache_eviction.figure import (
-            eviction_figure,
-        )  # not above: numbers are read without matplotlib
+        # not above: numbers are read without matplotlib
+        from analysis.cache_eviction.figure import eviction_figure
 
         best = None
         if self.counts["blocks"] > 1:

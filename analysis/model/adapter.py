@@ -349,9 +349,8 @@ class TransformersAdapter(Adapter):
         self.vocabulary_size = len(model.get_input_embeddings().weight)
         limit = getattr(config, "max_position_embeddings", None)  # rotary models can be read beyond it
         self.last_position = limit if isinstance(limit, int) else None
-        ends = getattr(
-            config, "eos_token_id", None
-        )  # there may be more than one, or one that is not in the table
+        # there may be more than one, or one that is not in the table
+        ends = getattr(config, "eos_token_id", None)
         end = ends[0] if isinstance(ends, list) else ends
         self.baseline_token = end if end is not None and end < self.vocabulary_size else 0
 
