@@ -314,7 +314,6 @@ def by_bins(
     by: str,
     *,
     selector: str | Sequence[str] | None = None,
-    far_context: str | Sequence[str] | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """A frame of numbers of the targets over tau in each bin of "gain_nats" or "p_long" (`numbers.bins_by`).
@@ -334,7 +333,7 @@ def by_bins(
         frames.append(rows)
     filled = [rows for rows in frames if len(rows)] or frames[:1]
     # picked here, as a bin may lack what others have
-    return rows_with(pd.concat(filled, ignore_index=True), selector=selector, far_context=far_context)
+    return rows_with(pd.concat(filled, ignore_index=True), selector=selector)
 
 
 def at_tau(result: Measurement, tau_nats: float) -> Measurement:
