@@ -182,14 +182,19 @@ def _far_scores(query: Tensor, keys: Tensor, bias: Tensor | None, how: Scores) -
     return scores
 
 
+def without_future(scores: Tensor) -> Tensor:
+    """Scores (…, Q, L) of the last Q of L tokens, in which no query sees a later token."""
+    queries, length = scores.shape[-2:]
+    future = torch.ones(queries, length, dtype=torch.bool, device=scores.device)
+    return scores.masked_fill(future.triu(1 + length - queries), -torch.inf)
+
+
 def _near_scores(query: Tensor, key: Tensor, near_mask: Tensor | None, how: Scores) -> Tensor:
     """Scores of near keys (R, G, L, D) for scaled queries (R, G, g, Q, D), masked, (R, G, g, Q, L)."""
-    groups, queries = query.shape[1], query.shape[3]
-    length = key.shape[2]
+    groups = query.shape[1]
     near = how.capped(query @ key[:, :, None].transpose(-1, -2))
     if near_mask is None:
-        future = torch.ones(queries, length, dtype=torch.bool, device=query.device)
-        return near.masked_fill(future.triu(1 + length - queries), -torch.inf)
+        return without_future(near)
     by_head = near_mask.shape[1] > 1
     return near + (near_mask.unflatten(1, (groups, -1)) if by_head else near_mask[:, :, None])
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.model.far_attention import Scores, attention_of, register_attention, scores_of
+from analysis.model.far_attention import Scores, attention_of, register_attention, scores_of, without_future
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE, each (R or 1, L, d), d ≤ D; the second half of d repeats the first."""
@@ -62,11 +62,7 @@ class LayerStates:
         keys = self._for_each_query_head(self.keys)
         scores = self.scores.capped(self.queries * self.scores.scale @ keys.transpose(-1, -2))
         length = scores.shape[-1]
-        if self.mask is None:
-            future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(future, -torch.inf)
-        else:
-            scores = scores + self.mask
+        scores = without_future(scores) if self.mask is None else scores + self.mask
         if self.scores.sinks is not None:
             sinks = self.scores.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks], dim=-1)
