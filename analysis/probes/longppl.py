@@ -36,7 +36,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from analysis.probes.probe import Bar, Probe, ProbeResult, run_probe
 from analysis.probes.segments import Segments, sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap, Interval
-from analysis.stats.tables import show, without_empty_runs
+from analysis.stats.tables import interval_frame, show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
@@ -154,7 +154,7 @@ class LongPPLProbe(Probe):
             of_model = self._numbers_of(rows[rows["number"] == number])
             for name, interval in of_model.items():
                 numbers.append({"model": model, "name": name, **vars(interval)})
-        return {"numbers": without_empty_runs(pd.DataFrame(numbers))}
+        return {"numbers": interval_frame(numbers, ["model", "name"])}
 
     def _numbers_of(self, rows: pd.DataFrame) -> dict[str, Interval]:
         bootstrap = ClusterBootstrap.of(rows, resamples=self.resamples, seed=self.seed)
