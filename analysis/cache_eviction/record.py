@@ -25,7 +25,6 @@ from analysis.cache_eviction.settings import EvictionSettings
 from analysis.parquet import read_parquet, stacked, write_rows
 from analysis.saved import read_head, write_saved
 from analysis.settings import TextsIdentity
-from analysis.stats.bootstrap import count_clusters
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import user_path
 
@@ -80,6 +79,8 @@ class EvictionRecord:
     @property
     def counts(self) -> dict[str, int]:
         """How many targets, blocks, documents and, where they are known, groups there are."""
+        from analysis.stats.bootstrap import count_clusters  # not above: a command begins without SciPy
+
         counts = {"targets": len(self.targets), "blocks": self.targets["block"].nunique()}
         return counts | count_clusters(self.targets)
 
