@@ -12,7 +12,7 @@ from analysis.arguments import finite_number
 from analysis.contexts import PLACEBO, placebo_column
 from analysis.measurement import Measurement, context_lengths
 from analysis.stats.numbers import ENOUGH_NATS, frame_of_targets, ratios_of_targets
-from analysis.stats.recovery import Row, over_tau_column, selecting_gain_nats
+from analysis.stats.recovery import over_tau_column, selecting_gain_nats
 from olmo_sparsity.util.errors import UserError
 
 LARGEST_SHARE = 0.1
@@ -130,13 +130,6 @@ def _check_control(result: Measurement, control: Measurement) -> None:
         )
 
 
-DOCUMENTS = (
-    "text", "tokens", "n_targets", "gain_nats", "gain_error_nats", "net_gain_nats", "net_gain_error_nats",
-    "share_over_tau", "share_below_minus_tau", "share_of_largest",
-)  # fmt: skip
-"""Columns of `documents`, beside ``group``."""
-
-
 def documents(result: Measurement) -> pd.DataFrame:
     """What the far context of every text is worth (docs/method.md, 2.1b): a row a text, the largest net gain first.
 
@@ -171,23 +164,17 @@ def documents(result: Measurement) -> pd.DataFrame:
         values["group"] = targets["group"]
     keys = [name for name in ("text", "group") if name in values]
     of_targets = values.groupby([*keys, "position"], as_index=False, sort=False).mean()
-    rows = []
-    for key, of_text in of_targets.groupby(keys, sort=True):
-        count = len(of_text)
-        row: Row = {
-            **dict(zip(keys, key, strict=True)),
-            "tokens": of_text["tokens"].iloc[0],
-            "n_targets": count,
-            "share_over_tau": of_text["over"].mean(),
-            "share_below_minus_tau": of_text["below"].mean(),
-            "share_of_largest": _held_by_largest(of_text["gain"].to_numpy()),
-        }
-        for name in ("gain", "net_gain"):
-            row[f"{name}_nats"] = of_text[name].mean()
-            row[f"{name}_error_nats"] = of_text[name].std(ddof=1) / np.sqrt(count)
-        rows.append(row)
-    columns = [*keys, *(name for name in DOCUMENTS if name not in keys)]
-    frame = pd.DataFrame(rows, columns=columns)
+    frame = of_targets.groupby(keys, as_index=False).agg(
+        tokens=("tokens", "first"),
+        n_targets=("gain", "size"),
+        gain_nats=("gain", "mean"),
+        gain_error_nats=("gain", "sem"),
+        net_gain_nats=("net_gain", "mean"),
+        net_gain_error_nats=("net_gain", "sem"),
+        share_over_tau=("over", "mean"),
+        share_below_minus_tau=("below", "mean"),
+        share_of_largest=("gain", _held_by_largest),
+    )
     if frame["tokens"].notna().all():
         frame["tokens"] = frame["tokens"].astype(np.int64)
     return frame.sort_values(
@@ -195,7 +182,7 @@ def documents(result: Measurement) -> pd.DataFrame:
     )
 
 
-def _held_by_largest(gains: np.ndarray) -> float:
+def _held_by_largest(gains: pd.Series) -> float:
     """Of the sum of the positive gains, what the `LARGEST_SHARE` of all with the largest holds, one at least."""
     positive = np.sort(np.maximum(gains, 0.0))[::-1]
     total = positive.sum()
