@@ -343,10 +343,7 @@ def _with_p(
     """Rows with an interval and p as a frame, and p_holm, adjusted by far context but for policies that are no test."""
     frame = interval_frame(rows, [*keys, "p"])
     tested = frame["p"].mask(frame["policy"].isin(untested))
-    frame["p_holm"] = np.nan
-    for far_context in frame["far_context"].unique():
-        of_context = frame["far_context"] == far_context
-        frame.loc[of_context, "p_holm"] = holm(tested[of_context].to_numpy())
+    frame["p_holm"] = tested.groupby(frame["far_context"]).transform(holm)
     return frame[[*keys, *INTERVAL, "p", "p_holm"]]
 
 
