@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.contexts import PLACEBO, TRUE, Contexts
+from analysis.contexts import Contexts
 from analysis.model.losses import Scorer
 from analysis.open_model import open_model
 from analysis.selectors import SelectorInput, SelectorName, find_selector
