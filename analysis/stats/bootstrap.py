@@ -301,10 +301,14 @@ class ClusterBootstrap:
         return replace(interval, low=float(low), high=float(high))
 
     def ratio_interval(self, above: np.ndarray, below: np.ndarray) -> Interval:
-        """Interval of Σ above / Σ below, (n,) both; of a share where every numerator is in 0 … denominator."""
+        """Interval of Σ above / Σ below, (n,) both; of a share where every numerator counts some of its denominator.
+
+        It does where it is a whole number up to the denominator, or 0 or the denominator itself: a mean of losses
+        between 0 and 1 is no share.
+        """
         draws = self.ratio(above, below)
-        is_share = bool(((above >= 0) & (above <= below)).all())
-        if is_share:
+        counts = (above == np.rint(above)) | (above == below)
+        if (counts & (above >= 0) & (above <= below)).all():
             return self.share(draws, float(below.sum()))
         return self.interval(draws)
 

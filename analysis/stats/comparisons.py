@@ -404,10 +404,17 @@ def result_overlaps(
     return interval_frame(rows, ["selector", "far_context", "n_targets", "k", "chance"])
 
 
+def are_of_same_texts(first: Measurement, second: Measurement) -> bool:
+    """Whether a number of a text means the same one in both: of one corpus, or the same files, and of one split."""
+    identities = [result.settings.texts for result in (first, second)]
+    return len({(texts.sha256, texts.split) for texts in identities}) == 1
+
+
 def refuse_other_targets(first: Measurement, second: Measurement) -> None:
     """Raise `UserError` where two results were not measured on the same targets."""
     place = ["text", "position"]
-    if not first.targets[place].equals(second.targets[place]):
+    are_same = are_of_same_texts(first, second) and first.targets[place].equals(second.targets[place])
+    if not are_same:
         raise UserError("the results were measured on different targets; measure one of them again")
 
 
@@ -560,9 +567,9 @@ def _draws_of_both(
 def _bootstrap_of_both(
     results: tuple[Measurement, Measurement], grouped: bool, **options: Any
 ) -> ClusterBootstrap:
-    """That of the targets of two results, one after the other; texts of other files are other texts."""
+    """That of the targets of two results, one after the other; others than `are_of_same_texts` are other ones."""
     texts = [result.targets["text"].to_numpy() for result in results]
-    if results[0].settings.texts.sha256 != results[1].settings.texts.sha256:
+    if not are_of_same_texts(*results):
         texts[1] = texts[1] + texts[0].max() + 1
     groups = None
     if grouped:

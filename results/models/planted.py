@@ -134,14 +134,13 @@ def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
         in_sentence = (selected >= of_text[:, :1] - ANNOUNCED_TOKENS) & (selected <= of_text[:, -1:])
         for k in KS:
             shares = {
-                "its word": is_word[:, :k].sum(axis=1),
-                "all words": is_any[:, :k].sum(axis=1) / of_text.shape[1],
-                "nothing but the sentence": in_sentence[:, :k].all(axis=1),
+                "its word": (is_word[:, :k].sum(axis=1), 1.0),
+                "all words": (is_any[:, :k].sum(axis=1), of_text.shape[1]),
+                "nothing but the sentence": (in_sentence[:, :k].all(axis=1), 1.0),
             }
-            for name, share in shares.items():
-                rows.append(
-                    {"selector": selector, "recall": name, "k": k, **measured.ratio(share.astype(float))}
-                )
+            for name, (count, of) in shares.items():
+                share = measured.ratio(count.astype(float), of)
+                rows.append({"selector": selector, "recall": name, "k": k, **share})
     return pd.DataFrame(rows)
 
 

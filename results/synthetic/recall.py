@@ -209,11 +209,11 @@ def _ratios(
 
     ``true``, ``placebo``: what was selected in either context, (n, k_max).
     """
-    everyone = np.ones(len(true))
+    all_tokens = np.full(len(true), samples.planted.shape[1])
     is_found = found_at(true, samples.planted, ks)
-    yield "token_recall", (is_found.mean(axis=2), everyone)
+    yield "token_recall", (is_found.sum(axis=2), all_tokens)
     of_placebo = found_at(placebo, samples.planted[samples.donors], ks)
-    yield "token_placebo_recall", (of_placebo.mean(axis=2), everyone)
+    yield "token_placebo_recall", (of_placebo.sum(axis=2), all_tokens)
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
     for symbol in np.unique(symbols):
         alike = symbols == symbol

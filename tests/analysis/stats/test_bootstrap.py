@@ -387,6 +387,17 @@ def test_a_share_stays_between_0_and_1() -> None:
     assert interval == Interval(0.25, 0.0, 1.0)
 
 
+def test_a_mean_of_values_between_0_and_1_is_no_share() -> None:
+    """Its jackknife of five units is Student's t of the mean, whatever its ends are."""
+    gains = np.array([0.02, 0.9, 0.01, 0.03, 0.05])
+    interval = ClusterBootstrap(np.arange(5)).ratio_interval(gains, np.ones(5))
+    changes = (gains.mean() - gains) / 4
+    freedom = max(4 / 3, (changes**2).sum() ** 2 / (changes**4).sum())
+    half = t.ppf(0.975, freedom) * np.sqrt(4 / 5 * (changes**2).sum())
+    assert (interval.low, interval.high) == pytest.approx((gains.mean() - half, gains.mean() + half))
+    assert interval.low < 0 and interval.high > 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("differ", [0.3, 3.0])
 @pytest.mark.parametrize("sizes", [0.0, 1.0, 2.0])

@@ -483,11 +483,14 @@ def test_the_smallest_k_of_two_results_shares_their_groups() -> None:
     assert_jackknife(row_of(frame, name="nine_tenths", k=4), difference, groups)
 
 
-def test_texts_of_other_files_are_other_texts() -> None:
-    """Without groups, text 3 of one file and text 3 of another are drawn each by itself."""
+@pytest.mark.parametrize("change", [{"texts_sha256": "d" * 64}, {"split": "train"}])
+def test_texts_of_other_files_or_another_split_are_other_texts(change: dict[str, str]) -> None:
+    """Without groups, text 3 of one and text 3 of another are drawn each by itself."""
     first, second = made_result(texts=20), made_result(texts=20, run=1)
     of_one_file = comparisons.result_differences(first, second)
-    other = replace(second, settings=second.settings.but(texts_sha256="d" * 64))
+    other = replace(second, settings=second.settings.but(**change))
+    with pytest.raises(UserError, match="different targets"):
+        comparisons.refuse_other_targets(first, other)
     of_two = comparisons.result_differences(first, other)
     np.testing.assert_allclose(of_one_file["value"], of_two["value"])
     row = row_of(of_two, name="gain_nats")
