@@ -1,6 +1,5 @@
 """One block judged, against whole passes in which every head hides keys of its own, and by hand."""
 
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,8 +31,12 @@ def contest(policies=("all",), references=(), budgets=BUDGETS, sinks=SINKS, seed
     return Contest.of(contexts, budgets=budgets, sinks=sinks, policies=policies, references=references)
 
 
-def judge_of(name="llama", **named):
-    adapter = tiny_adapter(name)
+def judge_of(name="llama", prefix=(), **named):
+    if name in WINDOWED:
+        adapter = TransformersAdapter(random_model(name, **WINDOWED[name])).requires_grad_(False)
+    else:
+        adapter = tiny_adapter(name)
+    adapter = with_prefix(adapter, prefix)
     if name != "rope":
         adapter.shares_far_keys = True
     return BlockJudge(Scorer(adapter), contest(**named), encode)
@@ -45,82 +48,58 @@ def block():
 
 def choices_of(judge, contexts):
     """The choice of every policy and control, by name."""
-    chosen = {}
-    for policy in judge.contest.policies:
-        trial = replace(judge, contest=replace(judge.contest, policies=[policy]))
-        recorded = []
-        original = trial._choose
-
-        def choose(contender, seen, original=original, recorded=recorded):
-            recorded.append(original(contender, seen))
-            return recorded[-1]
-
-        object.__setattr__(trial, "_choose", choose)
-        trial.of_those_that_can(contexts, leave_out=False)
-        chosen[policy.name] = recorded[0]
-    return chosen
+    return {choice.contender.name: choice for choice in judge._chosen(contexts)}
 
 
-@contextmanager
-def hiding(adapter, kept, first_query):
-    """Far keys that are not kept by their head, (G, F), are hidden in every layer from ``first_query`` on."""
-    heads_by_layer = [2, 2] if hasattr(adapter.model, "lm_head") else [4, 4]
-    of_layers = np.split(kept, np.cumsum(heads_by_layer)[:-1])
+@torch.no_grad()
+def pass_of_ours(adapter, contexts, place, kept, first_query):
+    """`block_pass_by_head` of a model of ours of four heads a layer, whose attention is written out."""
+    length = contexts.tokens.shape[1]
+    blocks = adapter.model.blocks()
+    for block, of_heads in zip(blocks, np.split(kept, len(blocks)), strict=True):
+        mask = torch.full((4, length, length), -torch.inf).triu(1)
+        hidden = torch.from_numpy(~of_heads)[:, None]
+        mask[:, first_query:, :FAR] = mask[:, first_query:, :FAR].masked_fill(hidden, -torch.inf)
 
-    def mask_of(layer, length):
-        mask = torch.full((length, length), -torch.inf).triu(1).repeat(1, 4, 1, 1)
-        hidden = torch.from_numpy(~of_layers[layer]).repeat_interleave(4 // len(of_layers[layer]), dim=0)
-        for head in range(4):
-            mask[0, head, first_query:, :FAR].masked_fill_(hidden[head], -torch.inf)
-        return mask
+        def attend(q, k, v, *_, mask=mask, **__):
+            return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask).softmax(-1) @ v
 
-    with ExitStack() as stack:
-        if hasattr(adapter.model, "lm_head"):
-            for layer, module in enumerate(adapter.model.model.layers):
-
-                def masked(_module, positional, named, layer=layer):
-                    length = named["hidden_states"].shape[1]
-                    return positional, {**named, "attention_mask": mask_of(layer, length)}
-
-                hook = module.self_attn.register_forward_pre_hook(masked, with_kwargs=True)
-                stack.callback(hook.remove)
-        else:
-            for layer, module in enumerate(adapter.model.blocks()):
-
-                def attend(q, k, v, *_, layer=layer, **__):
-                    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask_of(layer, q.shape[2])
-                    return scores.softmax(-1) @ v
-
-                module._scaled_dot_product_attention = attend
-                stack.callback(delattr, module, "_scaled_dot_product_attention")
-        yield
+        block._scaled_dot_product_attention = attend
+    logits = adapter(torch.from_numpy(contexts.tokens), torch.arange(length)[None]).logits
+    for block in blocks:
+        del block._scaled_dot_product_attention
+    return logits[0, N - 1 + place].double().log_softmax(-1).numpy()
 
 
-@pytest.mark.parametrize("name", ["llama", "rope"])
-def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(name):
-    judge = judge_of(name, policies=("snapkv", "ada-snapkv", "h2o:blind=1", "kvzip", "random"))
+OF_HEADS = ("ada-snapkv", "h2o:blind=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "policies"),
+    [
+        *((name, (), (*OF_HEADS, "snapkv", "kvzip", "random")) for name in ("llama", "rope")),
+        *((name, prefix, OF_HEADS) for name in ("gemma2", "gemma3_text") for prefix in ((), (3, 1))),
+    ],
+)
+def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(name, prefix, policies):
+    """Also behind a prefix, and within windows."""
+    judge = judge_of(name, prefix, policies=policies)
     contexts = block()
-    adapter = judge.scorer.model
     choices = choices_of(judge, contexts)
-    assert any(kept.ndim == 2 for choice in choices.values() for kept in choice.kept)
+    assert choices["ada-snapkv"].kept[0].ndim == 2
     losses = judge.judge(contexts).losses
-    losses = losses[losses["policy"].isin(list(choices))]
-    assert len(losses) == B * len(BUDGETS) * (2 * 3 + 2)
+    losses = losses[losses["policy"].isin(policies)]
+    assert set(losses["policy"]) == set(policies)
     heads = sum(judge.scorer.key_heads(contexts))
-    long = whole_pass(adapter, contexts.tokens[0], FAR, range(FAR))[M - 1 :]
-    for (policy, near, keys), rows in losses.groupby(["policy", "near", "keys"]):
-        kept = choices[policy].kept[KEYS.index(keys)]
-        by_head = np.broadcast_to(kept, (heads, FAR))
+    whole = pass_of_ours if name == "rope" else block_pass_by_head
+    every_key = np.ones((heads, FAR), dtype=bool)
+    for (policy, near, keys, place), rows in losses.groupby(["policy", "near", "keys", "place"]):
+        kept = np.broadcast_to(choices[policy].kept[KEYS.index(keys)], (heads, FAR))
         first_query = N - 1 if near == NEAR_KEPT else FAR
-        with hiding(adapter, by_head, first_query), torch.no_grad():
-            ids = torch.from_numpy(contexts.tokens)
-            logits = adapter(ids, torch.arange(ids.shape[1])[None]).logits
-        log_p = logits[0, N - 1 :].double().log_softmax(-1).numpy()
-        for row in rows.itertuples():
-            token = contexts.targets[0, row.place]
-            assert row.loss_nats == pytest.approx(-log_p[row.place, token], abs=5e-5)
-            divergence = plain_divergence("kl", long[row.place], log_p[row.place])
-            assert row.kl_nats == pytest.approx(divergence, abs=5e-5)
+        log_p = whole(judge.scorer.model, contexts, place, kept, first_query)
+        long = whole(judge.scorer.model, contexts, place, every_key, first_query)
+        expected = [-log_p[contexts.targets[0, place]], plain_divergence("kl", long, log_p)]
+        assert rows[["loss_nats", "kl_nats"]].to_numpy().tolist() == [pytest.approx(expected, abs=5e-5)]
 
 
 def test_policies_that_look_at_what_near_tokens_see_share_one_reading_of_the_far_context(monkeypatch):
@@ -142,27 +121,6 @@ def test_policies_that_look_at_what_near_tokens_see_share_one_reading_of_the_far
         N - 1,
         FAR,
     ]  # for all choices, with the near tokens that are kept, and where these are reread
-
-
-@pytest.mark.parametrize("prefix", [(), (3, 1)])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
-def test_losses_of_such_heads_behind_a_prefix_and_within_windows_are_those_of_whole_passes(name, prefix):
-    model = TransformersAdapter(random_model(name, **WINDOWED[name])).requires_grad_(False)
-    adapter = with_prefix(model, prefix)
-    adapter.shares_far_keys = True
-    named = contest(policies=("ada-snapkv", "h2o:blind=1"), budgets=BUDGETS[1:])
-    judge = BlockJudge(Scorer(adapter), named, encode)
-    contexts = block()
-    choices = choices_of(judge, contexts)
-    losses = judge.judge(contexts).losses
-    losses = losses[losses["policy"].isin(list(choices))]
-    assert len(losses) == B * 3
-    for row in losses.itertuples():
-        [kept] = choices[row.policy].kept
-        assert kept.ndim == 2
-        first_query = N - 1 if row.near == NEAR_KEPT else FAR
-        log_p = block_pass_by_head(adapter, contexts, row.place, kept, first_query)
-        assert row.loss_nats == pytest.approx(-log_p[contexts.targets[0, row.place]], abs=5e-5)
 
 
 @pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])
