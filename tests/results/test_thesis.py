@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import sem
 
 from analysis import Result
 from analysis.sampling import texts_before
@@ -121,82 +120,8 @@ def rows_of(records: Any) -> pd.DataFrame:
     return study.over_tau(study.pair_rows(records, "pose"))
 
 
-def slow_slope(rows: pd.DataFrame, outcome: np.ndarray, covariates: list[str]) -> float:
-    """The coefficient of log2 of the need, row by row."""
-    design = []
-    for row in rows.itertuples():
-        need = 16 if row.need_text > 8 else row.need_text
-        values = [1.0, np.log2(need), *(getattr(row, name) for name in covariates)]
-        design.append([*values, row.pair == "23", row.pair == "31"])
-    return float(np.linalg.lstsq(np.array(design, dtype=float), outcome, rcond=None)[0][1])
-
-
-def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another() -> None:
-    records = simulated(np.random.default_rng(0), 0.2)
-    rows = study.pair_rows(records, "pose")
-    needs = records.needs.set_index(["seed", "target_id"])
-    losses = records.losses.set_index(["seed", "windows", "target_id"])
-    for row in rows.sample(40, random_state=0).itertuples():
-        first, second = map(int, row.pair)
-        of_a = needs.loc[(first, row.target_id)]
-        of_b = needs.loc[(second, row.target_id)]
-        beyond = losses.loc[(second, 3, row.target_id)]
-        assert row.gain_of_a == pytest.approx(of_a["short"] - of_a["inside"])
-        assert row.inside_of_a == of_a["inside"]
-        assert row.need_text == of_a["need_text"] or np.isnan(row.need_text)
-        assert row.rise_behind_3 == pytest.approx(beyond["beyond"] - of_b["inside"])
-        assert row.kept_behind_3 == pytest.approx(beyond["short"] - beyond["beyond"])
-    assert sorted(set(rows["pair"])) == ["12", "23", "31"]
-
-
-def test_the_slope_and_its_interval_equal_a_plain_loop_that_leaves_a_package_out() -> None:
-    rows = rows_of(simulated(np.random.default_rng(1), 0.1))
-    outcome = (rows["rise_behind_3"] + rows["rise_behind_4"]).to_numpy() / 2
-    slope = study.slope_of(rows, outcome, permutations=10)
-    covariates = ["gain_of_a", "inside_of_a", "farthest_text", "log_frequency"]
-    value = slow_slope(rows, outcome, covariates)
-    changes = []
-    for group in sorted(set(rows["group"])):
-        others = (rows["group"] != group).to_numpy()
-        changes.append(slow_slope(rows[others], outcome[others], covariates) - value)
-    squares = np.array(changes) ** 2
-    effective = squares.sum() ** 2 / (squares**2).sum()
-    assert slope.value == pytest.approx(value, rel=1e-6)
-    assert slope.effective_groups == pytest.approx(effective, rel=1e-4)
-    error = ((len(squares) - 1) / len(squares) * squares.sum()) ** 0.5
-    assert (slope.high - slope.low) / 2 > 1.96 * error
-    assert slope.n_groups == len(squares) and slope.n_targets == len(rows)
-
-
-@pytest.mark.parametrize("sizes", [SIZES, np.full(21, 20), np.array([400, *[10] * 20])])
-def test_a_planted_slope_is_found_without_bias_and_its_interval_holds_it(sizes: np.ndarray) -> None:
-    """Packages of unequal size, of equal size, and one that dominates: three pairs of seeds are one unit a package."""
-    rng = np.random.default_rng(2)
-    slopes = []
-    for _ in range(60):
-        rows, rise = simulated_pairs(rng, 0.15, sizes=sizes)
-        slopes.append(study.slope_of(rows, rise, permutations=2))
-    values = np.array([slope.value for slope in slopes])
-    assert values.mean() == pytest.approx(0.15, abs=4 * sem(values))
-    assert np.mean([slope.low <= 0.15 <= slope.high for slope in slopes]) >= 0.88
-
-
-def test_without_a_slope_p_is_uniform_and_need_that_is_noise_has_none() -> None:
-    rng = np.random.default_rng(3)
-    p_values = []
-    null_values = []
-    for _ in range(80):
-        rows, rise = simulated_pairs(rng, 0.0, sizes=np.full(12, 12))
-        p_values.append(study.slope_of(rows, rise, permutations=2).p)
-        rows, rise = simulated_pairs(rng, 0.3, sizes=np.full(12, 12), noise=1.0)
-        null_values.append(study.slope_of(rows, rise, permutations=2).value)
-    for level in (0.05, 0.25, 0.5, 0.75):
-        assert np.mean(np.array(p_values) < level) == pytest.approx(level, abs=0.15)
-    assert np.mean(null_values) == pytest.approx(0, abs=4 * sem(null_values))
-
-
 def test_need_that_is_half_noise_shows_about_half_of_the_slope() -> None:
-    """So the slope on record is a lower bound of that on the true need."""
+    """As protocol.md says, so that the slope on record is a lower bound of that on the true need."""
     rng = np.random.default_rng(4)
     values = []
     for _ in range(20):
@@ -205,44 +130,35 @@ def test_need_that_is_half_noise_shows_about_half_of_the_slope() -> None:
     assert 0.12 < np.mean(values) < 0.3
 
 
-def test_permuted_needs_have_no_slope_and_equal_fits_one_by_one() -> None:
-    rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 300))
-    cells = study.cells_of(rows)
-    assert set(np.bincount(cells)) == {30} and len(set(cells)) == 300
-    for name, spread in (("gain_of_a", 0.4), ("inside_of_a", 0.4)):  # a tenth is narrow, but for the last one
-        within = rows.groupby(cells)[name].transform("std").median()
-        assert within < spread * rows[name].std()
+@pytest.mark.parametrize("together", [[0], [0, 3]])
+def test_permuted_slopes_are_fits_of_needs_that_are_permuted_within_cells(together: list[int]) -> None:
+    """Alone, or with their distances."""
+    rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 60))
     design = study.design_of(rows, "text", study.COVARIATES)
-    null = permuted_slopes(rise, design, study.cells_of(rows), 60)
-    assert null.mean() == pytest.approx(0.3 / 30, abs=4 * null.std() / 60**0.5 + 0.005)
-    assert study.slope_of(rows, rise, permutations=60).null_p == pytest.approx(1 / 61)
-    generator = np.random.default_rng(0)
-    need = design[:, 0].copy()
-    for cell in range(300):
-        [places] = np.nonzero(cells == cell)
-        need[places] = generator.permutation(need[places])
-    with_intercept = np.column_stack([np.ones(len(rows)), need, design[:, 1:]])
-    assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
-
-
-def test_a_permuted_need_keeps_its_distance() -> None:
-    """So that the null of a slope spreads as a fitted slope does, whose need is like the distance."""
-    rows, rise = simulated_pairs(np.random.default_rng(11), 0.3, sizes=np.full(10, 60))
-    design = study.design_of(rows, "text", study.COVARIATES)
-    null = permuted_slopes(rise, design, study.cells_of(rows), 3, together=[0, 3])
     cells = study.cells_of(rows)
+    null = permuted_slopes(rise, design, cells, 3, together)
     generator = np.random.default_rng(0)
     permuted = design.copy()
     for cell in range(cells.max() + 1):
         [places] = np.nonzero(cells == cell)
-        order = generator.permutation(places)
-        permuted[places, 0] = design[order, 0]
-        permuted[places, 3] = design[order, 3]
+        permuted[np.ix_(places, together)] = design[np.ix_(generator.permutation(places), together)]
     with_intercept = np.column_stack([np.ones(len(rows)), permuted])
     assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
-    alone = permuted_slopes(rise, design, study.cells_of(rows), 200)
-    together = permuted_slopes(rise, design, study.cells_of(rows), 200, together=[0, 3])
-    assert together.std() > 1.1 * alone.std()
+
+
+def test_a_slope_stands_beside_those_of_needs_permuted_with_their_distance() -> None:
+    rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 300))
+    cells = study.cells_of(rows)
+    assert set(np.bincount(cells)) == {30} and len(set(cells)) == 300
+    for name in ("gain_of_a", "inside_of_a"):  # a tenth is narrow, but for the last one
+        assert rows.groupby(cells)[name].std().median() < 0.4 * rows[name].std()
+    design = study.design_of(rows, "text", study.COVARIATES)
+    alone = permuted_slopes(rise, design, cells, 60)
+    assert alone.mean() == pytest.approx(0.3 / 30, abs=4 * alone.std() / 60**0.5 + 0.005)
+    null = permuted_slopes(rise, design, cells, 60, [0, 3])
+    slope = study.slope_of(rows, rise, permutations=60)
+    assert [slope.null_low, slope.null_high] == pytest.approx(np.quantile(null, [0.025, 0.975]).tolist())
+    assert slope.null_p == pytest.approx(1 / 61)
 
 
 def test_a_slope_that_is_not_determined_has_no_p_of_the_null() -> None:
@@ -317,39 +233,28 @@ def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(diff
     assert interval < 0.1 and together <= alone
 
 
-def test_the_model_whose_answer_is_known_is_no_test() -> None:
-    records = simulated(np.random.default_rng(14), sizes=np.full(6, 20))
-    as_window = replace(
-        records, needs=records.needs.assign(model="window"), losses=records.losses.assign(model="window")
-    )
-    assert study.slope_frame(as_window, 3).empty
-
-
 def test_what_is_left_equals_sums_over_targets() -> None:
     records = simulated(np.random.default_rng(6), 0.2, sizes=8 * SIZES)
     frame = study.retention_frame(records, "pose")
+    of_bin = frame[(frame["bin"] == "3-4") & (frame["windows"] == 3)].set_index("name")
     rows = study.pair_rows(records, "pose")
-    over = rows["gain_of_a"] > 1
-    member = over & rows["need_text"].between(3, 4)
-    is_bin = (frame["bin"] == "3-4") & (frame["windows"] == 3)
-    of_bin = frame[is_bin].set_index("name")
-    retention = rows["kept_behind_3"][member].sum() / rows["gain"][member].sum()
-    assert of_bin.loc["retention", "value"] == pytest.approx(retention)
-    assert of_bin.loc["rise_nats", "value"] == pytest.approx(rows["rise_behind_3"][member].mean())
-    net = []
-    for pair, of_pair in rows[member].groupby("pair"):
-        edges = np.quantile(rows["inside_of_a"][over & (rows["pair"] == pair)], np.arange(1, 10) / 10)
-        for row in of_pair.itertuples():
-            net.append((np.searchsorted(edges, row.inside_of_a, side="right"), row.rise_behind_3))
+    rows["over"] = rows["gain_of_a"] > 1
+    for _, of_pair in rows.groupby("pair"):
+        edges = np.quantile(of_pair.loc[of_pair["over"], "inside_of_a"], np.arange(1, 10) / 10)
+        decile = np.searchsorted(edges, of_pair["inside_of_a"], side="right")
+        rows.loc[of_pair.index, "decile"] = decile
+    member = rows[rows["over"] & rows["need_text"].between(3, 4)]
     nothing = rows[(rows["gain_of_a"].abs() <= 0.1) & (rows["target_id"] % 4 == 0)]
-    usual: dict[int, list[float]] = {decile: [] for decile in range(10)}
-    for pair, of_pair in nothing.groupby("pair"):
-        edges = np.quantile(rows["inside_of_a"][over & (rows["pair"] == pair)], np.arange(1, 10) / 10)
-        for row in of_pair.itertuples():
-            usual[int(np.searchsorted(edges, row.inside_of_a, side="right"))].append(row.rise_behind_3)
-    expected = np.mean([rise - np.mean(usual[int(decile)]) for decile, rise in net])
-    assert of_bin.loc["net_rise_nats", "value"] == pytest.approx(expected)
-    assert of_bin["low"].notna().all() and of_bin["n_targets"].iloc[0] == member.sum()
+    usual = nothing.groupby("decile")["rise_behind_3"].mean()
+    rise = member["rise_behind_3"]
+    assert of_bin["value"].to_dict() == pytest.approx(
+        {
+            "retention": member["kept_behind_3"].sum() / member["gain"].sum(),
+            "rise_nats": rise.mean(),
+            "net_rise_nats": (rise - member["decile"].map(usual)).mean(),
+        }
+    )
+    assert of_bin["low"].notna().all() and set(of_bin["n_targets"]) == {len(member)}
 
 
 def test_few_packages_have_values_and_no_intervals() -> None:
@@ -360,57 +265,58 @@ def test_few_packages_have_values_and_no_intervals() -> None:
     assert slopes[["low", "high", "p", "p_holm", "detectable"]].isna().all(axis=None)
 
 
-def test_tests_are_adjusted_by_kind_and_everything_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = simulated(np.random.default_rng(8), 0.2, sizes=np.full(8, 20))
-    frames = {name: getattr(records, name) for name in ("targets", "needs", "losses")}
-    collect.write_records(tmp_path, {}, **frames)
-    options = ["--permutations", "20", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv")]
-    study.main(["--records", str(tmp_path), *options])
-    printed = capsys.readouterr().out
-    assert "primary: slope in nats a doubling of the need" in printed
-    assert (tmp_path / "retention.png").is_file()
-    slopes = study.slope_frame(study.Records.load(tmp_path), 20)
-    primary = slopes[slopes["test"] == "primary"].sort_values("p")
-    assert primary["hypothesis"].tolist() == ["H2", "H1"] or primary["hypothesis"].tolist() == ["H1", "H2"]
-    assert primary["p_holm"].iloc[0] == pytest.approx(2 * primary["p"].iloc[0])
-    assert slopes[slopes["test"] == "beside"]["p_holm"].isna().all()
-    written = pd.read_csv(tmp_path / "numbers.csv", low_memory=False)
-    assert {"slopes", "left", "agreement"} <= set(written["of"])
-    seeds = written[(written["of"] == "agreement") & (written["spearman"].notna())]
-    assert (seeds["spearman"] > 0.99).all()  # the simulated needs have no noise
-
-
 # --- cells of a tiny model ---
+
+
+ALIKE: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
+EXACT: dict[str, Any] = {
+    "selectors": ("leave-one-out-kl",),
+    "ks": (1, 2, 3, 4, 5, 6, 8, 16),
+    "tau_nats": 1.0,
+}
+LOSSES: dict[str, Any] = {"selectors": ()}
+PLANTED = [1, 2, 4, 0, 1, 2]
+"""Bits of every text of the control."""
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Result]]:
-    """A folder as run.sh leaves it, of three seeds with small settings, and its results by cell."""
+    """A folder as run.sh leaves it, of three seeds and the control with small settings, and its results by cell."""
     out = tmp_path_factory.mktemp("out")
     tiny.write_corpus(out / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
-    alike: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
-    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 1.0}
-    in_cache = exact | {"selectors": ("leave-one-out-kl/cache:4",), "keep_as": ("cache:4",), "ks": (1, 2, 8)}
+    in_cache = EXACT | {"selectors": ("leave-one-out-kl/cache:4",), "keep_as": ("cache:4",), "ks": (1, 2, 8)}
     cells = {}
     for seed in (1, 2, 3):
         model = small_measurement.model(seed)
-        cells[f"need-pose-{seed}"] = small(model, **alike, **exact)
-        cells[f"cache-pose-{seed}"] = small(model, **alike, **in_cache)
+        cells[f"need-pose-{seed}"] = small(model, **ALIKE, **EXACT)
+        cells[f"cache-pose-{seed}"] = small(model, **ALIKE, **in_cache)
+        cells[f"losses-pose-{seed}-behind-2"] = small(model, **ALIKE, **LOSSES, before=24)
         for windows in (2, 3, 4):
-            further = 24 * (windows - 1)
-            losses = alike | {"selectors": ()}
-            if windows == 2:
-                cells[f"losses-pose-{seed}-behind-2"] = small(model, **losses, before=further)
-            cells[f"losses-pose-{seed}-gap-{windows}"] = small(model, **losses, gap=further)
-        cells[f"own-pose-{seed}"] = small(model, **alike, **exact, lengths=(53,))  # two windows, less a block
+            gap = small(model, **ALIKE, **LOSSES, gap=24 * (windows - 1))
+            cells[f"losses-pose-{seed}-gap-{windows}"] = gap
+        # two windows, less a block
+        cells[f"own-pose-{seed}"] = small(model, **ALIKE, **EXACT, lengths=(53,))
+    of_control = ALIKE | {"targets_per_block": 1, "targets": 60}
+    model = small_measurement.model(1)
+    cells["need-control-1"] = small(model, **of_control, **EXACT | {"tau_nats": 0.35})
+    cells["losses-control-1-behind-2"] = small(model, **of_control, **LOSSES, before=24)
     for cell, result in cells.items():
         result.save(out / cell)
-    greedy = {"selectors": ("leave-one-out-kl", "greedy-kl"), "ks": (1, 2), "tau_nats": 1.0, "batches": (0,)}
-    part = small(small_measurement.model(1), **alike, **greedy)
+    greedy = EXACT | {"selectors": ("leave-one-out-kl", "greedy-kl"), "ks": (1, 2), "batches": (0,)}
+    part = small(small_measurement.model(1), **ALIKE, **greedy)
     part.save(out / "greedy-pose-1" / "parts" / "targets-00000000")
+    rows = [{"k": k, "farthest": 10 + number} for number, k in enumerate(PLANTED)]
+    (out / "texts-control").mkdir()
+    (out / "texts-control" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return out, cells | {"greedy-pose-1": part}
+
+
+def linked(folder: Path, out: Path, *names: str) -> Path:
+    """A folder that has the corpus and some cells of another one."""
+    folder.mkdir(exist_ok=True)
+    for name in ("data", *names):
+        (folder / name).symlink_to(out / name)
+    return folder
 
 
 def collected(out: Path, records: Path, first_targets: Sequence[tuple[int, int]] = ()) -> Any:
@@ -429,60 +335,54 @@ def test_cells_are_collected_and_printed(
     out, cells = measured
     records = collected(out, tmp_path)
     targets = records.targets.set_index(["of", "target_id"])
-    needs = records.needs.set_index(["of", "model", "seed", "target_id"])
-    losses = records.losses.set_index(["of", "seed", "context", "windows", "target_id"])
+    needs = records.needs.set_index(["of", "model", "seed", "target_id"]).sort_index()
+    losses = records.losses.set_index(["of", "seed", "context", "windows", "target_id"]).sort_index()
     result = cells["need-pose-2"]
     counts = {1: 1, 2: 1, 3: 3, 4: 1}
     for row, place in enumerate(result.over):
         target = result.targets.iloc[place]
         of_record = needs.loc[("all", "pose", 2, target.target_id)]
-        gain = target.loss_short_nats - target.loss_long_nats
+        gain = gain_of(target)
         saved = target.loss_short_nats - result.loss_nats("leave-one-out-kl")[row]
-        enough = [k for k, value in zip(result.ks, saved, strict=True) if value >= 0.9 * gain]
-        need = enough[0] if enough else np.inf
+        need = min(
+            [k for k, nats in zip(result.ks, saved, strict=True) if nats >= 0.9 * gain], default=np.inf
+        )
         chosen = result.selected("leave-one-out-kl")[row][: int(min(need, 16))]
         assert of_record["need_text"] == need
-        distance = 24 + target.target_id % 5 - chosen.min()
-        assert of_record["farthest_text"] == distance
+        assert of_record["farthest_text"] == 24 + target.target_id % 5 - chosen.min()
         assert of_record["short"] - of_record["inside"] == pytest.approx(gain, abs=2e-4)
         frequency = np.log1p(counts.get(target.token, 0))
         assert targets.loc[("all", target.target_id), "log_frequency"] == pytest.approx(frequency)
-    gap = cells["losses-pose-2-gap-3"].targets.set_index("target_id")
-    own = cells["own-pose-3"].targets.set_index("target_id")
-    for target_id in targets.loc["all"].index[:10]:
-        there = losses.loc[("all", 2, "gap", 3, target_id)]
-        assert there["beyond"] == pytest.approx(gap.loc[target_id, "loss_long_nats"], abs=1e-4)
-        assert there["short"] == pytest.approx(gap.loc[target_id, "loss_short_nats"], abs=1e-4)
-    for target_id in targets.loc["own"].index[:5]:
-        there = losses.loc[("own", 3, "own", 2, target_id)]
-        assert there["beyond"] == pytest.approx(own.loc[target_id, "loss_of_53_nats"], abs=1e-4)
-        assert there["short"] == pytest.approx(own.loc[target_id, "loss_short_at_53_nats"], abs=1e-4)
+    for of, seed, context, windows, cell, short, beyond in (
+        ("all", 2, "gap", 3, "losses-pose-2-gap-3", "loss_short_nats", "loss_long_nats"),
+        ("own", 3, "own", 2, "own-pose-3", "loss_short_at_53_nats", "loss_of_53_nats"),
+    ):
+        there = losses.loc[(of, seed, context, windows)]
+        expected = cells[cell].targets.set_index("target_id")[[short, beyond]].loc[there.index]
+        np.testing.assert_allclose(there[["short", "beyond"]], expected, atol=1e-4)
     greedy = cells["greedy-pose-1"]
     known = needs.loc[("all", "pose", 1)]["need_greedy"].dropna()
     assert sorted(known.index) == sorted(greedy.targets.iloc[greedy.over]["target_id"])
     assert needs.loc[("all", "pose", 2)]["need_greedy"].isna().all()
-    kept = set(targets.loc["all"].index)
-    assert all(target_id in kept for target_id in range(0, 40, 4))
     head = (tmp_path / "records.json").read_text(encoding="utf8")
     assert str(out) not in head and str(tmp_path) not in head
-    study.main(["--records", str(tmp_path), "--permutations", "3"])
+    options = ["--permutations", "3", "--figures", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv")]
+    study.main(["--records", str(tmp_path), *options])
     assert "RoPE + PoSE, need as cache" in capsys.readouterr().out
+    assert (tmp_path / "retention.png").is_file()
+    written = pd.read_csv(tmp_path / "numbers.csv", low_memory=False)
+    assert {"slopes", "left", "agreement"} <= set(written["of"])
 
 
 def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Result]], tmp_path: Path) -> None:
     out, cells = measured
-    for name in ("data", "need-pose-1"):
-        (tmp_path / name).symlink_to(out / name)
     one = cells["losses-pose-1-gap-2"]
-    replace(one, targets=one.targets.assign(position=one.targets["position"] + 1)).save(
-        tmp_path / "losses-pose-1-gap-2"
-    )
+    moved = replace(one, targets=one.targets.assign(position=one.targets["position"] + 1))
+    moved.save(linked(tmp_path / "moved", out, "need-pose-1") / "losses-pose-1-gap-2")
     with pytest.raises(SystemExit, match="need-pose-1 was measured on other targets"):
-        collected(tmp_path, tmp_path / "records")
+        collected(tmp_path / "moved", tmp_path / "records")
     with pytest.raises(SystemExit, match="no complete cells"):
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "empty" / "data").symlink_to(out / "data")
-        collected(tmp_path / "empty", tmp_path / "records")
+        collected(linked(tmp_path / "empty", out), tmp_path / "records")
 
 
 @pytest.mark.parametrize(
@@ -501,8 +401,7 @@ def test_cells_that_do_not_go_together_are_refused(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     out, cells = measured
-    for name in ("data", "need-pose-1", "losses-pose-1-gap-2"):
-        (tmp_path / name).symlink_to(out / name)
+    linked(tmp_path, out, "need-pose-1", "losses-pose-1-gap-2")
     one = cells["losses-pose-1-gap-3"]
     replace(one, settings=one.settings.but(**changes)).save(tmp_path / "losses-pose-1-gap-3")
     with pytest.raises(SystemExit, match=f"losses-pose-1-gap-3 .*{message}"):
@@ -513,8 +412,7 @@ def test_a_cell_without_targets_over_tau_has_no_needs(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path
 ) -> None:
     out, cells = measured
-    for name in ("data", "losses-pose-1-gap-2"):
-        (tmp_path / name).symlink_to(out / name)
+    linked(tmp_path, out, "losses-pose-1-gap-2")
     result = cells["need-pose-1"]
     targets = result.targets.assign(over_tau=False)
     replace(result, targets=targets, choices=result.choices[:0]).save(tmp_path / "need-pose-1")
@@ -541,30 +439,24 @@ def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
 def test_targets_of_the_first_look_are_left_out_and_counted(
     measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A block of two targets of it begins at target 8."""
     out, cells = measured
-    targets = cells["need-pose-1"].targets
-    row = targets[targets["target_id"] == 8].iloc[0]
+    first = cells["need-pose-1"].targets.set_index("target_id").loc[8, ["text", "position"]].tolist()
     usual = collected(out, tmp_path / "usual")
     capsys.readouterr()
-    records = collected(out, tmp_path / "without", [(int(row["text"]), int(row["position"]))])
-    places = {(row["text"], row["position"]), (row["text"], row["position"] + 1)}
-    left_out = {
-        target.target_id for target in targets.itertuples() if (target.text, target.position) in places
-    }
-    assert left_out == {8, 9}
-    own = cells["own-pose-1"].targets
-    of_own = {target.target_id for target in own.itertuples() if (target.text, target.position) in places}
+    records = collected(out, tmp_path / "without", [tuple(first)])
     printed = capsys.readouterr().out
-    assert "2 of 40 targets (all) are of the first look: left out" in printed
-    assert f"{len(of_own)} of {len(own)} targets (own) are of the first look: left out" in printed
-    for name in ("targets", "needs", "losses"):
-        for of, gone in {"all": left_out, "own": of_own}.items():
-            frame = getattr(usual, name)
-            before = frame[(frame["of"] == of) & ~frame["target_id"].isin(gone)]
-            frame = getattr(records, name)
-            pd.testing.assert_frame_equal(
-                before.reset_index(drop=True), frame[frame["of"] == of].reset_index(drop=True)
-            )
+    for of, cell in {"all": "need-pose-1", "own": "own-pose-1"}.items():
+        targets = cells[cell].targets
+        is_gone = (targets["text"] == first[0]) & (targets["position"] - first[1]).isin([0, 1])
+        gone = targets["target_id"][is_gone]
+        assert of == "own" or gone.tolist() == [8, 9]
+        assert f"{len(gone)} of {len(targets)} targets ({of}) are of the first look: left out" in printed
+        for name in ("targets", "needs", "losses"):
+            before, after = (getattr(one, name) for one in (usual, records))
+            left = before[(before["of"] == of) & ~before["target_id"].isin(gone)]
+            of_kind = after[after["of"] == of]
+            pd.testing.assert_frame_equal(left.reset_index(drop=True), of_kind.reset_index(drop=True))
 
 
 def test_a_first_look_at_another_corpus_is_refused(
@@ -617,158 +509,101 @@ def gain_of(row: Any) -> float:
     return float(row.loss_short_nats - row.loss_long_nats)
 
 
-def test_yarn_has_the_need_of_rope_and_its_own_losses(tmp_path: Path) -> None:
+def test_yarn_has_the_need_of_rope_and_its_own_losses(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
     """Cells of YaRN have losses alone, those inside the window in a cell of their own."""
-    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
-    alike: dict[str, Any] = {"targets_per_block": 5, "targets": 40, "placebos": (), "n_long": 24}
-    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 1.0}
-    of_rope = small(small_measurement.model(1), **alike, **exact)
-    of_second = small(small_measurement.model(2), **alike, **exact)
+    out, cells = measured
+    of_rope = cells["need-pose-1"]
+    weights = {"model_sha256": cells["need-pose-2"].settings.model.sha256}
     # a model that is scaled loses something else, with the same weights
-    inside = small(small_measurement.model(3), **alike, selectors=())
-    behind = small(small_measurement.model(3), **alike, selectors=(), before=24)
-    weights = {"model_sha256": of_second.settings.model.sha256}
-    cells = {"need-rope-1": of_rope, "need-rope-2": of_second}
-    cells["losses-yarn2-2-inside"] = replace(inside, settings=inside.settings.but(**weights))
-    cells["losses-yarn2-2-behind-2"] = replace(behind, settings=behind.settings.but(**weights))
-    for cell, result in cells.items():
-        result.save(tmp_path / cell)
-    records = collected(tmp_path, tmp_path / "records")
-    rows = study.pair_rows(records, "yarn2").set_index("target_id")
+    inside, behind = (
+        replace(cells[cell], settings=cells[cell].settings.but(**weights))
+        for cell in ("need-pose-3", "losses-pose-3-behind-2")
+    )
+    inside.save(linked(tmp_path, out) / "losses-yarn2-2-inside")
+    behind.save(tmp_path / "losses-yarn2-2-behind-2")
+    for seed in (1, 2):
+        (tmp_path / f"need-rope-{seed}").symlink_to(out / f"need-pose-{seed}")
+    rows = study.pair_rows(collected(tmp_path, tmp_path / "records"), "yarn2").set_index("target_id")
     assert set(rows["pair"]) == {"12"}
     needs = collect.needs_of(of_rope, collect.AS_TEXT).set_index("target_id")["need_text"].dropna()
     assert rows["need_text"].dropna().to_dict() == needs.to_dict() and len(needs) > 3
-    of_inside = inside.targets.set_index("target_id")
-    of_behind = behind.targets.set_index("target_id")
-    for target_id, row in rows.iterrows():
-        assert row["gain"] == pytest.approx(gain_of(of_inside.loc[target_id]), abs=2e-4)
-        assert row["inside"] == pytest.approx(of_inside["loss_long_nats"].loc[target_id], abs=1e-4)
-        rise = of_behind["loss_long_nats"].loc[target_id] - of_inside["loss_long_nats"].loc[target_id]
-        assert row["rise_behind_2"] == pytest.approx(rise, abs=2e-4)
+    of_inside, of_behind = (one.targets.set_index("target_id").loc[rows.index] for one in (inside, behind))
+    gain = of_inside["loss_short_nats"] - of_inside["loss_long_nats"]
+    rise = of_behind["loss_long_nats"] - of_inside["loss_long_nats"]
+    np.testing.assert_allclose(rows["gain"], gain, atol=2e-4)
+    np.testing.assert_allclose(rows["inside"], of_inside["loss_long_nats"], atol=1e-4)
+    np.testing.assert_allclose(rows["rise_behind_2"], rise, atol=2e-4)
 
 
-def test_cells_of_the_control_keep_all_targets_with_planted_bits(tmp_path: Path) -> None:
-    tiny.write_corpus(tmp_path / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
-    alike: dict[str, Any] = {"targets_per_block": 1, "targets": 60, "placebos": (), "n_long": 24}
-    exact = {"selectors": ("leave-one-out-kl",), "ks": (1, 2, 3, 4, 5, 6, 8, 16), "tau_nats": 0.35}
-    cells = {
-        "need-control-1": small(small_measurement.model(1), **alike, **exact),
-        "losses-control-1-behind-2": small(small_measurement.model(1), **alike, selectors=(), before=24),
-    }
-    for cell, result in cells.items():
-        result.save(tmp_path / cell)
-    ks = [1, 2, 4, 0, 1, 2]
-    rows = [{"k": k, "farthest": 10 + number} for number, k in enumerate(ks)]
-    (tmp_path / "texts-control").mkdir()
-    (tmp_path / "texts-control" / "planted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    records = collected(tmp_path, tmp_path / "records")
-    planted_texts = cells["need-control-1"].targets.query("text != 3")
-    gains = [gain_of(row) for row in planted_texts.itertuples()]
-    assert min(gains) < 0.35 < max(gains)
-    assert records.targets["target_id"].tolist() == planted_texts["target_id"].tolist()
-    assert records.targets["k"].tolist() == [ks[text] for text in planted_texts["text"]]
-    assert records.targets["farthest"].tolist() == [10 + text for text in planted_texts["text"]]
-    assert set(planted_texts["target_id"]) <= set(records.needs["target_id"])
-    beyond = records.losses.set_index("target_id")["beyond"]
+def test_cells_of_the_control_keep_all_targets_with_planted_bits(
+    measured: tuple[Path, dict[str, Result]], tmp_path: Path
+) -> None:
+    out, cells = measured
+    records = collected(out, tmp_path)
+    of_text, of_control = (records.targets.query(f"of {sign} 'control'") for sign in ("!=", "=="))
+    assert len(of_text) and of_text["k"].isna().all()
+    expected = cells["need-control-1"].targets.query("text != 3")
+    gains = expected["loss_short_nats"] - expected["loss_long_nats"]
+    assert gains.min() < 0.35 < gains.max()
+    assert of_control["target_id"].tolist() == expected["target_id"].tolist()
+    assert of_control["k"].tolist() == [PLANTED[text] for text in expected["text"]]
+    assert of_control["farthest"].tolist() == [10 + text for text in expected["text"]]
+    needs, losses = (frame.query("of == 'control'") for frame in (records.needs, records.losses))
+    assert set(expected["target_id"]) <= set(needs["target_id"])
+    beyond = losses.set_index("target_id")["beyond"].loc[expected["target_id"]]
     of_cell = cells["losses-control-1-behind-2"].targets.set_index("target_id")["loss_long_nats"]
-    for target_id in planted_texts["target_id"]:
-        assert beyond[target_id] == pytest.approx(of_cell[target_id], abs=1e-4)
+    np.testing.assert_allclose(beyond, of_cell.loc[expected["target_id"]], atol=1e-4)
 
 
 def test_a_cell_of_own_text_has_two_three_four_and_eight_windows() -> None:
     """Of 11 tokens and a block of 5 a window has 16; the lengths are without the block, as in run.sh."""
     lengths = (27, 43, 59, 123)
-    settings = {"targets_per_block": 5, "targets": 5, "placebos": (), "n_long": 11, "selectors": ()}
-    result = small(small_measurement.model(1), **settings, lengths=lengths)
-    match = collect.CELL.fullmatch("own-pose-1")
-    beyond = list(collect.losses_beyond(result, match))
+    settings = ALIKE | LOSSES | {"targets": 5, "n_long": 11, "lengths": lengths}
+    result = small(small_measurement.model(1), **settings)
+    beyond = list(collect.losses_beyond(result, collect.CELL.fullmatch("own-pose-1")))
     assert [(context, windows) for context, windows, _, _ in beyond] == [("own", n) for n in (2, 3, 4, 8)]
     for length, (_, _, short, long) in zip(lengths, beyond, strict=True):
         np.testing.assert_array_equal(short, result.targets[f"loss_short_at_{length}_nats"])
         np.testing.assert_array_equal(long, result.targets[f"loss_of_{length}_nats"])
 
 
-def test_known_answers_are_the_largest_differences() -> None:
-    records = simulated(np.random.default_rng(9), sizes=np.full(6, 10))
-    as_window = replace(
-        records, needs=records.needs.assign(model="window"), losses=records.losses.assign(model="window")
-    )
-    answers = study.known_answers(as_window)
-    rows = study.pair_rows(as_window, "window")
-    of_two = answers[(answers["context"] == "behind") & (answers["windows"] == 2)]
-    assert of_two["largest_nats"].tolist() == [rows["rise_behind_2"].abs().max()]
-
-
 # --- the positive control ---
+
+
+def planted_rows(*groups: str) -> list[dict[str, Any]]:
+    """Texts of the control, made of one document of each group, whose tokens count up modulo 90."""
+    reader = TextReader(lambda text: np.array(list(map(int, text.split()))))
+    written = [(group, " ".join(str(token % 90) for token in range(600))) for group in groups]
+    return list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
 
 
 def test_planted_texts_have_the_parity_of_bits_in_the_far_context() -> None:
     """Between the bits stand tokens of a document; every stretch has the same tokens for every k."""
-    tokens = {group: [np.arange(start, start + 600) % 90 for start in (0, 7)] for group in ("a", "b")}
-    reader = TextReader(lambda text: np.array(list(map(int, text.split()))))
-    written = [(group, " ".join(map(str, text))) for group, texts in tokens.items() for text in texts]
-    rows = list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
+    rows = planted_rows("a", "b")
     tokenizer = planted.words(90)
-    far = planted.N_LONG - planted.N_SHORT
     labels = []
     for number, row in enumerate(rows[:90]):
         ids = np.array(tokenizer.encode(row["text"]).ids)
         assert len(ids) == planted.N_LONG + 1 and row["k"] == (1, 2, 4)[number % 3]
         [places] = np.nonzero(ids[:-1] > 90)
-        assert len(places) == row["k"] and places.max() < far
+        assert len(places) == row["k"] and places.max() < planted.N_LONG - planted.N_SHORT
         assert row["farthest"] == planted.N_LONG - places.min()
         assert ids[-1] - 91 == (ids[places] - 91).sum() % 2
         labels.append(ids[-1] - 91)
-        plain = np.delete(ids[:-1] - 1, places)
-        steps = np.delete(np.arange(planted.N_LONG), places)
-        assert len(set((plain - steps) % 90)) == 1
+        steps = np.delete(ids[:-1] - np.arange(planted.N_LONG), places)
+        assert len(set(steps % 90)) == 1
     assert 0.3 < np.mean(labels) < 0.7
-    assert [row["k"] for row in rows[90:]] == [0, 0] and {row["group"] for row in rows[90:]} == {"a", "b"}
+    assert [(row["k"], row["group"]) for row in rows[90:]] == [(0, "a"), (0, "b")]
 
 
 @pytest.mark.parametrize("windows", [2, 3, 4, 8])
 def test_no_planted_bits_stand_before_a_context(windows: int) -> None:
-    tokens = {group: [np.arange(600) % 90] for group in ("a", "b", "c")}
-    reader = TextReader(lambda text: np.array(list(map(int, text.split()))))
-    written = [(group, " ".join(map(str, text))) for group, texts in tokens.items() for text in texts]
-    rows = list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
+    rows = planted_rows("a", "b", "c")
     tokenizer = planted.words(90)
     of_words = TextReader(lambda text: np.array(tokenizer.encode(text).ids))
     texts = Texts(of_words, [(row["group"], row["text"]) for row in rows], "planted")
     before = planted.WINDOW * (windows - 1)
     drawn = texts_before(texts, np.arange(len(rows)), np.full(len(rows), -1), before, seed=0)
     assert {rows[text]["k"] for text in drawn[:, 0]} == {0}
-
-
-def test_the_control_is_fitted_on_planted_bits(tmp_path: Path) -> None:
-    """k is known; a rise that grows with it is seen, whatever the needs that were measured."""
-    rng = np.random.default_rng(10)
-    records = simulated(rng, sizes=np.full(10, 30))
-    k = rng.choice([1, 2, 4], 300)
-    rise = 0.25 * np.log2(k)[records.losses["target_id"]] + rng.normal(0, 0.3, len(records.losses))
-    inside = records.needs.set_index(["seed", "target_id"])["inside"]
-    of_loss = pd.MultiIndex.from_frame(records.losses[["seed", "target_id"]])
-    control = study.Records(
-        records.targets.assign(of="control", k=k, farthest=rng.integers(9, 64, 300)),
-        records.needs.assign(of="control", model="control"),
-        records.losses.assign(of="control", model="control", beyond=inside.loc[of_loss].to_numpy() + rise),
-        {},
-    )
-    slopes = study.slope_frame(control, 20)
-    assert slopes["test"].unique().tolist() == ["control"]
-    planted_bits = slopes[slopes["targets"] == "planted"]
-    assert planted_bits["value"].to_numpy() == pytest.approx(0.25, abs=0.06)
-    assert (planted_bits["p"] < 1e-3).all()
-    # the measured needs have nothing to do with the bits: then the text half would be read with a caution
-    measured = slopes[(slopes["need"] == "text") & (slopes["hypothesis"] == "3 windows")]
-    assert measured["value"].to_numpy() == pytest.approx(0, abs=0.06)
-
-
-def test_rows_of_planted_texts_are_found_by_the_number_of_the_text(tmp_path: Path) -> None:
-    rows = [{"k": 2, "farthest": 30}, {"k": 0, "farthest": 0}, {"k": 4, "farthest": 50}]
-    path = tmp_path / "planted.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    targets = pd.DataFrame({"of": ["all", *["control"] * 3], "target_id": [0, 0, 1, 2], "text": [2, 0, 1, 2]})
-    found = collect.with_planted(targets, path)
-    assert found["target_id"].tolist() == [0, 0, 2]
-    np.testing.assert_array_equal(found["k"], [np.nan, 2, 4])

@@ -3,6 +3,7 @@ rows and a regression in plain loops, on records whose needs, contexts and model
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.stats.bootstrap import ClusterBootstrap
+from tests.support.jackknife import assert_jackknife, jackknife
 
 study = import_module("results.thesis.study")
 
@@ -20,6 +22,8 @@ NEEDS = np.array([1, 2, 3, 4, 5, 6, 8, 16, np.inf])
 WINDOWS = (2, 3, 4)
 ALL = ("pose", "rope", "yarn2", "yarn4", "nope", "alibi", "window")
 SEEDS = (1, 2, 3)
+PAIRS = ((1, 2), (2, 3), (3, 1))
+"""The seed whose need is read, and that whose losses are."""
 PLAIN = ("gain_of_a", "inside_of_a", "farthest", "log_frequency")
 LOST_BY_CONTROL = {2: 0.5, 3: 0.6, 4: 0.97}
 """What share of its gains the control loses behind other text: at four windows too much to be read."""
@@ -107,10 +111,10 @@ def plain_rows(drawn: Any, model: str, of: str = "all") -> list[dict[str, Any]]:
     for row in drawn.losses.to_dict("records"):
         if row["of"] == of:
             key = row["model"], row["seed"], row["target_id"], row["context"], row["windows"]
-            losses[key] = row["beyond"]
+            losses[key] = row
     contexts = [(context, windows) for context in ("behind", "gap", "own") for windows in WINDOWS]
     rows = []
-    for first, second in ((1, 2), (2, 3), (3, 1)):
+    for first, second in PAIRS:
         for target_id, target in of_targets.items():
             of_a = needs["rope" if model.startswith("yarn") else model, first, target_id]
             of_b = needs[model, second, target_id]
@@ -121,7 +125,8 @@ def plain_rows(drawn: Any, model: str, of: str = "all") -> list[dict[str, Any]]:
             for context, windows in contexts:
                 beyond = losses.get((model, second, target_id, context, windows))
                 if beyond is not None:
-                    row[context, windows] = beyond - of_b["inside"]
+                    row[f"rise_{context}_{windows}"] = beyond["beyond"] - of_b["inside"]
+                    row[f"kept_{context}_{windows}"] = beyond["short"] - beyond["beyond"]
             rows.append(row)
     return rows
 
@@ -143,7 +148,7 @@ def plain_slope(
         pairs = sorted({row["pair"] for row in rows})
         values += [float(row["pair"] == pair) for pair in pairs[1:]]
         design.append(values)
-        outcome.append(np.mean([row[context, number] for number in windows]))
+        outcome.append(np.mean([row[f"rise_{context}_{number}"] for number in windows]))
     return float(np.linalg.lstsq(np.array(design, dtype=float), np.array(outcome), rcond=None)[0][1])
 
 
@@ -195,23 +200,36 @@ def row_of(slopes: pd.DataFrame, **keys: str) -> Any:
     return row
 
 
+def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another(drawn: Any) -> None:
+    expected = pd.DataFrame(plain_rows(drawn, "pose")).drop(columns=["of", "farthest"])
+    rows = study.pair_rows(drawn, "pose")
+    pd.testing.assert_frame_equal(rows[expected.columns], expected, check_dtype=False)
+
+
 @pytest.mark.parametrize("hypothesis", ["H1", "H2"])
 def test_the_primary_slope_is_that_of_need_as_text_behind_other_text(
     drawn: Any, slopes: pd.DataFrame, hypothesis: str
 ) -> None:
+    """H1 at two windows, H2 as the mean of three and four; packages are left out with all pairs of seeds at once."""
     rows = over_one_nat(plain_rows(drawn, "pose"))
     row = row_of(slopes, test="primary", hypothesis=hypothesis)
     assert (row.model, row.context, row.need, row.targets) == ("pose", "behind", "text", "all")
-    expected = plain_slope(rows, "behind", OF_HYPOTHESIS[hypothesis], "need_text", PLAIN)
-    assert row.value == pytest.approx(expected, rel=1e-6)
+
+    def slope(places: np.ndarray) -> float:
+        some = [rows[place] for place in places]
+        return plain_slope(some, "behind", OF_HYPOTHESIS[hypothesis], "need_text", PLAIN)
+
+    packages = [row["group"] for row in rows]
+    assert_jackknife(row._asdict(), slope, packages)
+    _, _, freedom = jackknife(slope, packages)
+    assert 2 < freedom < 7 and row.effective_groups == pytest.approx(freedom)
     assert row.n_targets == len(rows) and row.n_groups == len(SIZES)
 
 
-@pytest.mark.parametrize("number", range(len(SECONDARY)))
+@pytest.mark.parametrize(("model", "context", "need", "targets", "is_of"), SECONDARY)
 def test_every_secondary_slope_is_that_of_its_targets_need_and_context(
-    drawn: Any, slopes: pd.DataFrame, number: int
+    drawn: Any, slopes: pd.DataFrame, model: str, context: str, need: str, targets: str, is_of: Filter
 ) -> None:
-    model, context, need, targets, is_of = SECONDARY[number]
     rows = plain_rows(drawn, model, "own" if context == "own" else "all")
     rows = [row for row in over_one_nat(rows) if is_of(row)]
     keys = {"test": "secondary", "model": model, "context": context, "need": need, "targets": targets}
@@ -223,11 +241,10 @@ def test_every_secondary_slope_is_that_of_its_targets_need_and_context(
         assert row.n_targets == len(rows)
 
 
-@pytest.mark.parametrize("number", range(len(BESIDE)))
+@pytest.mark.parametrize(("targets", "need", "covariates", "is_of"), BESIDE)
 def test_every_slope_beside_is_that_of_its_targets_and_covariates(
-    drawn: Any, slopes: pd.DataFrame, number: int
+    drawn: Any, slopes: pd.DataFrame, targets: str, need: str, covariates: Sequence[str], is_of: Filter
 ) -> None:
-    targets, need, covariates, is_of = BESIDE[number]
     rows = [row for row in over_one_nat(plain_rows(drawn, "pose")) if is_of(row)]
     for row in rows:
         row["need_lesser"] = min(row["need_text"], row["need_greedy"])
@@ -249,11 +266,10 @@ OF_CONTROL: list[tuple[str, str, Filter]] = [
 """Targets and need of its fits, and which of its targets each is of."""
 
 
-@pytest.mark.parametrize("number", range(len(OF_CONTROL)))
+@pytest.mark.parametrize(("targets", "need", "is_of"), OF_CONTROL)
 def test_the_control_is_fitted_by_planted_bits_and_by_measured_need_without_frequency(
-    drawn: Any, slopes: pd.DataFrame, number: int
+    drawn: Any, slopes: pd.DataFrame, targets: str, need: str, is_of: Filter
 ) -> None:
-    targets, need, is_of = OF_CONTROL[number]
     rows = [row for row in plain_rows(drawn, "control", "control") if is_of(row)]
     covariates = ("gain_of_a", "inside_of_a", "farthest")
     read = {"windows that are read": (2, 3), "2 windows": (2,), "3 windows": (3,), "4 windows": (4,)}
@@ -267,33 +283,24 @@ def test_the_control_is_fitted_by_planted_bits_and_by_measured_need_without_freq
 
 
 @pytest.fixture(scope="module")
-def control_rows(drawn: Any) -> list[dict[str, Any]]:
-    """A dict for every seed and target of the control, with its planted bits."""
-    rows = drawn.targets[drawn.targets["of"] == "control"].to_dict("records")
-    of_targets = {row["target_id"]: {"k": row["k"], "token": row["token"]} for row in rows}
-    rows = drawn.needs[drawn.needs["of"] == "control"].to_dict("records")
-    return [{**row, **of_targets[row["target_id"]]} for row in rows]
+def control_rows(drawn: Any) -> pd.DataFrame:
+    """A row for every seed and target of the control, with its planted bits."""
+    targets, needs = (frame[frame["of"] == "control"] for frame in (drawn.targets, drawn.needs))
+    rows = needs.merge(targets[["target_id", "k", "token"]], on="target_id")
+    return rows.assign(gain=rows["short"] - rows["inside"])
 
 
-def test_what_is_left_of_the_control_is_a_ratio_of_sums(
-    drawn: Any, control_rows: list[dict[str, Any]]
-) -> None:
+def test_what_is_left_of_the_control_is_a_ratio_of_sums(drawn: Any, control_rows: pd.DataFrame) -> None:
     left = study.control_left(drawn).set_index(["k", "windows", "seed"])["left"]
-    losses = {}
-    for row in drawn.losses[drawn.losses["of"] == "control"].to_dict("records"):
-        losses[row["seed"], row["windows"], row["target_id"]] = row["short"] - row["beyond"]
-    for k in (1, 2, 4):
-        for windows in WINDOWS:
-            of_seeds = []
-            for seed in SEEDS:
-                kept = gain = 0.0
-                for row in control_rows:
-                    if row["k"] == k and row["seed"] == seed:
-                        kept += losses[seed, windows, row["target_id"]]
-                        gain += row["short"] - row["inside"]
-                of_seeds.append(kept / gain)
-                assert left[k, windows, str(seed)] == pytest.approx(of_seeds[-1])
-            assert left[k, windows, "mean"] == pytest.approx(np.mean(of_seeds))
+    losses = drawn.losses[drawn.losses["of"] == "control"].set_index(["windows", "seed", "target_id"])
+    kept = losses["short"] - losses["beyond"]
+    for k, windows in product((1, 2, 4), WINDOWS):
+        of_seeds = []
+        for seed in SEEDS:
+            rows = control_rows[(control_rows["k"] == k) & (control_rows["seed"] == seed)]
+            of_seeds.append(kept.loc[windows, seed].loc[rows["target_id"]].sum() / rows["gain"].sum())
+            assert left[k, windows, str(seed)] == pytest.approx(of_seeds[-1])
+        assert left[k, windows, "mean"] == pytest.approx(np.mean(of_seeds))
     assert len(left) == 3 * len(WINDOWS) * 4
 
 
@@ -314,32 +321,27 @@ def test_where_the_control_is_not_read_only_single_windows_are_shown(drawn: Any)
         assert list(fit.windows_of) == ["2 windows", "3 windows", "4 windows"]
 
 
-def test_what_the_control_has_learned_is_printed_by_seed_bits_and_label(
-    drawn: Any, control_rows: list[dict[str, Any]]
+def test_what_the_control_has_learned_stands_by_seed_bits_and_label(
+    drawn: Any, control_rows: pd.DataFrame
 ) -> None:
     learned = study.control_learned(drawn).set_index(["seed", "k", "label"])
     assert len(learned) == 3 * 3 * 3
     for (seed, k, label), shown in learned.iterrows():
-        rows = [row for row in control_rows if (row["seed"], row["k"]) == (seed, k)]
+        rows = control_rows[(control_rows["seed"] == seed) & (control_rows["k"] == k)]
         if label != "all":
-            rows = [row for row in rows if row["token"] == int(label)]
-        needs = [row["need_text"] for row in rows if not np.isnan(row["need_text"])]
-        short = np.mean([row["short"] for row in rows])
-        inside = np.mean([row["inside"] for row in rows])
-        expected = [len(rows), short, inside, short - inside]
-        expected += [np.mean([row["inside"] < np.log(2) for row in rows]), len(needs), np.median(needs)]
-        assert shown.tolist() == pytest.approx(expected)
+            rows = rows[rows["token"] == int(label)]
+        needs = rows["need_text"].dropna()
+        expected = [len(rows), *rows[["short", "inside", "gain"]].mean(), (rows["inside"] < np.log(2)).mean()]
+        assert shown.tolist() == pytest.approx([*expected, len(needs), np.median(needs)])
 
 
 def test_the_measured_need_of_the_control_is_compared_with_its_bits(
-    drawn: Any, control_rows: list[dict[str, Any]]
+    drawn: Any, control_rows: pd.DataFrame
 ) -> None:
-    rows = [row for row in control_rows if not np.isnan(row["need_text"])]
-    needed = [min(row["need_text"], 9) for row in rows]
-    expected = spearmanr(needed, [row["k"] for row in rows]).statistic
+    rows = control_rows.dropna(subset="need_text")
     [row] = study.need_agreement(drawn).query("of == 'measured and planted'").itertuples()
     assert (row.model, row.n_targets) == ("control", len(rows))
-    assert row.spearman == pytest.approx(expected)
+    assert row.spearman == pytest.approx(spearmanr(rows["need_text"].clip(upper=9), rows["k"]).statistic)
 
 
 # --- everything that is printed beside ---
@@ -358,25 +360,6 @@ def test_no_slopes_are_there_but_these_and_holm_is_over_those_of_a_kind(slopes: 
             assert of_kind["p_holm"].min() == pytest.approx(min(1, len(of_kind) * least))
         else:
             assert of_kind["p_holm"].isna().all()
-
-
-def test_h1_is_read_at_two_windows_and_h2_is_the_mean_of_three_and_four(drawn: Any) -> None:
-    """Slopes of 0.1, 0.3 and 0.7 nats a doubling at two, three and four windows."""
-    of_a = {1: 3, 2: 1, 3: 2}
-    needs = drawn.needs[(drawn.needs["model"] == "pose") & (drawn.needs["of"] == "all")]
-    by_target = needs.set_index(["seed", "target_id"])
-    losses = []
-    for windows, slope in {2: 0.1, 3: 0.3, 4: 0.7}.items():
-        for seed in SEEDS:
-            inside = by_target["inside"].loc[seed]
-            needed = by_target["need_text"].loc[of_a[seed]].fillna(1)
-            beyond = inside + slope * np.log2(needed.where(needed <= 8, 16))
-            frame = pd.DataFrame({"target_id": inside.index, "short": inside + 1, "beyond": beyond})
-            keys = {"of": "all", "model": "pose", "seed": seed, "context": "behind", "windows": windows}
-            losses.append(frame.assign(**keys))
-    exact = study.Records(drawn.targets, needs, pd.concat(losses), {})
-    primary = study.slope_frame(exact, 2).query("test == 'primary'").set_index("hypothesis")["value"]
-    assert primary.to_dict() == pytest.approx({"H1": 0.1, "H2": 0.5})
 
 
 def test_the_detectable_slope_is_that_of_a_test_at_half_of_five_per_cent(
@@ -420,45 +403,31 @@ def test_a_known_answer_that_is_wrong_at_one_target_is_shown(drawn: Any) -> None
 
 def test_agreement_of_needs_is_the_rank_correlation_of_targets_that_have_both(drawn: Any) -> None:
     agreement = study.need_agreement(drawn).set_index(["model", "of"])
-    needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"]).sort_index()
-
-    def expected(first: list[float], second: list[float]) -> tuple[int, float]:
-        pairs = [
-            (min(a, 9), min(b, 9))
-            for a, b in zip(first, second, strict=True)
-            if not np.isnan(a) and not np.isnan(b)
-        ]
-        return len(pairs), spearmanr(*zip(*pairs, strict=True)).statistic
-
-    for model in ("pose", "rope", "nope", "alibi", "window"):
-        for first, second in ((1, 2), (2, 3), (3, 1)):
-            row = agreement.loc[(model, f"seeds {first} and {second}")]
-            values = [needs["need_text"].loc[(model, seed)].tolist() for seed in (first, second)]
-            count, correlation = expected(*values)
-            assert row["n_targets"] == count and row["spearman"] == pytest.approx(correlation)
-    of_pose = needs.loc["pose"]
-    for other in ("cache", "greedy"):
-        row = agreement.loc[("pose", f"text and {other}")]
-        count, correlation = expected(of_pose["need_text"].tolist(), of_pose[f"need_{other}"].tolist())
-        assert row["n_targets"] == count and row["spearman"] == pytest.approx(correlation)
     assert not any(model.startswith("yarn") for model, _ in agreement.index)
+    needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"]).sort_index()
+    pairs = {}
+    for model, (first, second) in product(("pose", "rope", "nope", "alibi", "window"), PAIRS):
+        of_seeds = [needs["need_text"].loc[model, seed] for seed in (first, second)]
+        pairs[model, f"seeds {first} and {second}"] = of_seeds
+    for other in ("cache", "greedy"):
+        pairs["pose", f"text and {other}"] = [needs.loc["pose", f"need_{way}"] for way in ("text", other)]
+    for key, of_both in pairs.items():
+        both = pd.concat(of_both, axis=1).dropna().clip(upper=9)
+        assert agreement.loc[key, "n_targets"] == len(both)
+        assert agreement.loc[key, "spearman"] == pytest.approx(spearmanr(both).statistic)
 
 
 def test_seeds_are_compared_on_the_targets_over_one_nat_in_the_first(drawn: Any) -> None:
     shown = study.seed_agreement(drawn).set_index(["model", "pair"])
     assert len(shown) == 5 * 3  # YaRN has no need of its own
-    needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"]).sort_index()
+    needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"])
+    needs = needs.assign(gain=needs["short"] - needs["inside"])
     for (model, pair), row in shown.iterrows():
-        of_a, of_b = ([], [])
-        few = {True: [], False: []}
-        for target_id in range(SIZES.sum()):
-            first = needs.loc[(model, int(pair[0]), target_id)]
-            second = needs.loc[(model, int(pair[1]), target_id)]
-            if first["short"] - first["inside"] > 1:
-                of_a.append(first["short"] - first["inside"])
-                of_b.append(second["short"] - second["inside"])
-                if of_b[-1] > 1:
-                    few[first["need_text"] <= 4].append(second["need_text"] <= 4)
-        expected = [len(of_a), np.mean(of_a), np.mean(of_b), np.mean(np.array(of_b) > 1)]
-        expected += [len(few[True]) + len(few[False]), np.mean(few[True]), np.mean(few[False])]
-        assert row.tolist() == pytest.approx(expected)
+        of_a, of_b = (needs.loc[(model, int(seed))] for seed in pair)
+        of_a = of_a[of_a["gain"] > 1]
+        of_b = of_b.loc[of_a.index]
+        again = of_b["gain"] > 1
+        is_few = of_a["need_text"][again] <= 4
+        few_again = of_b["need_text"][again] <= 4
+        expected = [len(of_a), of_a["gain"].mean(), of_b["gain"].mean(), again.mean(), again.sum()]
+        assert row.tolist() == pytest.approx([*expected, few_again[is_few].mean(), few_again[~is_few].mean()])
