@@ -16,10 +16,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from analysis import Result
 from analysis.measuring import measure
+from analysis.stats.bootstrap import holm
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from tests.support import small_measurement, tiny
+from tests.support.jackknife import jackknife
 
 choose = import_module("results.thesis.selected.choose")
 collect = import_module("results.thesis.selected.collect")
@@ -141,42 +143,42 @@ def losses(
     return pd.concat(frames, ignore_index=True)
 
 
+def plain_means(sums: pd.DataFrame) -> pd.DataFrame:
+    """Of every outcome, over all targets and seeds of each third."""
+    of_third = sums.groupby("third")[["short", "long", "placebo", "n_targets"]].sum()
+    means = of_third.div(of_third["n_targets"], axis="index")
+    return pd.DataFrame(
+        {
+            "gain_nats": means["short"] - means["long"],
+            "net_gain_nats": means["placebo"] - means["long"],
+            "long_nats": means["long"],
+            "short_nats": means["short"],
+        }
+    )
+
+
 def test_the_difference_and_its_intervals_equal_plain_loops() -> None:
+    """By package alone, and by package and seed."""
     sums = losses(np.random.default_rng(0), 0.1)
     frame = study.difference_frame(sums.sample(frac=1, random_state=0))
     [row] = frame[frame["test"] == "primary"].to_dict("records")
 
-    def plain(without: tuple[str, Any] | None = None) -> float:
-        """Top less random: the gain a target, over all seeds."""
-        means = []
-        for third in ("top", "random"):
-            gain = targets = 0.0
-            for document in sums[sums["third"] == third].to_dict("records"):
-                if without is None or document[without[0]] != without[1]:
-                    gain += document["short"] - document["long"]
-                    targets += document["n_targets"]
-            means.append(gain / targets)
-        return means[0] - means[1]
+    def top_less_random(rows: np.ndarray) -> float:
+        gains = plain_means(sums.iloc[rows])["gain_nats"]
+        return gains["top"] - gains["random"]
 
-    assert row["value"] == pytest.approx(plain())
-    variances = []
-    quantiles = []
-    for unit in ("group", "seed"):
-        changes = np.array([plain((unit, name)) - plain() for name in sorted(set(sums[unit]))])
-        squares = changes**2
-        most = len(changes) - 1
-        effective = squares.sum() ** 2 / (squares**2).sum()
-        effective = np.clip(effective, min(2, most / 3), most)
-        variances.append(most / len(changes) * squares.sum())
-        quantiles.append(student.ppf(0.975, effective))
-    half = variances[0] ** 0.5 * quantiles[0]
-    assert row["low_by_package"] == pytest.approx(row["value"] - half)
-    assert row["high_by_package"] == pytest.approx(row["value"] + half)
-    half = np.dot(variances, quantiles) / sum(variances) ** 0.5
-    assert row["low"] == pytest.approx(row["value"] - half)
-    assert row["high"] == pytest.approx(row["value"] + half)
-    of_seed = [row[f"seed_{seed}"] for seed in (2, 3, 4)]
-    assert np.mean(of_seed) == pytest.approx(row["value"])
+    value, of_packages, freedom = jackknife(top_less_random, sums["group"])
+    _, of_seeds, freedom_of_seeds = jackknife(top_less_random, sums["seed"])
+    assert row["value"] == pytest.approx(value)
+    quantiles = student.ppf(0.975, [freedom, freedom_of_seeds])
+    half = quantiles[0] * of_packages
+    assert row["low_by_package"] == pytest.approx(value - half)
+    assert row["high_by_package"] == pytest.approx(value + half)
+    variances = np.square([of_packages, of_seeds])
+    half = variances @ quantiles / variances.sum() ** 0.5
+    assert row["low"] == pytest.approx(value - half)
+    assert row["high"] == pytest.approx(value + half)
+    assert np.mean([row[f"seed_{seed}"] for seed in (2, 3, 4)]) == pytest.approx(value)
 
 
 def test_a_planted_difference_is_seen_without_bias_and_its_interval_holds_it() -> None:
@@ -222,43 +224,22 @@ TESTS = [
     ("beside", "long_nats", "easy", "random"),
 ]
 """Those of the page: kind, outcome, and the two thirds of which the first has the second taken off."""
-PLAIN_OUTCOMES = {
-    "gain_nats": lambda row: row["short"] - row["long"],
-    "net_gain_nats": lambda row: row["placebo"] - row["long"],
-    "long_nats": lambda row: row["long"],
-    "short_nats": lambda row: row["short"],
-}
 
 
-def test_every_test_is_a_plain_difference_of_means() -> None:
+def test_every_test_is_a_plain_difference_of_means_and_the_secondary_are_adjusted() -> None:
     sums = losses(np.random.default_rng(9), 0.1)
+    means = plain_means(sums)
+    # the placebo's loss is not that of the short context and a constant
+    assert (means["net_gain_nats"] - means["gain_nats"]).abs().min() > 0.01
+    of_thirds = study.mean_frame(sums).set_index(["third", "name"])["value"]
+    assert of_thirds.to_dict() == pytest.approx(means.stack().to_dict())
     frame = study.difference_frame(sums)
     assert frame[["test", "name", "first", "second"]].apply(tuple, axis=1).tolist() == TESTS
-    for row in frame.itertuples():
-        means = []
-        for third in (row.first, row.second):
-            outcome = targets = 0.0
-            for document in sums[sums["third"] == third].to_dict("records"):
-                outcome += PLAIN_OUTCOMES[row.name](document)
-                targets += document["n_targets"]
-            means.append(outcome / targets)
-        assert row.value == pytest.approx(means[0] - means[1])
-    assert frame["p_holm"].notna().sum() == 4
-    values = frame.set_index(["name", "first", "second"])["value"]
-    net = values["net_gain_nats", "top", "random"]
-    gain = values["gain_nats", "top", "random"]
-    assert abs(net - gain) > 0.01  # the placebo's loss is not that of the short context and a constant
-
-
-def test_means_of_outcomes_are_those_of_all_targets_of_a_third() -> None:
-    sums = losses(np.random.default_rng(10), 0.1)
-    means = study.mean_frame(sums).set_index(["third", "name"])["value"]
-    for third in study.THIRDS:
-        of_third = sums[sums["third"] == third].to_dict("records")
-        targets = sum(row["n_targets"] for row in of_third)
-        for name, outcome in PLAIN_OUTCOMES.items():
-            assert means[third, name] == pytest.approx(sum(map(outcome, of_third)) / targets)
-    assert len(means) == 12
+    expected = [means.loc[first, name] - means.loc[second, name] for _, name, first, second in TESTS]
+    assert frame["value"].tolist() == pytest.approx(expected)
+    is_secondary = frame["test"] == "secondary"
+    assert is_secondary.sum() == 4
+    assert frame["p_holm"].tolist() == pytest.approx(holm(frame["p"].where(is_secondary)), nan_ok=True)
 
 
 def test_the_net_gain_is_related_with_its_sign() -> None:
@@ -270,19 +251,6 @@ def test_the_net_gain_is_related_with_its_sign() -> None:
     assert relations["tokens"] == pytest.approx(1) and relations["long_nats"] == pytest.approx(-1)
     ranks = documents[["net_gain_nats", "gain_nats"]].rank()
     assert relations["gain_nats"] == pytest.approx(np.corrcoef(ranks, rowvar=False)[0, 1])
-
-
-def test_tests_are_adjusted_and_signs_are_those_of_the_first_third() -> None:
-    frame = study.difference_frame(losses(np.random.default_rng(2), 0.5))
-    of = frame.set_index(["name", "first", "second"])
-    assert of.loc[("gain_nats", "top", "random"), "value"] == pytest.approx(0.5, abs=0.15)
-    assert of.loc[("short_nats", "top", "random"), "value"] == pytest.approx(0.5, abs=0.15)
-    assert of.loc[("long_nats", "top", "easy"), "value"] == pytest.approx(0, abs=0.05)
-    secondary = frame[frame["test"] == "secondary"]
-    tested = secondary["p"].notna()
-    least = secondary["p"].min()
-    assert secondary["p_holm"].min() == pytest.approx(min(1, tested.sum() * least))
-    assert frame.loc[frame["test"] != "secondary", "p_holm"].isna().all()
 
 
 def test_two_seeds_are_pooled_and_few_packages_have_no_interval() -> None:
@@ -302,17 +270,15 @@ def test_scores_and_thirds_are_described() -> None:
     assert of_score.loc["net_gain_nats", "reliability"] == pytest.approx(1 - 0.25 / net.var())
     assert np.isnan(of_score.loc["long_nats", "reliability"])
     of_subset = study.subset_frame(documents).set_index("subset")
-    top = documents[documents["top"] > 0]
-    assert of_subset.loc["easy", "also_top"] == pytest.approx((top["easy"] > 0).mean())
-    for name in ("top", "random-2", "random-4"):
+    for name in ("top", "easy", "random-2", "random-4"):
         chosen = documents[documents[name] > 0]
-        assert of_subset.loc[name, "also_easy"] == pytest.approx((chosen["easy"] > 0).mean())
-        assert of_subset.loc[name, "also_top"] == pytest.approx((chosen["top"] > 0).mean())
-    assert of_subset["also_easy"].nunique() > 3 and of_subset.loc["easy", "also_easy"] == 1
-    assert of_subset.loc["top", "net_gain_nats"] == pytest.approx(top["net_gain_nats"].mean())
-    package = of_subset.loc["top", "largest_package"]
-    of_package = top.loc[top["group"] == package, "top"].sum()
-    assert of_subset.loc["top", "its_share"] == pytest.approx(of_package / top["top"].sum())
+        shown = of_subset.loc[name]
+        for other in ("top", "easy"):
+            assert shown[f"also_{other}"] == pytest.approx((chosen[other] > 0).mean())
+        assert shown["net_gain_nats"] == pytest.approx(chosen["net_gain_nats"].mean())
+        tokens = chosen.groupby("group")[name].sum()
+        assert tokens[shown["largest_package"]] == tokens.max()
+        assert shown["its_share"] == pytest.approx(tokens.max() / tokens.sum())
 
 
 # --- cells of a tiny model ---
@@ -402,23 +368,13 @@ def test_cells_are_collected_and_printed(
     selected = with_corpora / "selected"
     collect.main([str(with_corpora), "--records", str(tmp_path)])
     records = study.Records.load(tmp_path)
-    gains = {}
-    for third in ("top", "random"):
-        results = [Result.load(selected / f"heldout-{third}-{seed}") for seed in (2, 3, 4)]
-        gains[third] = np.mean([result.gain_nats.mean() for result in results])
     study.main(["--records", str(tmp_path), "--numbers", str(tmp_path / "numbers.csv")])
     printed = capsys.readouterr().out
-    differences = study.difference_frame(records.losses)
-    [primary] = differences[differences["test"] == "primary"].to_dict("records")
-    assert primary["value"] == pytest.approx(gains["top"] - gains["random"], abs=1e-5)
     targets = Result.load(selected / "heldout-easy-3").targets
-    is_cell = (records.losses["third"] == "easy") & (records.losses["seed"] == 3)
-    for row in records.losses[is_cell].itertuples():
-        of_text = targets[targets["text"] == row.text]
-        for name in ("short", "long", "placebo"):
-            expected = sum(of_text[f"loss_{name}_nats"])
-            assert getattr(row, name) == pytest.approx(expected, abs=1e-3), name
-        assert row.n_targets == len(of_text)
+    expected = targets.groupby("text")[["loss_short_nats", "loss_long_nats", "loss_placebo_nats"]].sum()
+    rows = records.losses.query("third == 'easy' and seed == 3").set_index("text").loc[expected.index]
+    np.testing.assert_allclose(rows[["short", "long", "placebo"]], expected, atol=1e-3)
+    assert rows["n_targets"].tolist() == targets.groupby("text").size().tolist()
     assert "differences\n" in printed and "subsets\n" in printed
     head = (tmp_path / "records.json").read_text(encoding="utf8")
     assert str(with_corpora) not in head and "heldout-easy-4" in head
