@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import Result
 from analysis.sampling import texts_before
 from analysis.stats.permutation import permuted_slopes
 from analysis.texts import TextReader, Texts
@@ -120,7 +119,7 @@ def rows_of(records: Any) -> pd.DataFrame:
     return study.over_tau(study.pair_rows(records, "pose"))
 
 
-def test_need_that_is_half_noise_shows_about_half_of_the_slope() -> None:
+def test_need_that_is_half_noise_shows_about_half_of_the_slope():
     """As protocol.md says, so that the slope on record is a lower bound of that on the true need."""
     rng = np.random.default_rng(4)
     values = []
@@ -131,7 +130,7 @@ def test_need_that_is_half_noise_shows_about_half_of_the_slope() -> None:
 
 
 @pytest.mark.parametrize("together", [[0], [0, 3]])
-def test_permuted_slopes_are_fits_of_needs_that_are_permuted_within_cells(together: list[int]) -> None:
+def test_permuted_slopes_are_fits_of_needs_that_are_permuted_within_cells(together):
     """Alone, or with their distances."""
     rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 60))
     design = study.design_of(rows, "text", study.COVARIATES)
@@ -146,7 +145,7 @@ def test_permuted_slopes_are_fits_of_needs_that_are_permuted_within_cells(togeth
     assert null[0] == pytest.approx(np.linalg.lstsq(with_intercept, rise, rcond=None)[0][1])
 
 
-def test_a_slope_stands_beside_those_of_needs_permuted_with_their_distance() -> None:
+def test_a_slope_stands_beside_those_of_needs_permuted_with_their_distance():
     rows, rise = simulated_pairs(np.random.default_rng(5), 0.3, sizes=np.full(10, 300))
     cells = study.cells_of(rows)
     assert set(np.bincount(cells)) == {30} and len(set(cells)) == 300
@@ -161,7 +160,7 @@ def test_a_slope_stands_beside_those_of_needs_permuted_with_their_distance() -> 
     assert slope.null_p == pytest.approx(1 / 61)
 
 
-def test_a_slope_that_is_not_determined_has_no_p_of_the_null() -> None:
+def test_a_slope_that_is_not_determined_has_no_p_of_the_null():
     rows, rise = simulated_pairs(np.random.default_rng(12), sizes=np.full(6, 10))
     slope = study.slope_of(rows.assign(need_text=4.0), rise, permutations=5)
     assert np.isnan(slope.value) and np.isnan(slope.null_p)
@@ -182,7 +181,7 @@ def with_gains_that_fall_back(rng: np.random.Generator) -> Any:
     return replace(records, needs=needs, losses=records.losses.assign(short=short, beyond=inside + lost))
 
 
-def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() -> None:
+def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them():
     slopes = study.slope_frame(with_gains_that_fall_back(np.random.default_rng(13)), 5)
     of_h2 = slopes[(slopes["hypothesis"] == "H2") & (slopes["model"] == "pose")].set_index("targets")
     primary = slopes[(slopes["test"] == "primary") & (slopes["hypothesis"] == "H2")].iloc[0]
@@ -194,7 +193,7 @@ def test_gains_that_are_not_there_again_make_a_slope_which_is_gone_given_them() 
 
 
 @pytest.mark.slow
-def test_how_often_gains_that_are_not_there_again_make_a_slope() -> None:
+def test_how_often_gains_that_are_not_there_again_make_a_slope():
     """Prints the shares that protocol.md gives (pytest -s)."""
     rng = np.random.default_rng(17)
     shown = []
@@ -213,7 +212,7 @@ def test_how_often_gains_that_are_not_there_again_make_a_slope() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("differ", [0.0, 0.1])
-def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(differ: float) -> None:
+def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(differ):
     """Prints the shares that protocol.md gives (pytest -s): with packages that are alike, and that differ."""
     rng = np.random.default_rng(18)
     shown = []
@@ -233,7 +232,7 @@ def test_how_often_the_interval_and_the_null_show_a_slope_that_is_not_there(diff
     assert interval < 0.1 and together <= alone
 
 
-def test_what_is_left_equals_sums_over_targets() -> None:
+def test_what_is_left_equals_sums_over_targets():
     records = simulated(np.random.default_rng(6), 0.2, sizes=8 * SIZES)
     frame = study.retention_frame(records, "pose")
     of_bin = frame[(frame["bin"] == "3-4") & (frame["windows"] == 3)].set_index("name")
@@ -257,7 +256,7 @@ def test_what_is_left_equals_sums_over_targets() -> None:
     assert of_bin["low"].notna().all() and set(of_bin["n_targets"]) == {len(member)}
 
 
-def test_few_packages_have_values_and_no_intervals() -> None:
+def test_few_packages_have_values_and_no_intervals():
     records = simulated(np.random.default_rng(7), 0.2, sizes=np.array([60, 40, 30]))
     slopes = study.slope_frame(records, permutations=5)
     is_given = slopes["targets"] == "all, given what B gains"  # that of A, in these records
@@ -280,7 +279,7 @@ PLANTED = [1, 2, 4, 0, 1, 2]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Result]]:
+def measured(tmp_path_factory):
     """A folder as run.sh leaves it, of three seeds and the control with small settings, and its results by cell."""
     out = tmp_path_factory.mktemp("out")
     tiny.write_corpus(out / "data", {"train": [[1, 2, 3, 3], [4, 3]], "heldout": [[1, 2]]})
@@ -329,9 +328,7 @@ def collected(out: Path, records: Path, first_targets: Sequence[tuple[int, int]]
     return study.Records.load(records)
 
 
-def test_cells_are_collected_and_printed(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_are_collected_and_printed(measured, tmp_path, capsys):
     out, cells = measured
     records = collected(out, tmp_path)
     targets = records.targets.set_index(["of", "target_id"])
@@ -374,7 +371,7 @@ def test_cells_are_collected_and_printed(
     assert {"slopes", "left", "agreement"} <= set(written["of"])
 
 
-def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Result]], tmp_path: Path) -> None:
+def test_cells_of_other_targets_are_refused(measured, tmp_path):
     out, cells = measured
     one = cells["losses-pose-1-gap-2"]
     moved = replace(one, targets=one.targets.assign(position=one.targets["position"] + 1))
@@ -397,9 +394,7 @@ def test_cells_of_other_targets_are_refused(measured: tuple[Path, dict[str, Resu
         ({"before": 24}, "measured with behind of 24 tokens"),
     ],
 )
-def test_cells_that_do_not_go_together_are_refused(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_cells_that_do_not_go_together_are_refused(measured, tmp_path, changes, message):
     out, cells = measured
     linked(tmp_path, out, "need-pose-1", "losses-pose-1-gap-2")
     one = cells["losses-pose-1-gap-3"]
@@ -408,9 +403,7 @@ def test_cells_that_do_not_go_together_are_refused(
         collected(tmp_path, tmp_path / "records")
 
 
-def test_a_cell_without_targets_over_tau_has_no_needs(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path
-) -> None:
+def test_a_cell_without_targets_over_tau_has_no_needs(measured, tmp_path):
     out, cells = measured
     linked(tmp_path, out, "losses-pose-1-gap-2")
     result = cells["need-pose-1"]
@@ -420,9 +413,7 @@ def test_a_cell_without_targets_over_tau_has_no_needs(
     assert len(needs) and "need_text" not in needs
 
 
-def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path
-) -> None:
+def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(measured, tmp_path):
     out, cells = measured
     records = collected(out, tmp_path)
     for of, kind in {"all": "need", "own": "own"}.items():
@@ -436,9 +427,7 @@ def test_targets_over_tau_under_any_seed_are_kept_and_one_in_four_of_the_others(
             assert set(frame.loc[frame["of"] == of, "target_id"]) == expected
 
 
-def test_targets_of_the_first_look_are_left_out_and_counted(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_targets_of_the_first_look_are_left_out_and_counted(measured, tmp_path, capsys):
     """A block of two targets of it begins at target 8."""
     out, cells = measured
     first = cells["need-pose-1"].targets.set_index("target_id").loc[8, ["text", "position"]].tolist()
@@ -459,15 +448,13 @@ def test_targets_of_the_first_look_are_left_out_and_counted(
             pd.testing.assert_frame_equal(left.reset_index(drop=True), of_kind.reset_index(drop=True))
 
 
-def test_a_first_look_at_another_corpus_is_refused(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path
-) -> None:
+def test_a_first_look_at_another_corpus_is_refused(measured, tmp_path):
     """The one that is shipped is of the docstrings, whose texts are counted otherwise."""
     with pytest.raises(SystemExit, match="has other held-out text"):
         collect.main([str(measured[0]), "--records", str(tmp_path)])
 
 
-def test_the_blocks_of_the_first_look_are_drawn_as_in_its_script() -> None:
+def test_the_blocks_of_the_first_look_are_drawn_as_in_its_script():
     """That script counts tokens through the whole split, with an end of text behind every document."""
     rng = np.random.default_rng(16)
     lengths = rng.integers(600, 3000, 40)
@@ -494,7 +481,7 @@ def test_the_blocks_of_the_first_look_are_drawn_as_in_its_script() -> None:
     assert len(shipped["first_targets"]) == trial.BLOCKS and shipped["targets_per_block"] == trial.BLOCK
 
 
-def test_the_first_look_is_written_with_the_text_that_it_is_of(tmp_path: Path) -> None:
+def test_the_first_look_is_written_with_the_text_that_it_is_of(tmp_path):
     texts = [[number % 40 + 1 for number in range(1100 + 10 * text)] for text in range(4)]
     corpus = tiny.write_corpus(tmp_path / "data", {"train": [[1, 2]], "heldout": texts})
     tiny.add_groups(corpus, ["a", "b", "a", "b"])
@@ -509,9 +496,7 @@ def gain_of(row: Any) -> float:
     return float(row.loss_short_nats - row.loss_long_nats)
 
 
-def test_yarn_has_the_need_of_rope_and_its_own_losses(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path
-) -> None:
+def test_yarn_has_the_need_of_rope_and_its_own_losses(measured, tmp_path):
     """Cells of YaRN have losses alone, those inside the window in a cell of their own."""
     out, cells = measured
     of_rope = cells["need-pose-1"]
@@ -537,9 +522,7 @@ def test_yarn_has_the_need_of_rope_and_its_own_losses(
     np.testing.assert_allclose(rows["rise_behind_2"], rise, atol=2e-4)
 
 
-def test_cells_of_the_control_keep_all_targets_with_planted_bits(
-    measured: tuple[Path, dict[str, Result]], tmp_path: Path
-) -> None:
+def test_cells_of_the_control_keep_all_targets_with_planted_bits(measured, tmp_path):
     out, cells = measured
     records = collected(out, tmp_path)
     of_text, of_control = (records.targets.query(f"of {sign} 'control'") for sign in ("!=", "=="))
@@ -557,7 +540,7 @@ def test_cells_of_the_control_keep_all_targets_with_planted_bits(
     np.testing.assert_allclose(beyond, of_cell.loc[expected["target_id"]], atol=1e-4)
 
 
-def test_a_cell_of_own_text_has_two_three_four_and_eight_windows() -> None:
+def test_a_cell_of_own_text_has_two_three_four_and_eight_windows():
     """Of 11 tokens and a block of 5 a window has 16; the lengths are without the block, as in run.sh."""
     lengths = (27, 43, 59, 123)
     settings = ALIKE | LOSSES | {"targets": 5, "n_long": 11, "lengths": lengths}
@@ -579,7 +562,7 @@ def planted_rows(*groups: str) -> list[dict[str, Any]]:
     return list(planted.rows(Texts(reader, written, "texts"), 90, stretches=30))
 
 
-def test_planted_texts_have_the_parity_of_bits_in_the_far_context() -> None:
+def test_planted_texts_have_the_parity_of_bits_in_the_far_context():
     """Between the bits stand tokens of a document; every stretch has the same tokens for every k."""
     rows = planted_rows("a", "b")
     tokenizer = planted.words(90)
@@ -599,7 +582,7 @@ def test_planted_texts_have_the_parity_of_bits_in_the_far_context() -> None:
 
 
 @pytest.mark.parametrize("windows", [2, 3, 4, 8])
-def test_no_planted_bits_stand_before_a_context(windows: int) -> None:
+def test_no_planted_bits_stand_before_a_context(windows):
     rows = planted_rows("a", "b", "c")
     tokenizer = planted.words(90)
     of_words = TextReader(lambda text: np.array(tokenizer.encode(text).ids))

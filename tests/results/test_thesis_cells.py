@@ -51,7 +51,7 @@ def measured(printed: str) -> dict[str, Options]:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     """A folder in which everything is trained and nothing measured."""
     folder = tmp_path_factory.mktemp("out")
     for seed in (1, 2, 3):
@@ -67,13 +67,13 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def names(out: Path) -> list[str]:
+def names(out):
     """All cells."""
     return run(THESIS, out, "list").stdout.split()
 
 
 @pytest.fixture(scope="module")
-def cells(out: Path, names: list[str]) -> dict[str, Options]:
+def cells(out, names):
     """What is measured of all cells but the texts, which Python makes."""
     done = run(THESIS, out, *(name for name in names if name != "texts-control"))
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def of_text(cells: dict[str, Options]) -> dict[str, Options]:
     return {name: options for name, options in cells.items() if "-control-" not in name}
 
 
-def test_every_cell_is_collected_or_is_no_measurement(names: list[str], cells: dict[str, Options]) -> None:
+def test_every_cell_is_collected_or_is_no_measurement(names, cells):
     others = [name for name in names if name.startswith(("data", "train-", "texts-"))]
     assert len(others) == 1 + 3 * len(TRAINED) + 3 + 1
     assert len(names) == len(set(names)) == len(others) + len(cells)
@@ -96,7 +96,7 @@ def test_every_cell_is_collected_or_is_no_measurement(names: list[str], cells: d
         assert f"train-{trained}-{match['seed']}" in options["model"]
 
 
-def test_two_windows_are_inside_the_ids_that_pose_teaches(cells: dict[str, Options]) -> None:
+def test_two_windows_are_inside_the_ids_that_pose_teaches(cells):
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text(encoding="utf8"))
     ids = config["positions"]["target_length"]
     for model in (*TRAINED, "yarn2", "yarn4"):
@@ -111,7 +111,7 @@ def test_two_windows_are_inside_the_ids_that_pose_teaches(cells: dict[str, Optio
         assert context + int(options["--before"]) <= ids // 4
 
 
-def test_lengths_are_whole_windows(cells: dict[str, Options]) -> None:
+def test_lengths_are_whole_windows(cells):
     for folder, options in cells.items():
         match = collect.CELL.fullmatch(folder)
         window = 64 if match["model"] == "control" else 256
@@ -128,7 +128,7 @@ def test_lengths_are_whole_windows(cells: dict[str, Options]) -> None:
             assert int(options["--n-long"]) + block == window
 
 
-def test_all_cells_of_text_have_the_same_targets(cells: dict[str, Options]) -> None:
+def test_all_cells_of_text_have_the_same_targets(cells):
     alike = {tuple(options[name] for name in ALIKE) for options in of_text(cells).values()}
     assert len(alike) == 1
     for folder, options in of_text(cells).items():
@@ -141,7 +141,7 @@ def test_all_cells_of_text_have_the_same_targets(cells: dict[str, Options]) -> N
     assert len(alike) == 1
 
 
-def test_every_pair_has_what_its_hypotheses_are_read_of(cells: dict[str, Options]) -> None:
+def test_every_pair_has_what_its_hypotheses_are_read_of(cells):
     """Of all three seeds: need, also by greedy search, and losses inside and beyond the window."""
     for seed in (1, 2, 3):
         for model in TRAINED:
@@ -158,7 +158,7 @@ def test_every_pair_has_what_its_hypotheses_are_read_of(cells: dict[str, Options
         assert greedy["--shard"] == "1/10" and "greedy-kl" in greedy["--selectors"].split(",")
 
 
-def test_chosen_text_is_measured_on_the_targets_of_the_thesis(out: Path, cells: dict[str, Options]) -> None:
+def test_chosen_text_is_measured_on_the_targets_of_the_thesis(out, cells):
     names = run(SELECTED, out, "list").stdout.split()
     heldout = [name for name in names if name.startswith("heldout-")]
     assert len(heldout) == 9 and all(selected.CELL.fullmatch(name) for name in heldout)
@@ -182,9 +182,7 @@ def test_chosen_text_is_measured_on_the_targets_of_the_thesis(out: Path, cells: 
     ],
 )
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_a_training_that_is_not_finished_is_not_measured(
-    tmp_path: Path, script: Path, cell: str, training: str, is_begun: bool
-) -> None:
+def test_a_training_that_is_not_finished_is_not_measured(tmp_path, script, cell, training, is_begun):
     (tmp_path / "texts-control").mkdir()
     (tmp_path / "texts-control" / "planted.jsonl").write_text("{}\n")
     if is_begun:

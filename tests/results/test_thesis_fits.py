@@ -88,12 +88,12 @@ def records(rng: np.random.Generator) -> Any:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> Any:
+def drawn():
     return records(np.random.default_rng(0))
 
 
 @pytest.fixture(scope="module")
-def slopes(drawn: Any) -> pd.DataFrame:
+def slopes(drawn):
     return study.slope_frame(drawn, permutations=2)
 
 
@@ -200,16 +200,14 @@ def row_of(slopes: pd.DataFrame, **keys: str) -> Any:
     return row
 
 
-def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another(drawn: Any) -> None:
+def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another(drawn):
     expected = pd.DataFrame(plain_rows(drawn, "pose")).drop(columns=["of", "farthest"])
     rows = study.pair_rows(drawn, "pose")
     pd.testing.assert_frame_equal(rows[expected.columns], expected, check_dtype=False)
 
 
 @pytest.mark.parametrize("hypothesis", ["H1", "H2"])
-def test_the_primary_slope_is_that_of_need_as_text_behind_other_text(
-    drawn: Any, slopes: pd.DataFrame, hypothesis: str
-) -> None:
+def test_the_primary_slope_is_that_of_need_as_text_behind_other_text(drawn, slopes, hypothesis):
     """H1 at two windows, H2 as the mean of three and four; packages are left out with all pairs of seeds at once."""
     rows = over_one_nat(plain_rows(drawn, "pose"))
     row = row_of(slopes, test="primary", hypothesis=hypothesis)
@@ -228,8 +226,8 @@ def test_the_primary_slope_is_that_of_need_as_text_behind_other_text(
 
 @pytest.mark.parametrize(("model", "context", "need", "targets", "is_of"), SECONDARY)
 def test_every_secondary_slope_is_that_of_its_targets_need_and_context(
-    drawn: Any, slopes: pd.DataFrame, model: str, context: str, need: str, targets: str, is_of: Filter
-) -> None:
+    drawn, slopes, model, context, need, targets, is_of
+):
     rows = plain_rows(drawn, model, "own" if context == "own" else "all")
     rows = [row for row in over_one_nat(rows) if is_of(row)]
     keys = {"test": "secondary", "model": model, "context": context, "need": need, "targets": targets}
@@ -243,8 +241,8 @@ def test_every_secondary_slope_is_that_of_its_targets_need_and_context(
 
 @pytest.mark.parametrize(("targets", "need", "covariates", "is_of"), BESIDE)
 def test_every_slope_beside_is_that_of_its_targets_and_covariates(
-    drawn: Any, slopes: pd.DataFrame, targets: str, need: str, covariates: Sequence[str], is_of: Filter
-) -> None:
+    drawn, slopes, targets, need, covariates, is_of
+):
     rows = [row for row in over_one_nat(plain_rows(drawn, "pose")) if is_of(row)]
     for row in rows:
         row["need_lesser"] = min(row["need_text"], row["need_greedy"])
@@ -268,8 +266,8 @@ OF_CONTROL: list[tuple[str, str, Filter]] = [
 
 @pytest.mark.parametrize(("targets", "need", "is_of"), OF_CONTROL)
 def test_the_control_is_fitted_by_planted_bits_and_by_measured_need_without_frequency(
-    drawn: Any, slopes: pd.DataFrame, targets: str, need: str, is_of: Filter
-) -> None:
+    drawn, slopes, targets, need, is_of
+):
     rows = [row for row in plain_rows(drawn, "control", "control") if is_of(row)]
     covariates = ("gain_of_a", "inside_of_a", "farthest")
     read = {"windows that are read": (2, 3), "2 windows": (2,), "3 windows": (3,), "4 windows": (4,)}
@@ -283,14 +281,14 @@ def test_the_control_is_fitted_by_planted_bits_and_by_measured_need_without_freq
 
 
 @pytest.fixture(scope="module")
-def control_rows(drawn: Any) -> pd.DataFrame:
+def control_rows(drawn):
     """A row for every seed and target of the control, with its planted bits."""
     targets, needs = (frame[frame["of"] == "control"] for frame in (drawn.targets, drawn.needs))
     rows = needs.merge(targets[["target_id", "k", "token"]], on="target_id")
     return rows.assign(gain=rows["short"] - rows["inside"])
 
 
-def test_what_is_left_of_the_control_is_a_ratio_of_sums(drawn: Any, control_rows: pd.DataFrame) -> None:
+def test_what_is_left_of_the_control_is_a_ratio_of_sums(drawn, control_rows):
     left = study.control_left(drawn).set_index(["k", "windows", "seed"])["left"]
     losses = drawn.losses[drawn.losses["of"] == "control"].set_index(["windows", "seed", "target_id"])
     kept = losses["short"] - losses["beyond"]
@@ -304,7 +302,7 @@ def test_what_is_left_of_the_control_is_a_ratio_of_sums(drawn: Any, control_rows
     assert len(left) == 3 * len(WINDOWS) * 4
 
 
-def test_the_control_is_read_where_one_bit_keeps_part_of_its_gain() -> None:
+def test_the_control_is_read_where_one_bit_keeps_part_of_its_gain():
     rows = []
     for windows, of_one in {2: 0.95, 3: 0.9, 4: 0.5, 8: 0.05}.items():
         for k, value in {1: of_one, 2: 0.5, 4: 0.5}.items():
@@ -315,15 +313,13 @@ def test_the_control_is_read_where_one_bit_keeps_part_of_its_gain() -> None:
     assert study.windows_read(left[left["windows"] == 2]) == []
 
 
-def test_where_the_control_is_not_read_only_single_windows_are_shown(drawn: Any) -> None:
+def test_where_the_control_is_not_read_only_single_windows_are_shown(drawn):
     control = study.pair_rows(drawn, "control", "control")
     for fit in study.fits_of_control(control, []):
         assert list(fit.windows_of) == ["2 windows", "3 windows", "4 windows"]
 
 
-def test_what_the_control_has_learned_stands_by_seed_bits_and_label(
-    drawn: Any, control_rows: pd.DataFrame
-) -> None:
+def test_what_the_control_has_learned_stands_by_seed_bits_and_label(drawn, control_rows):
     learned = study.control_learned(drawn).set_index(["seed", "k", "label"])
     assert len(learned) == 3 * 3 * 3
     for (seed, k, label), shown in learned.iterrows():
@@ -335,9 +331,7 @@ def test_what_the_control_has_learned_stands_by_seed_bits_and_label(
         assert shown.tolist() == pytest.approx([*expected, len(needs), np.median(needs)])
 
 
-def test_the_measured_need_of_the_control_is_compared_with_its_bits(
-    drawn: Any, control_rows: pd.DataFrame
-) -> None:
+def test_the_measured_need_of_the_control_is_compared_with_its_bits(drawn, control_rows):
     rows = control_rows.dropna(subset="need_text")
     [row] = study.need_agreement(drawn).query("of == 'measured and planted'").itertuples()
     assert (row.model, row.n_targets) == ("control", len(rows))
@@ -347,7 +341,7 @@ def test_the_measured_need_of_the_control_is_compared_with_its_bits(
 # --- everything that is printed beside ---
 
 
-def test_no_slopes_are_there_but_these_and_holm_is_over_those_of_a_kind(slopes: pd.DataFrame) -> None:
+def test_no_slopes_are_there_but_these_and_holm_is_over_those_of_a_kind(slopes):
     assert slopes["test"].value_counts().to_dict() == {
         "primary": 2,
         "secondary": 2 * len(SECONDARY),
@@ -362,9 +356,7 @@ def test_no_slopes_are_there_but_these_and_holm_is_over_those_of_a_kind(slopes: 
             assert of_kind["p_holm"].isna().all()
 
 
-def test_the_detectable_slope_is_that_of_a_test_at_half_of_five_per_cent(
-    drawn: Any, slopes: pd.DataFrame
-) -> None:
+def test_the_detectable_slope_is_that_of_a_test_at_half_of_five_per_cent(drawn, slopes):
     """At the first step of Holm for two tests the interval is of 97.5 %."""
     rows = study.over_tau(study.pair_rows(drawn, "pose"))
     outcome = rows["rise_behind_2"].to_numpy()
@@ -376,7 +368,7 @@ def test_the_detectable_slope_is_that_of_a_test_at_half_of_five_per_cent(
     assert row.detectable == pytest.approx(bootstrap.detectable(draws[:, 0]))
 
 
-def test_a_known_answer_that_is_wrong_at_one_target_is_shown(drawn: Any) -> None:
+def test_a_known_answer_that_is_wrong_at_one_target_is_shown(drawn):
     """NoPE loses nothing with ids apart; the model of 56 tokens nothing behind other text, and all with ids apart."""
     inside = drawn.needs.set_index(["of", "model", "seed", "target_id"])["inside"]
     losses = drawn.losses.copy()
@@ -401,7 +393,7 @@ def test_a_known_answer_that_is_wrong_at_one_target_is_shown(drawn: Any) -> None
         assert largest == pytest.approx(abs(errors.get(key, 0)), abs=1e-9), key
 
 
-def test_agreement_of_needs_is_the_rank_correlation_of_targets_that_have_both(drawn: Any) -> None:
+def test_agreement_of_needs_is_the_rank_correlation_of_targets_that_have_both(drawn):
     agreement = study.need_agreement(drawn).set_index(["model", "of"])
     assert not any(model.startswith("yarn") for model, _ in agreement.index)
     needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"]).sort_index()
@@ -417,7 +409,7 @@ def test_agreement_of_needs_is_the_rank_correlation_of_targets_that_have_both(dr
         assert agreement.loc[key, "spearman"] == pytest.approx(spearmanr(both).statistic)
 
 
-def test_seeds_are_compared_on_the_targets_over_one_nat_in_the_first(drawn: Any) -> None:
+def test_seeds_are_compared_on_the_targets_over_one_nat_in_the_first(drawn):
     shown = study.seed_agreement(drawn).set_index(["model", "pair"])
     assert len(shown) == 5 * 3  # YaRN has no need of its own
     needs = drawn.needs[drawn.needs["of"] == "all"].set_index(["model", "seed", "target_id"])

@@ -4,7 +4,6 @@ of a tiny model from the ranking to the tables."""
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def scores(rng: np.random.Generator, count: int) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("count", [7, 30, 100, 1001])
-def test_thirds_are_the_first_ten_of_thirty_neighbors_by_length(count: int) -> None:
+def test_thirds_are_the_first_ten_of_thirty_neighbors_by_length(count):
     documents = scores(np.random.default_rng(count), count)
     strata = choose.strata_of(documents["tokens"].to_numpy())
     placed = np.concatenate(strata)
@@ -81,7 +80,7 @@ def test_thirds_are_the_first_ten_of_thirty_neighbors_by_length(count: int) -> N
 
 
 @pytest.mark.parametrize("less", [0, 1, 5, 40, 300])
-def test_the_longest_documents_lose_their_ends_a_token_at_a_time(less: int) -> None:
+def test_the_longest_documents_lose_their_ends_a_token_at_a_time(less):
     tokens = np.array([90, 20, 120, 120, 50, 118])
     kept = choose.cut(tokens, tokens.sum() - less)
     expected = tokens.copy()
@@ -92,7 +91,7 @@ def test_the_longest_documents_lose_their_ends_a_token_at_a_time(less: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_all_thirds_have_as_many_documents_and_tokens(seed: int) -> None:
+def test_all_thirds_have_as_many_documents_and_tokens(seed):
     documents = scores(np.random.default_rng(seed), 400)
     kept = choose.kept_tokens(documents)
     with_ends = kept.sum() + (kept > 0).sum()
@@ -157,7 +156,7 @@ def plain_means(sums: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def test_the_difference_and_its_intervals_equal_plain_loops() -> None:
+def test_the_difference_and_its_intervals_equal_plain_loops():
     """By package alone, and by package and seed."""
     sums = losses(np.random.default_rng(0), 0.1)
     frame = study.difference_frame(sums.sample(frac=1, random_state=0))
@@ -181,7 +180,7 @@ def test_the_difference_and_its_intervals_equal_plain_loops() -> None:
     assert np.mean([row[f"seed_{seed}"] for seed in (2, 3, 4)]) == pytest.approx(value)
 
 
-def test_a_planted_difference_is_seen_without_bias_and_its_interval_holds_it() -> None:
+def test_a_planted_difference_is_seen_without_bias_and_its_interval_holds_it():
     """Also where trainings differ more than packages: an interval by package alone is about these trainings."""
     rng = np.random.default_rng(1)
     for of_seed in (0.0, 0.1):
@@ -198,7 +197,7 @@ def test_a_planted_difference_is_seen_without_bias_and_its_interval_holds_it() -
 
 
 @pytest.mark.slow
-def test_how_often_an_interval_by_package_holds_the_truth_where_trainings_differ() -> None:
+def test_how_often_an_interval_by_package_holds_the_truth_where_trainings_differ():
     """Prints the share that the page gives (pytest -s)."""
     rng = np.random.default_rng(8)
     held = {"low": [], "low_by_package": []}
@@ -226,7 +225,7 @@ TESTS = [
 """Those of the page: kind, outcome, and the two thirds of which the first has the second taken off."""
 
 
-def test_every_test_is_a_plain_difference_of_means_and_the_secondary_are_adjusted() -> None:
+def test_every_test_is_a_plain_difference_of_means_and_the_secondary_are_adjusted():
     sums = losses(np.random.default_rng(9), 0.1)
     means = plain_means(sums)
     # the placebo's loss is not that of the short context and a constant
@@ -242,7 +241,7 @@ def test_every_test_is_a_plain_difference_of_means_and_the_secondary_are_adjuste
     assert frame["p_holm"].tolist() == pytest.approx(holm(frame["p"].where(is_secondary)), nan_ok=True)
 
 
-def test_the_net_gain_is_related_with_its_sign() -> None:
+def test_the_net_gain_is_related_with_its_sign():
     documents = scores(np.random.default_rng(11), 50)
     documents["tokens"] = 400 + documents["net_gain_nats"].rank().astype(int)
     documents["long_nats"] = -documents["net_gain_nats"]
@@ -253,7 +252,7 @@ def test_the_net_gain_is_related_with_its_sign() -> None:
     assert relations["gain_nats"] == pytest.approx(np.corrcoef(ranks, rowvar=False)[0, 1])
 
 
-def test_two_seeds_are_pooled_and_few_packages_have_no_interval() -> None:
+def test_two_seeds_are_pooled_and_few_packages_have_no_interval():
     sums = losses(np.random.default_rng(3))
     two = study.difference_frame(sums[sums["seed"] < 4])
     np.testing.assert_allclose(two["low"], two["low_by_package"])
@@ -261,7 +260,7 @@ def test_two_seeds_are_pooled_and_few_packages_have_no_interval() -> None:
     assert few["value"].notna().all() and few[["low", "high", "p", "detectable"]].isna().all(axis=None)
 
 
-def test_scores_and_thirds_are_described() -> None:
+def test_scores_and_thirds_are_described():
     documents = scores(np.random.default_rng(4), 300)
     documents = documents.join(choose.kept_tokens(documents))
     of_score = study.score_frame(documents).set_index("score")
@@ -290,7 +289,7 @@ def words(documents: list[list[int]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     """A folder as run.sh leaves it, without trainings: a small random model stands for all of them."""
     folder = tmp_path_factory.mktemp("out")
     rng = np.random.default_rng(5)
@@ -316,7 +315,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_corpora(out: Path) -> Path:
+def with_corpora(out):
     """The same with thirds as corpora, as `prepare-data` makes them, and results in place of nine trainings'."""
     selected = out / "selected"
     choose.main([str(out / "data"), str(selected / "ranking"), str(selected / "chosen")])
@@ -340,7 +339,7 @@ def with_corpora(out: Path) -> Path:
     return out
 
 
-def test_texts_of_thirds_are_those_of_the_corpus(with_corpora: Path) -> None:
+def test_texts_of_thirds_are_those_of_the_corpus(with_corpora):
     selected = with_corpora / "selected"
     table = pd.read_parquet(selected / "chosen" / "scores.parquet")
     ranking = Result.load(selected / "ranking")
@@ -362,9 +361,7 @@ def test_texts_of_thirds_are_those_of_the_corpus(with_corpora: Path) -> None:
     collect.check_corpora(with_corpora)
 
 
-def test_cells_are_collected_and_printed(
-    with_corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_are_collected_and_printed(with_corpora, tmp_path, capsys):
     selected = with_corpora / "selected"
     collect.main([str(with_corpora), "--records", str(tmp_path)])
     records = study.Records.load(tmp_path)
@@ -381,7 +378,7 @@ def test_cells_are_collected_and_printed(
     assert set(pd.read_csv(tmp_path / "numbers.csv", low_memory=False)["of"]) >= {"scores", "differences"}
 
 
-def test_the_figure_is_drawn_with_and_without_positions(tmp_path: Path) -> None:
+def test_the_figure_is_drawn_with_and_without_positions(tmp_path):
     documents = scores(np.random.default_rng(6), 90)
     documents = documents.join(choose.kept_tokens(documents))
     edges = [(1, 32), (32, 128), (128, 512)]
@@ -402,7 +399,7 @@ def test_the_figure_is_drawn_with_and_without_positions(tmp_path: Path) -> None:
         assert (folder / "chosen.png").is_file()
 
 
-def test_corpora_and_targets_that_differ_are_refused(with_corpora: Path, tmp_path: Path) -> None:
+def test_corpora_and_targets_that_differ_are_refused(with_corpora, tmp_path):
     selected = tmp_path / "selected"
     selected.mkdir()
     for path in (with_corpora / "selected").iterdir():
@@ -426,7 +423,7 @@ def test_corpora_and_targets_that_differ_are_refused(with_corpora: Path, tmp_pat
         collect.main([str(tmp_path), "--records", str(tmp_path / "records")])
 
 
-def test_ids_that_are_merged_when_their_text_is_read_do_not_read_back() -> None:
+def test_ids_that_are_merged_when_their_text_is_read_do_not_read_back():
     """As on both sides of an end of text that a text spelled out, and a corpus leaves out."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     tokenizer.decoder = decoders.Fuse()
