@@ -15,7 +15,7 @@ from tests.support.jackknife import assert_jackknife, jackknife
 
 
 @pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
+def many(monkeypatch):
     """A bootstrap of few units, too, so that a plain loop over them is short."""
     monkeypatch.setattr(statistics, "MOST_UNITS_OF_T", 1)
 
@@ -44,7 +44,7 @@ def slow_resamples(clusters: np.ndarray, resamples: int, seed: int) -> Iterator[
         yield np.concatenate([np.flatnonzero(clusters == document) for document in drawn])
 
 
-def test_equals_a_plain_loop(many: None) -> None:
+def test_equals_a_plain_loop(many):
     columns, clusters = clustered(1)
     sums = np.array([columns[rows].sum(axis=0) for rows in slow_resamples(clusters, 200, seed=5)])
     slow = (sums[:, 0] - sums[:, 1]) / sums[:, 2]
@@ -59,14 +59,14 @@ def test_equals_a_plain_loop(many: None) -> None:
     assert (interval.low, interval.high) == pytest.approx((low, high))
 
 
-def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(many, monkeypatch):
     columns, clusters = clustered(3)
     whole = ClusterBootstrap(clusters, resamples=100, seed=1).sums(columns)
     monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 40)  # three resamples at once
     np.testing.assert_allclose(ClusterBootstrap(clusters, resamples=100, seed=1).sums(columns), whole)
 
 
-def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
+def test_groups_and_their_documents_equal_a_plain_loop(many):
     """Groups one by one, then how often each of their documents comes; a group of one document comes whole."""
     columns, clusters = clustered(1, documents=9)
     documents, place = np.unique(clusters, return_inverse=True)
@@ -91,7 +91,7 @@ def test_groups_and_their_documents_equal_a_plain_loop(many: None) -> None:
 @pytest.mark.parametrize("units", [1, 3, 4])
 @pytest.mark.parametrize("runs", [1, 5])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_fewer_than_four_units_have_no_interval(units: int, runs: int, grouped: bool) -> None:
+def test_fewer_than_four_units_have_no_interval(units, runs, grouped):
     """Many documents of few groups, or many runs, do not help: mean, share and a share of none or all."""
     target = np.arange(12 * runs)
     of_run = {"runs": target // 12} if runs > 1 else {}
@@ -107,7 +107,7 @@ def test_fewer_than_four_units_have_no_interval(units: int, runs: int, grouped: 
 
 @pytest.mark.parametrize("units", [5, 140])
 @pytest.mark.parametrize("bearing", [1, 3, 4])
-def test_nor_has_a_value_of_targets_in_fewer_than_four_units(units: int, bearing: int) -> None:
+def test_nor_has_a_value_of_targets_in_fewer_than_four_units(units, bearing):
     """Such as recovery, where most documents have no target over tau: a resample may hold none of them."""
     unit = np.arange(10 * units) % units
     inside = (unit < bearing) & (np.arange(10 * units) % 3 == 0)
@@ -140,7 +140,7 @@ def test_nor_has_a_value_of_targets_in_fewer_than_four_units(units: int, bearing
         ({"documents": 20, "groups": 20}, "by group, then document (only 20 documents: rough)"),
     ],
 )
-def test_few_groups_or_documents_are_named(counts: dict, by: str) -> None:
+def test_few_groups_or_documents_are_named(counts, by):
     assert by_clusters(counts) == by
     renamed = {name if name == "runs" else f"{name}_over_tau": count for name, count in counts.items()}
     assert by_clusters(renamed, "_over_tau") == by
@@ -155,25 +155,23 @@ def test_few_groups_or_documents_are_named(counts: dict, by: str) -> None:
         (3, 2, "3 documents: too few for an interval"),
     ],
 )
-def test_captions_say_95_per_cent_of_intervals_that_are_there(
-    documents: int, over: int, caption: str
-) -> None:
+def test_captions_say_95_per_cent_of_intervals_that_are_there(documents, over, caption):
     counts = {"documents": documents, "documents_over_tau": over}
     assert interval_caption("bars: 95 %,", counts) == caption
 
 
-def test_empty_denominator_has_no_value() -> None:
+def test_empty_denominator_has_no_value():
     for below in (np.zeros(50), -np.ones(50)):
         interval = interval_of(np.stack([np.ones(50), below], axis=1), np.arange(50))
         assert np.isnan([interval.value, interval.low, interval.high]).all()
 
 
-def test_refuses_what_would_spread_unseen() -> None:
+def test_refuses_what_would_spread_unseen():
     with pytest.raises(ValueError, match="not finite"):
         ClusterBootstrap(np.arange(2)).sums(np.array([1.0, np.nan]))
 
 
-def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
+def test_few_groups_have_students_t_of_the_means_of_groups():
     """Groups of one size: the jackknife of a mean is its standard error, and the effective number bounds the t."""
     rng = np.random.default_rng(3)
     groups = np.repeat(np.arange(7), 4)
@@ -187,7 +185,7 @@ def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
 
 
 @pytest.mark.parametrize(("units", "freedom"), [(4, 1), (5, 4 / 3), (7, 2), (13, 2)])
-def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units: int, freedom: float) -> None:
+def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units, freedom):
     values = np.zeros(units)
     values[0] = 1000.0
     interval = interval_of(np.stack([values, np.where(values, 1e6, 1.0)], axis=1), np.arange(units))
@@ -197,7 +195,7 @@ def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units: int, free
 
 
 @pytest.mark.parametrize("groups", [40, 140])
-def test_two_runs_are_pooled_and_stand_beside_both(groups: int) -> None:
+def test_two_runs_are_pooled_and_stand_beside_both(groups):
     """As rows and as seeds of one model: an interval by group alone, t's or percentiles, of the mean of both.
 
     Of a ratio the value of a run is that of its own sums, of a net value its own too.
@@ -227,7 +225,7 @@ def test_two_runs_are_pooled_and_stand_beside_both(groups: int) -> None:
 
 @pytest.mark.parametrize("units", [13, 140])
 @pytest.mark.parametrize("value", [0.1, 0.5, 0.9, -2.0])
-def test_no_interval_where_all_resamples_are_alike(units: int, value: float) -> None:
+def test_no_interval_where_all_resamples_are_alike(units, value):
     """Two runs whose units are all alike, as needles that one finds and the other does not; t's and percentiles."""
     values = np.concatenate([np.full(units, value + 0.1), np.full(units, value - 0.1)])
     clusters, runs = np.tile(np.arange(units), 2), np.repeat([0, 1], units)
@@ -245,9 +243,7 @@ def test_no_interval_where_all_resamples_are_alike(units: int, value: float) -> 
     ("differ", "marked", "covered"),
     [(0.0, 0.0, 0.97), (1.0, 0.0, 0.94), (3.0, 0.25, 0.70), (10.0, 0.73, 0.27)],
 )
-def test_how_often_two_runs_are_marked_and_how_often_pooled_intervals_hold(
-    differ: float, marked: float, covered: float
-) -> None:
+def test_how_often_two_runs_are_marked_and_how_often_pooled_intervals_hold(differ, marked, covered):
     """Means of runs vary by so many standard errors of the mean of 13 groups that both share; the truth is 0."""
     rng, differing, inside = np.random.default_rng(0), 0, 0
     for _ in range(1000):
@@ -261,7 +257,7 @@ def test_how_often_two_runs_are_marked_and_how_often_pooled_intervals_hold(
 
 
 @pytest.mark.parametrize("units", [40, 140])
-def test_confidence_is_an_argument(units: int) -> None:
+def test_confidence_is_an_argument(units):
     """Bonferroni's confidence of ten tests: t's quantile, the percentiles, and Wilson's."""
     values, ones = np.random.default_rng(units).normal(size=units), np.ones(units)
     usual, corrected = (
@@ -279,7 +275,7 @@ def test_confidence_is_an_argument(units: int) -> None:
 
 
 @pytest.mark.parametrize("runs", [3, 4])
-def test_runs_are_units_too(runs: int) -> None:
+def test_runs_are_units_too(runs):
     """Run by run as rows, and as columns of one model: the t of their means beside that of groups."""
     rng = np.random.default_rng(runs)
     values = rng.normal(size=40) + rng.normal(0, 3, (runs, 1)) + rng.normal(0, 0.1, (runs, 40))
@@ -296,14 +292,14 @@ def test_runs_are_units_too(runs: int) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value: float) -> None:
+def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value):
     for documents in (5, 60):
         bootstrap = ClusterBootstrap(np.arange(60) % documents, resamples=1000)
         interval = bootstrap.ratio_interval(np.full(60, value), np.ones(60))
         assert interval == statistics.wilson(round(60 * value), 60)
 
 
-def test_a_share_stays_between_0_and_1() -> None:
+def test_a_share_stays_between_0_and_1():
     interval = ClusterBootstrap(np.arange(4)).ratio_interval(np.array([0.0, 0, 0, 1]), np.ones(4))
     assert interval == Interval(0.25, 0.0, 1.0)
 
@@ -323,7 +319,7 @@ def test_a_mean_of_values_between_0_and_1_is_no_share() -> None:
 @pytest.mark.parametrize("differ", [0.3, 3.0])
 @pytest.mark.parametrize("sizes", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("units", [4, 5, 13, 29, 60, 100])
-def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> None:
+def test_few_groups_cover_the_truth(units, sizes, differ):
     """Groups whose means differ by ``differ`` of what targets do, and whose sizes by e to a normal of ``sizes``."""
     rng, covered = np.random.default_rng(units), 0
     for _ in range(2000):
@@ -338,7 +334,7 @@ def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> 
 @pytest.mark.parametrize("differ", [0.0, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("groups", [4, 13, 60])
 @pytest.mark.parametrize("runs", [3, 5])
-def test_few_runs_cover_the_truth(runs: int, groups: int, differ: float) -> None:
+def test_few_runs_cover_the_truth(runs, groups, differ):
     """Of the variance of groups, 1, a tenth is not common to the runs, whose means differ by ``differ``."""
     rng, covered = np.random.default_rng(groups), 0
     rows = {"runs": np.repeat(np.arange(runs), groups)}
@@ -353,7 +349,7 @@ def test_few_runs_cover_the_truth(runs: int, groups: int, differ: float) -> None
 
 @pytest.mark.parametrize("units", [40, 140])
 @pytest.mark.parametrize("errors", [0.1, 1.0, -2.0])
-def test_at_p_the_interval_ends_at_0(units: int, errors: float) -> None:
+def test_at_p_the_interval_ends_at_0(units, errors):
     """Of a mean so many standard errors from 0."""
     values = np.random.default_rng(1).normal(size=units)
     values += errors * values.std() / units**0.5 - values.mean()
@@ -366,7 +362,7 @@ def test_at_p_the_interval_ends_at_0(units: int, errors: float) -> None:
     assert abs(p - 2 * t.sf(abs(errors), units)) < 0.04
 
 
-def test_p_of_nothing_that_varies_is_undefined() -> None:
+def test_p_of_nothing_that_varies_is_undefined():
     bootstrap = ClusterBootstrap(np.arange(9))
     assert np.isnan(bootstrap.p_value(bootstrap.ratio(np.zeros(9), np.ones(9))))
     few = ClusterBootstrap(np.arange(3))
@@ -375,7 +371,7 @@ def test_p_of_nothing_that_varies_is_undefined() -> None:
     assert 0 < far < 1e-11
 
 
-def test_holm_is_that_of_the_paper() -> None:
+def test_holm_is_that_of_the_paper():
     """Holm (1979): the smallest of m times m, the next times m - 1, and none smaller than the one before."""
     adjusted = statistics.holm(np.array([0.04, np.nan, 0.01, 0.03, 0.6]))
     assert adjusted == pytest.approx([0.09, np.nan, 0.04, 0.09, 0.6], nan_ok=True)
@@ -406,7 +402,7 @@ def slow_slopes(outcome: np.ndarray, predictors: np.ndarray) -> np.ndarray:
     return np.linalg.lstsq(design, outcome, rcond=None)[0][1:]
 
 
-def test_slopes_equal_a_plain_loop_that_leaves_a_group_out() -> None:
+def test_slopes_equal_a_plain_loop_that_leaves_a_group_out():
     """Predictors that are far from 0 and of other units lose no digits."""
     rng = np.random.default_rng(0)
     outcome, predictors, groups = planted(rng, 0.4, rng.integers(2, 40, 9))
@@ -418,7 +414,7 @@ def test_slopes_equal_a_plain_loop_that_leaves_a_group_out() -> None:
     np.testing.assert_allclose(draws, slow, rtol=1e-6)
 
 
-def test_slopes_of_resamples_equal_fits_of_their_rows(many: None) -> None:
+def test_slopes_of_resamples_equal_fits_of_their_rows(many):
     rng = np.random.default_rng(3)
     outcome, predictors, groups = planted(rng, 0.4, rng.integers(2, 12, 12))
     bootstrap = ClusterBootstrap(groups, resamples=50, seed=5)
@@ -426,7 +422,7 @@ def test_slopes_of_resamples_equal_fits_of_their_rows(many: None) -> None:
     np.testing.assert_allclose(bootstrap.slopes(outcome, predictors)[1:], slow, rtol=1e-9)
 
 
-def test_slopes_that_a_sample_does_not_determine_are_undefined() -> None:
+def test_slopes_that_a_sample_does_not_determine_are_undefined():
     """A predictor that is constant, or the sum of others; one that only one group varies has no interval."""
     rng = np.random.default_rng(1)
     outcome, predictors, groups = planted(rng, 0.4, np.full(6, 10))
@@ -441,7 +437,7 @@ def test_slopes_that_a_sample_does_not_determine_are_undefined() -> None:
 
 
 @pytest.mark.parametrize("sizes", [np.full(21, 20), np.array([200, 90, 70, *[15] * 10, *[3] * 8])])
-def test_intervals_of_slopes_cover_the_truth_and_p_is_uniform(sizes: np.ndarray) -> None:
+def test_intervals_of_slopes_cover_the_truth_and_p_is_uniform(sizes):
     """With packages of equal size and of sizes as unequal as those of the docstrings, where one dominates."""
     rng = np.random.default_rng(7)
     values = []
@@ -462,7 +458,7 @@ def test_intervals_of_slopes_cover_the_truth_and_p_is_uniform(sizes: np.ndarray)
     assert np.abs(np.array(shares) - [0.05, 0.2, 0.5]).max() < 0.09 and shares[0] <= 0.08
 
 
-def test_what_is_detectable_is_told_from_0_in_four_of_five_samples() -> None:
+def test_what_is_detectable_is_told_from_0_in_four_of_five_samples():
     """Of a mean of 20 units: the difference that a two-sided test finds with a power of 0.8."""
     rng = np.random.default_rng(2)
     bootstrap = ClusterBootstrap(np.arange(20))
@@ -474,7 +470,7 @@ def test_what_is_detectable_is_told_from_0_in_four_of_five_samples() -> None:
     assert np.isnan(ClusterBootstrap(np.arange(3)).detectable(np.arange(4.0)))
 
 
-def test_what_is_detectable_by_percentiles_is_that_by_t(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_detectable_by_percentiles_is_that_by_t(monkeypatch):
     values = np.random.default_rng(4).normal(size=150)
     of_percentiles = ClusterBootstrap(np.arange(150), resamples=4000)
     by_percentiles = of_percentiles.detectable(of_percentiles.ratio(values, np.ones(150)))

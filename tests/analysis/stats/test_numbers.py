@@ -13,7 +13,6 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from analysis.api import Result
-from analysis.measurement import SELECTION
 from analysis.stats import attribution, bootstrap, comparisons, context_worth, numbers
 from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.numbers import LARGEST, NUMBERS, distance_edges, gain_edges
@@ -34,12 +33,12 @@ OF_CHOICES = (
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result():
     return made_result(kinds=KINDS)
 
 
 @pytest.fixture
-def percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def percentiles(monkeypatch):
     """Percentiles of a bootstrap for few documents, too, so that a plain loop over resamples gives them."""
     monkeypatch.setattr(bootstrap, "MOST_UNITS_OF_T", 1)
 
@@ -92,7 +91,7 @@ def middle(values: Sequence[Any]) -> tuple[float, float]:
     return ordered[math.floor(tail)], ordered[len(ordered) - 1 - math.floor(tail)]
 
 
-def test_values_equal_sums_over_targets(result: Result) -> None:
+def test_values_equal_sums_over_targets(result):
     short, long = result.targets["loss_short_nats"], result.targets["loss_long_nats"]
     gains = short - long
     over = gains > 1
@@ -131,7 +130,7 @@ def test_values_equal_sums_over_targets(result: Result) -> None:
     }  # fmt: skip
 
 
-def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles: None, result: Result) -> None:
+def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles, result):
     """Each resample copies the targets of the drawn documents; all is computed from the copies."""
     short, long = losses(result)
     greedy, other = (
@@ -159,7 +158,7 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(percentiles: None, resul
         assert bounds(frame_of(result, resamples=200), **keys) == pytest.approx(middle(expected))
 
 
-def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles: None, result: Result) -> None:
+def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles, result):
     """Placebo losses that lie about L_short: recovery minus the positive part, resample by resample."""
     short, long = losses(result)
     harm = np.random.default_rng(5).normal(0, 0.3, len(short))
@@ -183,7 +182,7 @@ def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles: None, resu
     assert net["low"] <= true["low"] and net["high"] <= true["high"]
 
 
-def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
+def test_best_is_the_lowest_loss_of_each_target(result):
     short, long = losses(result)
     for far_context in ("true", "placebo"):
         lowest = np.min([result.loss_nats(selector, far_context) for selector in CURVES], axis=0)
@@ -196,7 +195,7 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_ways(with_further: Result) -> dict[str, Result]:
+def of_ways(with_further):
     """Choices kept as text, and as cache with losses 0.5 higher and no further columns; each alone, and both."""
     result = with_further
     cache = result.choices.drop(columns=FURTHER).assign(level="cache", unit="span", sinks=4)
@@ -210,7 +209,7 @@ def of_ways(with_further: Result) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("name", OF_CHOICES)
-def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result], name: str) -> None:
+def test_every_way_has_the_numbers_that_it_has_alone(of_ways, name):
     text, cache, both = (NUMBERS[name].frame(of_ways[way], resamples=50) for way in ("text", "cache", "both"))
     pd.testing.assert_frame_equal(both, pd.concat([text, cache], ignore_index=True))
     assert set(text["level"]) == {"text"} and set(cache["sinks"]) == {4}
@@ -220,11 +219,11 @@ def test_every_way_has_the_numbers_that_it_has_alone(of_ways: dict[str, Result],
     ("tau", "lower"),
     [(1.0, [1, 2, 3, 5]), (0.5, [0.5, 1, 2, 3, 5]), (2.5, [2.5, 3, 5]), (5.0, [5]), (9.0, [9])],
 )
-def test_bins_follow_tau(tau: float, lower: list[float]) -> None:
+def test_bins_follow_tau(tau, lower):
     assert gain_edges(tau) == [*lower, math.inf]
 
 
-def test_near_copies_are_counted_and_left_out(result: Result) -> None:
+def test_near_copies_are_counted_and_left_out(result):
     assert numbers.near_copies(result).empty  # where nobody looked
     copies = np.random.default_rng(5).random(400) < 0.3
     marked = replace(result, targets=result.targets.assign(near_copy=copies))
@@ -239,7 +238,7 @@ def test_near_copies_are_counted_and_left_out(result: Result) -> None:
     assert row["n_targets"] == rest.sum()
 
 
-def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other() -> None:
+def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other():
     result = made_result(crossfit=True)
     selecting = result.targets["selecting_gain_nats"].to_numpy()
     over = np.flatnonzero(selecting > 1)
@@ -262,7 +261,7 @@ def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other() -> None:
     assert numbers.persistence(made_result()).empty
 
 
-def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: Result) -> None:
+def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result):
     half = result.targets["target_id"].iloc[result.over[: len(result.over) // 2]]
     choices = result.choices[result.choices["target_id"].isin(half)].reset_index(drop=True)
     unfinished = replace(result, choices=choices)
@@ -276,7 +275,7 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
     assert f"unfinished: {len(half)} measured" in findings(unfinished)
 
 
-def test_groups_and_runs_are_units_where_there_are_any() -> None:
+def test_groups_and_runs_are_units_where_there_are_any():
     grouped = made_result(groups=7)
     runs = Result.join([made_result(run=number) for number in (1, 2, 3)])
     for result, units in (
@@ -300,7 +299,7 @@ def test_groups_and_runs_are_units_where_there_are_any() -> None:
     assert numbers.counts(runs)["runs"] == 3 and "3 runs together" in findings(runs)
 
 
-def test_two_runs_have_the_numbers_that_they_have_alone_beside_those_of_both() -> None:
+def test_two_runs_have_the_numbers_that_they_have_alone_beside_those_of_both():
     alone = [made_result(run=number) for number in (1, 2)]
     both = Result.join(alone)
     for name in ("shares", "recovery", "kinds", "distances"):
@@ -326,8 +325,8 @@ def selector_lines(result: Result) -> tuple[list[str], list[list[str]]]:
 
 @pytest.mark.parametrize("far_contexts", [("true", "placebo"), ("true",)])
 def test_findings_have_a_line_for_every_selector_the_largest_net_recovery_first(
-    far_contexts: tuple[str, ...],
-) -> None:
+    far_contexts,
+):
     result = made_result(far_contexts=far_contexts, selectors=("random", "leave-one-out", "greedy"))
     shown = "net" if "placebo" in far_contexts else "true"
     frame = numbers.recovery(result)
@@ -343,8 +342,7 @@ def test_findings_have_a_line_for_every_selector_the_largest_net_recovery_first(
         assert cells == [f"{value} [{low}, {high}]" for value, low, high in in_percent.to_numpy()]
 
 
-def test_findings_have_no_further_line_of_one_selector_and_lines_of_one_way_of_keeping() -> None:
-    assert "by k" not in findings(made_result(selectors=["leave-one-out"]))
+def test_findings_have_the_lines_of_one_way_of_keeping_and_name_it():
     result = made_result()
     cache = result.choices.assign(level="cache", unit="word", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda losses: losses + 0.5)
@@ -356,7 +354,7 @@ def test_findings_have_no_further_line_of_one_selector_and_lines_of_one_way_of_k
     assert heading[0] == "net recovery by k, as cache, words, 4 sinks [%]" and rows != rows_as_text
 
 
-def test_recovery_without_gain_is_refused() -> None:
+def test_recovery_without_gain_is_refused():
     none_over = made_result(tau_nats=50.0)
     with pytest.raises(UserError, match="none of 400 targets gains more than 50 nats .* lower tau"):
         numbers.recovery(none_over)
@@ -370,7 +368,7 @@ def test_recovery_without_gain_is_refused() -> None:
         numbers.kinds(replace(losing, targets=targets))
 
 
-def test_the_selector_and_k_that_are_shown() -> None:
+def test_the_selector_and_k_that_are_shown():
     assert [choose_k(ks) for ks in ([1, 2, 4, 8], [1, 8], [3, 5], [16])] == [4, 1, 3, 16]
     with pytest.raises(UserError, match="k = 3 was not measured; choose one of 1, 2, 4, 8"):
         numbers.kinds(made_result(), k=3)
@@ -382,34 +380,47 @@ def test_the_selector_and_k_that_are_shown() -> None:
 # --- which dependencies ---
 
 
-def by_hand(long_nats: Sequence[float] = (1,) * 8) -> Result:
-    """Eight targets of four documents, five of them over tau; N 8, M 2, so that 6 far tokens are 3 to 8 back."""
-    gain = np.array([2.0, 4.0, 0.5, 2.0, 0.0, 1.5, 1.0, 4.0])
-    targets = pd.DataFrame(
-        {
-            "target_id": np.arange(8), "text": [0, 0, 0, 1, 1, 2, 2, 3], "position": np.arange(8) + 10, "token": 0,
-            "loss_long_nats": np.array(long_nats, float), "loss_short_nats": 1 + gain, "over_tau": gain > 1,
-            "kind": ["name", "repeat", "name", "name", "number", "repeat", "punctuation", "repeat"],
-        }
-    )  # fmt: skip
-    over = [0, 1, 3, 5, 7]
-    # recovered at k = 1 and 3 by the five targets over tau, as a share of the gain
-    true = np.array([[0.5, 0.95], [0.9, 0.2], [0.0, 0.5], [1.2, 1.2], [0.89, 0.9]])
-    placebo = np.array([[0.1, 0.2], [0.0, 0.0], [0.0, 0.0], [0.95, 0.1], [0.0, 0.89]])
-    selected = [[0, 1, 2], [5, 4, 3], [0, 5, 1], [2, 3, 4], [5, 0, 1]]
+def of_shares(gain: np.ndarray, recovered: dict, selected: dict, **settings: Any) -> Result:
+    """A Result by hand: targets with these gains, N 8 and M 2, so that 6 far tokens are 3 to 8 back.
+
+    ``recovered``: what share of its gain each target over 1 nat recovers at k = 1 and 3, by selector and far context;
+    ``selected``: its tokens, by far context.
+    """
+    target_id = np.arange(len(gain))
+    targets = pd.DataFrame({"target_id": target_id, "position": target_id + 10, "token": 0, "kind": "name"})
+    targets = targets.assign(loss_long_nats=1.0, loss_short_nats=1 + gain, over_tau=gain > 1)
     rows = [
-        (target, "leave-one-out", far_context, "text", "token", 0, tokens, np.zeros(3), 1 + gain[target] * (1 - share))
-        for far_context, shares, chosen in (("true", true, selected), ("placebo", placebo, [[1, 0, 2]] * 5))
-        for target, share, tokens in zip(over, shares, chosen, strict=True)
-    ]  # fmt: skip
-    settings = made_result().settings.but(
-        n_long=8, n_short=2, ks=[1, 3], selectors=["leave-one-out"], targets_per_block=1
-    )
-    columns = ["target_id", *SELECTION, "selected", "influence", "loss_nats"]
-    return Result(settings, targets, pd.DataFrame(rows, columns=columns))
+        (target, selector, far_context, tokens, 1 + gain[target] * (1 - np.array(share)))
+        for (selector, far_context), shares in recovered.items()
+        for target, tokens, share in zip(target_id[gain > 1], selected[far_context], shares, strict=False)
+    ]
+    choices = pd.DataFrame(rows, columns=["target_id", "selector", "far_context", "selected", "loss_nats"])
+    selectors, far_contexts = (list(dict.fromkeys(names)) for names in zip(*recovered, strict=True))
+    settings |= {
+        "n_long": 8,
+        "n_short": 2,
+        "ks": [1, 3],
+        "selectors": selectors,
+        "far_contexts": far_contexts,
+    }
+    made = made_result().settings.but(**settings)
+    return Result(made, targets, choices.assign(level="text", unit="token", sinks=0))
 
 
-def test_kinds_by_hand() -> None:
+def by_hand() -> Result:
+    """Eight targets of four documents, five of them over tau."""
+    gain = np.array([2.0, 4.0, 0.5, 2.0, 0.0, 1.5, 1.0, 4.0])
+    recovered = {
+        ("leave-one-out", "true"): [[0.5, 0.95], [0.9, 0.2], [0.0, 0.5], [1.2, 1.2], [0.89, 0.9]],
+        ("leave-one-out", "placebo"): [[0.1, 0.2], [0.0, 0.0], [0.0, 0.0], [0.95, 0.1], [0.0, 0.89]],
+    }
+    selected = {"true": [[0, 1, 2], [5, 4, 3], [0, 5, 1], [2, 3, 4], [5, 0, 1]], "placebo": [[1, 0, 2]] * 5}
+    result = of_shares(gain, recovered, selected, targets_per_block=1)
+    kinds = ["name", "repeat", "name", "name", "number", "repeat", "punctuation", "repeat"]
+    return replace(result, targets=result.targets.assign(text=[0, 0, 0, 1, 1, 2, 2, 3], kind=kinds))
+
+
+def test_kinds_by_hand():
     frame = numbers.kinds(by_hand(), k=3)
     assert [*frame["kind"].unique()] == ["repeat", "name", "number", "punctuation"]  # in the order of KINDS
     of_kinds = frame[frame["name"] == "share"].set_index("kind")
@@ -431,7 +442,7 @@ def test_kinds_by_hand() -> None:
         assert rows.to_dict() == pytest.approx(expected, nan_ok=True)
 
 
-def test_distances_by_hand() -> None:
+def test_distances_by_hand():
     """Position ids 0 … 5 are 8 … 3 tokens back."""
     frame = numbers.distances(by_hand(), k=1)
     true = frame[frame["far_context"] == "true"]
@@ -447,7 +458,7 @@ def test_distances_by_hand() -> None:
 @pytest.mark.parametrize(
     ("n_long", "n_short"), [(128, 16), (256, 32), (512, 64), (20, 16), (2, 1), (3000, 7)]
 )
-def test_bins_hold_every_far_token_once(n_long: int, n_short: int) -> None:
+def test_bins_hold_every_far_token_once(n_long, n_short):
     edges = distance_edges(n_long, n_short)
     assert edges[0] == n_short + 1 and edges[-1] == n_long + 1 and len(edges) <= 9
     inside = [sum(low <= n_long - c < high for low, high in pairwise(edges)) for c in range(n_long - n_short)]
@@ -457,7 +468,7 @@ def test_bins_hold_every_far_token_once(n_long: int, n_short: int) -> None:
         assert ratios.max() / ratios.min() < 1.2  # equally wide on a logarithmic scale
 
 
-def test_tokens_needed_by_hand() -> None:
+def test_tokens_needed_by_hand():
     """0.9 of the gain is enough, 0.89 is not; who has it at k = 1 keeps it, though k = 3 recovers less."""
     frame = numbers.tokens_needed(by_hand())
     assert set(frame["n_targets"]) == {5}
@@ -466,9 +477,11 @@ def test_tokens_needed_by_hand() -> None:
     assert value(frame, name="never") == pytest.approx(1 / 5)
 
 
-def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
+def test_targets_that_the_evaluating_model_loses_on_need_nothing():
     """Two of the five lose by the long context: neither counts as reached, nor as censored."""
-    frame = numbers.tokens_needed(by_hand([1, 5.1, 1, 3.1, 1, 1, 1, 1]))
+    result = by_hand()
+    losing = result.targets.assign(loss_long_nats=[1, 5.1, 1, 3.1, 1, 1, 1, 1])
+    frame = numbers.tokens_needed(replace(result, targets=losing))
     assert set(frame["n_targets"]) == {3}
     assert [value(frame, name="reached", far_context="true", k=k) for k in (1, 3)] == pytest.approx(
         [1 / 3, 1]
@@ -476,9 +489,7 @@ def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
     assert value(frame, name="never") == 0
 
 
-def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
-    percentiles: None, result: Result
-) -> None:
+def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(percentiles, result):
     """One number of each frame, computed from copies of the targets of the drawn documents."""
     short, long = losses(result)
     kind = result.targets["kind"].to_numpy()[result.over]
@@ -510,7 +521,7 @@ def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(
 
 
 @pytest.fixture(scope="module")
-def with_placebos() -> Result:
+def with_placebos():
     """Every seventh text has nothing else in its group."""
     selectors = ("leave-one-out", "leave-one-out-kl", "leave-one-out-tv", "random")
     result = made_result(selectors=selectors, far_contexts=("true", *PLACEBOS))
@@ -544,9 +555,7 @@ def plain_parts(result: Result, rows: Sequence[int], blind: str, column: int) ->
     }
 
 
-def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(
-    percentiles: None, with_placebos: Result
-) -> None:
+def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(percentiles, with_placebos):
     result, every = with_placebos, range(len(with_placebos.over))
     frame = numbers.placebos(result, resamples=200)
     assert set(frame["blind"].dropna()) == {"leave-one-out-kl", "leave-one-out-tv"}
@@ -569,7 +578,7 @@ def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(
         assert value(frame, **where) == pytest.approx(expected)
 
 
-def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
+def test_further_placebos_change_no_other_number(with_placebos):
     choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "placebo"))]
     settings = with_placebos.settings.but(far_contexts=["true", "placebo"])
     bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True))
@@ -578,7 +587,7 @@ def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
         pd.testing.assert_frame_equal(frame_of(bare, resamples=50), frame_of(with_placebos, resamples=50))
 
 
-def test_parts_need_no_placebo_of_another_text(with_placebos: Result) -> None:
+def test_parts_need_no_placebo_of_another_text(with_placebos):
     """The winner's curse is what the placebo shows; the other parts are those of the placebos that there are."""
     settings = with_placebos.settings.but(far_contexts=["true", "same-group"])
     choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "same-group"))]
@@ -589,7 +598,7 @@ def test_parts_need_no_placebo_of_another_text(with_placebos: Result) -> None:
     assert value(frame, **where) == value(both, **where)
 
 
-def test_forms_that_rank_in_the_cache_are_parted_as_those_of_text_are(with_placebos: Result) -> None:
+def test_forms_that_rank_in_the_cache_are_parted_as_those_of_text_are(with_placebos):
     in_cache = {name: f"{name}/cache:4" for name in with_placebos.selectors if name.startswith("leave")}
     settings = with_placebos.settings.but(
         selectors=[in_cache.get(name, name) for name in with_placebos.selectors]
@@ -607,39 +616,24 @@ def test_forms_that_rank_in_the_cache_are_parted_as_those_of_text_are(with_place
 def ladder(other_target: bool = True, sinks: int = 4) -> Result:
     """Five targets over tau in two documents, by hand; the last has no other target in its block."""
     gain = np.array([2.0, 4.0, 2.0, 1.5, 4.0])
-    targets = pd.DataFrame(
-        {
-            "target_id": np.arange(5), "text": [0, 0, 1, 1, 1], "position": np.arange(5) + 10, "token": 0,
-            "loss_long_nats": 1.0, "loss_short_nats": 1 + gain, "over_tau": True, "kind": "name",
-        }
-    )  # fmt: skip
-    recovered: dict[tuple[str, str], list[list[float]]] = {
+    recovered = {
         ("leave-one-out", "true"): [[0.5, 0.9], [0.6, 0.8], [0.2, 0.4], [1.0, 1.0], [0.3, 0.7]],
         ("leave-one-out", "placebo"): [[0.1, 0.2], [0.0, 0.1], [-0.1, 0.0], [0.2, 0.1], [0.9, 0.9]],
         ("random", "true"): [[0.0, 0.1], [0.1, 0.1], [0.0, 0.2], [0.1, 0.3], [0.5, 0.5]],
         ("random", "placebo"): [[0.0, 0.0]] * 5,
     }
-    far_contexts = ["true", "placebo"]
     if other_target:
-        far_contexts.append("other-target")
         recovered["leave-one-out", "other-target"] = [[0.3, 0.4], [0.1, 0.5], [0.0, 0.2], [0.2, 0.6]]
         recovered["random", "other-target"] = [[0.0, 0.1]] * 4
-    base = [0.05, 0.1, -0.1, 0.0, 0.9]
-    rows = [
-        (target, selector, far_context, "cache", "token", sinks, [0, 1, 2], 1 + gain[target] * (1 - np.array(shares)),
-         1 + gain[target] * (1 - base[target]))
-        for (selector, far_context), of_targets in recovered.items()
-        for target, shares in enumerate(of_targets)
-    ]  # fmt: skip
-    settings = made_result().settings.but(
-        n_long=8, n_short=2, ks=[1, 3], selectors=["leave-one-out", "random"], far_contexts=far_contexts,
-        keep_as=[f"cache:{sinks}"],
-    )  # fmt: skip
-    columns = ["target_id", *SELECTION, "selected", "loss_nats", "loss_base_nats"]
-    return Result(settings, targets, pd.DataFrame(rows, columns=columns))
+    selected = dict.fromkeys(("true", "placebo", "other-target"), [[0, 1, 2]] * 5)
+    result = of_shares(gain, recovered, selected, keep_as=[f"cache:{sinks}"])
+    base = 1 + gain * (1 - np.array([0.05, 0.1, -0.1, 0.0, 0.9]))
+    of_choices = base[result.choices["target_id"]]
+    choices = result.choices.assign(level="cache", sinks=sinks, loss_base_nats=of_choices)
+    return replace(result, targets=result.targets.assign(text=[0, 0, 1, 1, 1]), choices=choices)
 
 
-def test_the_ladder_of_specificity_by_hand() -> None:
+def test_the_ladder_of_specificity_by_hand():
     """Over the four targets that have every rung; gains 2, 4, 2 and 1.5."""
     frame = numbers.specificity(ladder())
     own = frame[frame["selector"] == "leave-one-out"]
@@ -665,7 +659,7 @@ def test_the_ladder_of_specificity_by_hand() -> None:
         assert [value(less, less=name, k=k) for k in (1, 3)] == pytest.approx(list(differences))
 
 
-def test_without_a_rung_the_others_are_of_all_targets_that_have_them() -> None:
+def test_without_a_rung_the_others_are_of_all_targets_that_have_them():
     """A far context that was to be measured but that no target has is none, nor sinks where there are none."""
     result = ladder(other_target=False)
     there = result.settings.but(far_contexts=["true", "placebo", "other-target"], keep_as=["cache"])
@@ -684,9 +678,7 @@ def test_without_a_rung_the_others_are_of_all_targets_that_have_them() -> None:
         assert value(own, name="own", k=1) == pytest.approx(true["value"])
 
 
-def test_intervals_of_the_ladder_equal_a_bootstrap_of_whole_documents(
-    percentiles: None, with_placebos: Result
-) -> None:
+def test_intervals_of_the_ladder_equal_a_bootstrap_of_whole_documents(percentiles, with_placebos):
     has = np.isfinite(with_placebos.loss_nats("random", "same-group")).all(axis=1)
     short, long = losses(with_placebos)
     saved = short - with_placebos.loss_nats("leave-one-out", "shuffled")[:, 2]
@@ -706,7 +698,7 @@ def test_intervals_of_the_ladder_equal_a_bootstrap_of_whole_documents(
     assert found == pytest.approx(middle(differences)) and found[0] < found[1]
 
 
-def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) -> None:
+def test_placebos_that_recover_nothing_take_nothing_away(with_placebos):
     moved = with_placebos.choices["selector"].eq("leave-one-out-kl") & with_placebos.choices[
         "far_context"
     ].ne("true")
@@ -725,7 +717,7 @@ def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) 
 
 
 @pytest.fixture(scope="module")
-def with_further(result: Result) -> Result:
+def with_further(result):
     """Made-up further columns; of greedy no summed influence, of one target a constant one."""
     rng = np.random.default_rng(1)
     choices, targets = result.choices.copy(), result.targets.copy()
@@ -750,7 +742,7 @@ def with_further(result: Result) -> Result:
 
 @pytest.mark.parametrize("selector", CURVES)
 @pytest.mark.parametrize("far_context", ["true", "placebo"])
-def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, far_context: str) -> None:
+def test_faithfulness_equals_a_plain_loop(with_further, selector, far_context):
     """Of greedy there is no summed influence, and of the exact selector nothing to compare with itself."""
     result, frame = with_further, attribution.faithfulness(with_further, resamples=50)
 
@@ -783,7 +775,7 @@ def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, f
     assert values == pytest.approx(expected)
 
 
-def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -> None:
+def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further):
     """Those of `results/` were made so: the lists of all subsets are half of a file."""
     subsets = ["subset_influence", "subset_loss_nats"]
     pairs = with_further.choices[subsets].itertuples(index=False)
@@ -799,9 +791,7 @@ def test_lds_and_r2_of_each_choice_stand_for_its_subsets(with_further: Result) -
     )
 
 
-def test_without_further_columns_there_is_what_losses_and_choices_say(
-    result: Result, with_further: Result
-) -> None:
+def test_without_further_columns_there_is_what_losses_and_choices_say(result, with_further):
     bare, full = (
         attribution.faithfulness(measurement, resamples=50) for measurement in (result, with_further)
     )
@@ -812,7 +802,7 @@ def test_without_further_columns_there_is_what_losses_and_choices_say(
     assert context_worth.contexts(result).empty
 
 
-def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
+def test_contexts_equal_a_plain_loop(with_further):
     targets, frame = with_further.targets, context_worth.contexts(with_further, resamples=50)
     short = targets["loss_short_nats"]
     cost = short - targets["loss_short_from_0_nats"]
@@ -846,7 +836,7 @@ def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
             context_worth.contexts(with_further, tau_nats=tau)
 
 
-def test_a_control_stands_beside_its_result(with_further: Result) -> None:
+def test_a_control_stands_beside_its_result(with_further):
     targets = with_further.targets
     flat = targets.assign(loss_of_32_nats=targets["loss_long_nats"])
     control = replace(with_further, targets=flat, settings=with_further.settings.but(model_sha256="f" * 64))
@@ -872,7 +862,7 @@ def made_run(result: Result) -> Result:
 
 
 @pytest.mark.parametrize("groups", [None, 7])
-def test_documents_equal_a_plain_loop(groups: int | None) -> None:
+def test_documents_equal_a_plain_loop(groups):
     result = made_result(groups=groups)
     rng = np.random.default_rng(3)
     targets = result.targets.assign(text_tokens=500 + result.targets["text"])
@@ -907,7 +897,7 @@ def test_documents_equal_a_plain_loop(groups: int | None) -> None:
     assert bare["tokens"].isna().all() and list(bare) == list(frame)
 
 
-def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further: Result) -> None:
+def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further):
     """Such a result was made smaller: means of its losses are right, and of its shares those within 0.1 nats."""
     whole = context_worth.contexts(with_further, resamples=50)
     smaller = replace(with_further, settings=with_further.settings.but(losses_not_over_tau="sums by text"))
@@ -922,7 +912,7 @@ def test_of_mean_losses_there_are_no_shares_by_tau_and_no_documents(with_further
     pd.testing.assert_frame_equal(context_worth.contexts(smaller, resamples=50), kept)
 
 
-def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target() -> None:
+def test_documents_of_joined_runs_are_of_the_mean_gain_of_a_target():
     """Here the gains of the runs differ by a constant, and so their errors do not."""
     runs = [made_result(), made_run(made_result())]
     joined, first, second = (
@@ -951,7 +941,7 @@ def with_p_long(result: Result, p_long: Sequence[float] = P_LONG) -> Result:
     return replace(result, targets=targets, choices=choices)
 
 
-def test_bins_of_targets_by_hand() -> None:
+def test_bins_of_targets_by_hand():
     """Gains 2, 4, 2, 1.5 and 4; a gain of 2 is in the bin up to 2."""
     result = with_p_long(ladder())
     frame = result.target_bins(selector="leave-one-out")
@@ -980,7 +970,7 @@ def test_bins_of_targets_by_hand() -> None:
         result.target_bins(by="p")
 
 
-def test_every_target_is_in_one_bin_whatever_its_loss_is_rounded_to() -> None:
+def test_every_target_is_in_one_bin_whatever_its_loss_is_rounded_to():
     result = with_p_long(ladder())
     for loss in (0.0, -1e-7, 1e4):
         targets = result.targets.assign(loss_long_nats=loss, loss_short_nats=loss + 3.0)
@@ -990,7 +980,7 @@ def test_every_target_is_in_one_bin_whatever_its_loss_is_rounded_to() -> None:
         assert frame.groupby("by")["n_targets"].sum().to_dict() == {"gain_nats": 5, "p_long": 5}
 
 
-def test_bins_of_the_gain_are_those_that_figure_2_draws() -> None:
+def test_bins_of_the_gain_are_those_that_figure_2_draws():
     for result in (
         made_result(),
         made_result(crossfit=True),
@@ -1002,7 +992,7 @@ def test_bins_of_the_gain_are_those_that_figure_2_draws() -> None:
 
 
 @pytest.mark.parametrize("by", ["gain_nats", "p_long"])
-def test_any_frame_in_bins_has_the_targets_of_each_and_the_same_resamples(by: str) -> None:
+def test_any_frame_in_bins_has_the_targets_of_each_and_the_same_resamples(by):
     runs = Result.join([made_result(run=1, groups=7), made_result(run=2, groups=7)])
     for result in (made_result(), made_result(crossfit=True), made_result(groups=7), runs):
         bins = numbers.target_bins(result, resamples=50).drop(columns=["n_targets", "n_documents"])
@@ -1012,7 +1002,7 @@ def test_any_frame_in_bins_has_the_targets_of_each_and_the_same_resamples(by: st
         pd.testing.assert_frame_equal(of_frame[columns], expected)
 
 
-def test_the_ladder_of_specificity_in_bins_by_hand() -> None:
+def test_the_ladder_of_specificity_in_bins_by_hand():
     """The last target, p_long 0.3 and gain 4, has no other target in its block."""
     frame = with_p_long(ladder()).specificity(by="p_long", selector="leave-one-out")
     expected = {

@@ -1,7 +1,5 @@
 """Frames as text: every interval stands where its keys say."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -14,7 +12,7 @@ from analysis.token_kinds import KINDS
 from tests.support.results import made_result
 
 
-def test_a_table_of_keys_and_intervals() -> None:
+def test_a_table_of_keys_and_intervals():
     rows = [
         ("a", "true", 1, None, 0.5, 0.25, 0.75), ("a", "placebo", 1, None, 0.0, -0.125, 0.125),
         ("a", "true", 12, None, 1.0, 0.5, 1.5), ("bc", "true", 12, None, 2.0, 1.0, 3.0),
@@ -31,7 +29,7 @@ def test_a_table_of_keys_and_intervals() -> None:
     ]
 
 
-def test_saved_numbers_say_what_they_are_of_and_lose_nothing_that_is_printed(tmp_path: Path) -> None:
+def test_saved_numbers_say_what_they_are_of_and_lose_nothing_that_is_printed(tmp_path):
     recoveries = pd.DataFrame(
         {"k": [1, 4], "value": [1 / 3, 2 / 3], "low": [0.25, None], "high": [0.5, None]}
     )
@@ -45,9 +43,7 @@ def test_saved_numbers_say_what_they_are_of_and_lose_nothing_that_is_printed(tmp
     ]
 
 
-def test_tables_are_printed_as_they_are_added_and_saved_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_printed_as_they_are_added_and_saved_together(tmp_path, capsys):
     nan = float("nan")
     recoveries = pd.DataFrame({"level": ["text", "cache"], "sinks": nan, "value": [0.25, 0.5]})
     recoveries = recoveries.assign(low=nan, high=nan)
@@ -65,14 +61,14 @@ def test_tables_are_printed_as_they_are_added_and_saved_together(
         tables.add("losses", recoveries)
 
 
-def test_losses_are_never_per_cents() -> None:
+def test_losses_are_never_per_cents():
     frame = pd.DataFrame(
         {"name": ["gain_nats", "share"], "value": [0.5, 0.5], "low": [0.25] * 2, "high": [0.75] * 2}
     )
     assert show(frame).splitlines()[1:] == ["gain_nats  0.50 [0.25, 0.75]", "share      50.0 [25.0, 75.0]"]
 
 
-def test_whole_numbers_of_a_column_with_gaps_are_printed_as_such() -> None:
+def test_whole_numbers_of_a_column_with_gaps_are_printed_as_such():
     nan = float("nan")
     lengths = [nan, 512, 4096, 1024.5, float("inf")]
     frame = pd.DataFrame({"length": lengths, "value": [1.0, 2, 3, 4, 5], "low": nan, "high": nan})
@@ -86,14 +82,14 @@ def test_whole_numbers_of_a_column_with_gaps_are_printed_as_such() -> None:
     ]
 
 
-def test_a_value_without_an_interval_stands_alone() -> None:
+def test_a_value_without_an_interval_stands_alone():
     nan = float("nan")
     assert interval_text({"value": 0.79, "low": nan, "high": nan}, percent=True) == "79.0"
     assert interval_text({"value": 0.79, "low": 0.5, "high": nan}, percent=True) == "79.0 [50.0, –]"
     assert interval_text({"value": nan, "low": nan, "high": nan}) == "–"
 
 
-def test_two_runs_stand_beside_an_interval_that_does_not_hold_both() -> None:
+def test_two_runs_stand_beside_an_interval_that_does_not_hold_both():
     nan = float("nan")
     pooled = {"value": 0.1, "low": 0.08, "high": 0.12, "first_run": 0.2, "second_run": 0.0}
     assert interval_text(pooled, percent=True, digits=0) == "10 [8, 12] (runs 20 and 0)"
@@ -115,7 +111,7 @@ def test_two_runs_stand_beside_an_interval_that_does_not_hold_both() -> None:
 
 
 @pytest.mark.parametrize("texts", [2, 4])
-def test_no_interval_is_printed_below_four_documents(texts: int) -> None:
+def test_no_interval_is_printed_below_four_documents(texts):
     """Two texts, the example of the README, once had a recovery of 79.0 [-1,330.4, 1,488.5] %."""
     result = made_result(texts=texts, kinds=KINDS)
     for text in (findings(result), summary(result)):
@@ -124,55 +120,43 @@ def test_no_interval_is_printed_below_four_documents(texts: int) -> None:
         assert ("[95 % interval]" in text) == (texts == 4)
 
 
-@pytest.fixture(scope="module")
-def result() -> Result:
-    return made_result(kinds=KINDS)
-
-
-def test_the_findings_are_those_of_the_frames(result: Result) -> None:
-    text, frame = str(result), recovery(result)
-    rows = frame[(frame["selector"] == "leave-one-out") & (frame["k"] == 4)].set_index("far_context")
-    for name, words in (("true", "recovery"), ("placebo", "placebo"), ("net", "net")):
-        assert f"{words} {interval_text(rows.loc[name], percent=True)} %" in text
-    shares = numbers.shares(result).set_index("name")
-    for name in ("share_over_tau", "share_below_minus_tau", "share_of_gain"):
-        assert f"{interval_text(shares.loc[name], percent=True)} %" in text
-    assert f"{len(result.over)} gain more than 1 nat" in text and "400 targets of" in text
-    assert text.splitlines()[-1].startswith("next: .recovery()")
-
-
-@pytest.mark.parametrize("options", [{"resamples": 200}, {"seed": 1}])
-def test_findings_have_the_intervals_of_the_resamples_that_are_wanted(options: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{}, {"resamples": 200}, {"seed": 1}])
+def test_the_findings_are_those_of_the_frames_with_the_resamples_that_are_wanted(options):
     """The command prints them beside a numbers.csv and figures of these. Of few documents none are drawn."""
     result = made_result(3000, texts=300)
     text = findings(result, **options)
-    assert text != findings(result)
-    row = recovery(result, selector="leave-one-out", far_context="true", k=4, **options).iloc[0]
-    assert f"leave-one-out, k = 4: recovery {interval_text(row, percent=True)} %" in text
-    share = numbers.shares(result, **options).set_index("name").loc["share_over_tau"]
-    assert f"{interval_text(share, percent=True)} % of all" in text
+    rows = recovery(result, selector="leave-one-out", k=4, **options).set_index("far_context")
+    for name, words in (("true", "recovery"), ("placebo", "placebo"), ("net", "net")):
+        assert f"{words} {interval_text(rows.loc[name], percent=True)} %" in text
+    shares = numbers.shares(result, **options).set_index("name")
+    for name in ("share_over_tau", "share_below_minus_tau", "share_of_gain"):
+        assert f"{interval_text(shares.loc[name], percent=True)} %" in text
+    assert f"{len(result.over):,} gain more than 1 nat" in text and "3,000 targets of" in text
+    assert text.splitlines()[-1].startswith("next: .recovery()")
     assert summary(result, **options).startswith(text)
 
 
-def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
+def test_the_summary_has_the_frames_of_everything():
+    result = made_result(kinds=KINDS)
     text = summary(result, resamples=200)
-    assert text.startswith(findings(result, resamples=200))
-    frame = recovery(result, resamples=200)
-    for selector in ("leave-one-out", "greedy", "random", "best"):
-        row = frame[
-            (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
-        ].iloc[0]
+    nets = recovery(result, k=4, far_context="net", resamples=200)
+    assert set(nets["selector"]) == {"leave-one-out", "greedy", "random", "best"}
+    needed = numbers.tokens_needed(result, selector="leave-one-out", resamples=200)
+    never = needed[needed["name"] == "never"]
+    for row in [*nets.to_dict("records"), *never.to_dict("records")]:
         assert interval_text(row, percent=True) in text
     every = every_number({"mine": result}, k=2, without=["target_bins"], resamples=200)
     assert "target_bins" not in set(every["frame"])
-    every = every[(every["frame"] == "kinds") & (every["result"] == "mine")].reset_index(drop=True)
     of_kinds = numbers.kinds(result, k=2, resamples=200)
-    pd.testing.assert_frame_equal(every[[*of_kinds]], of_kinds, check_dtype=False)
-    needed = numbers.tokens_needed(result, resamples=200)
-    never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
-    assert interval_text(never, percent=True) in text
-    joined = Result.join([made_result(run=number, kinds=KINDS) for number in (1, 2)])
-    assert "recovery, training seed 1 by itself" in summary(joined, resamples=200)
-    others = [made_result(run=number, kinds=KINDS, training_seed=None) for number in (1, 2)]
-    of_others = summary(Result.join(others), resamples=200)
-    assert "recovery, runs/1 by itself" in of_others and "recovery, runs/2 by itself" in of_others
+    is_of_kinds = (every["frame"] == "kinds") & (every["result"] == "mine")
+    shown = every.loc[is_of_kinds, [*of_kinds]].reset_index(drop=True)
+    pd.testing.assert_frame_equal(shown, of_kinds, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"), [({}, ("training seed 1",)), ({"training_seed": None}, ("runs/1", "runs/2"))]
+)
+def test_runs_that_were_joined_stand_in_the_summary_by_themselves(settings, names):
+    runs = [made_result(run=number, kinds=KINDS, **settings) for number in (1, 2)]
+    text = summary(Result.join(runs), resamples=200)
+    assert all(f"recovery, {name} by itself" in text for name in names)
