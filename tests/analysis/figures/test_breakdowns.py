@@ -26,22 +26,21 @@ def rows_of(frame, **keys):
     return frame[np.all([frame[name] == value for name, value in keys.items()], axis=0)]
 
 
-class TestKinds:
-    def test_points_are_the_values_and_their_intervals(self, result):
-        figure, frame = kinds_figure(result, **FEW), numbers.kinds(result, **FEW)
-        for panel, label, keys in (
-            (0, "of all targets", {"name": "share"}),
-            (0, r"of those over $\tau$", {"name": "share_over_tau"}),
-            (1, "of all targets", {"name": "gain_nats"}),
-            (2, "random", {"selector": "random", "far_context": "true"}),
-            (2, "random placebo", {"selector": "random", "far_context": "placebo"}),
-            (3, "leave-one-out", {"selector": "leave-one-out", "far_context": "net"}),
-        ):
-            rows = rows_of(frame, **keys)
-            np.testing.assert_array_equal(line(figure.axes[panel], label)[0], rows["value"])
-            ends = bars(figure.axes[panel], label)[:, :, 0]
-            whole = np.isfinite(rows["low"]).to_numpy()
-            np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
+def test_kinds_are_points_with_their_intervals(result):
+    figure, frame = kinds_figure(result, **FEW), numbers.kinds(result, **FEW)
+    for panel, label, keys in (
+        (0, "of all targets", {"name": "share"}),
+        (0, r"of those over $\tau$", {"name": "share_over_tau"}),
+        (1, "of all targets", {"name": "gain_nats"}),
+        (2, "random", {"selector": "random", "far_context": "true"}),
+        (2, "random placebo", {"selector": "random", "far_context": "placebo"}),
+        (3, "leave-one-out", {"selector": "leave-one-out", "far_context": "net"}),
+    ):
+        rows = rows_of(frame, **keys)
+        np.testing.assert_array_equal(line(figure.axes[panel], label)[0], rows["value"])
+        ends = bars(figure.axes[panel], label)[:, :, 0]
+        whole = np.isfinite(rows["low"]).to_numpy()
+        np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
 
 
 def test_distances_are_shares_over_the_uniform_share(result):
