@@ -60,17 +60,3 @@ def test_every_head_hides_keys_of_its_own_behind_a_prefix_and_within_windows(nam
         for choice, log_p in enumerate(after_choices):
             expected = [-log_p[token], plain_divergence("kl", with_all, log_p)]
             assert measured[place, choice] == pytest.approx(expected, abs=5e-5)
-
-
-@pytest.mark.parametrize("near", [NEAR_KEPT, NEAR_REREAD])
-def test_heads_that_keep_the_same_are_all_heads(near):
-    contexts = random_blocks(N, M, B, count=1)
-    kept = np.random.default_rng(1).random((2, FAR)) < 0.4
-    adapter = tiny_adapter("llama")
-    adapter.shares_far_keys = True
-    scorer = Scorer(adapter)
-    reading = BlockReading.of(scorer, contexts, near)
-    heads = sum(scorer.key_heads(contexts))
-    by_head = np.repeat(kept[:, None], heads, axis=1)
-    of_all = reading.measures(kept, ("loss",))
-    np.testing.assert_allclose(reading.measures(by_head, ("loss",)), of_all, atol=1e-5)

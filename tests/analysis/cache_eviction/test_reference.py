@@ -9,17 +9,11 @@ import torch
 from analysis.cache_eviction.reading import BlockReading
 from analysis.cache_eviction.reference import REFERENCES, find_reference
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
-from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from tests.support.families import WINDOWED, random_model, tiny_adapter
 from tests.support.plain import plain_divergence, plain_greedy, plain_halving, random_blocks, whole_pass
 from tests.support.refusals import refused
-from tests.support.small_measurement import F as SMALL_FAR
-from tests.support.small_measurement import M as SMALL_NEAR
-from tests.support.small_measurement import N as SMALL_LONG
-from tests.support.small_measurement import model as small_model
-from tests.support.small_measurement import small, small_tokens
 
 N, M, B = 24, 6, 4
 FAR = N - M
@@ -100,24 +94,6 @@ def test_only_the_first_targets_and_those_that_are_some_count(text, places, coun
     assert sum(read) == far + (1 + FAR) * (N - far + count[-1])
 
 
-def test_leaving_one_out_is_what_a_measurement_keeps_as_effects():
-    size = 3
-    settings = {"targets_per_block": size, "targets": 12, "tau_nats": 100.0, "keep_as": ("cache",)}
-    result = small(selectors=("nearest",), effects=True, **settings)
-    tokens = small_tokens()
-    adapter = TransformersAdapter(small_model()[0]).requires_grad_(False)
-    blocks = result.targets.join(result.effects["kl_nats"]).groupby(result.targets["target_id"] // size)
-    for number, targets in blocks:
-        first = targets.iloc[0]
-        window = tokens[first.text][first.position - SMALL_LONG : first.position + size]
-        ids = number * size + np.arange(size)
-        contexts = Contexts(window[None, :-1], window[None, SMALL_LONG:], ids[None], SMALL_NEAR)
-        reading = BlockReading.of(Scorer(adapter), contexts, NEAR_REREAD)
-        scores = find_reference("leave-one-out-kl").scores(reading, places=targets["target_id"] % size)
-        assert scores.shape == (SMALL_FAR,)
-        np.testing.assert_allclose(scores, np.stack(targets["kl_nats"]).sum(axis=0), atol=1e-5)
-
-
 @pytest.mark.parametrize("name", list(REFERENCES))
 @pytest.mark.parametrize("near", NEARS)
 def test_sinks_score_above_all_others(name, near):
@@ -154,21 +130,6 @@ def test_halving_drops_the_half_of_least_effect_again_and_again(name, sinks, nea
     assert sum(read[1:]) <= (2 * (FAR - sinks) + rounds) * row
 
 
-class OfDuplicates(BlockReading):
-    """Predictions that need the key 3 or its duplicate 5, and less so the key 6; the others help a little."""
-
-    def measures(self, kept, names):
-        helped = kept @ np.array([0.0, 0.01, 0.01, 0.1, 0.0, 0.05, 0.0, 0.01])
-        kl = 0.2 - helped + 3.0 * ~(kept[:, 3] | kept[:, 5]) + 1.0 * ~kept[:, 6]
-        return kl[None, :, None]
-
-
-def test_what_stands_in_for_one_another_is_seen_by_halving_and_missed_by_leaving_one_out():
-    reading = OfDuplicates.of(Scorer(tiny_adapter("llama")), random_blocks(12, 4, 1, count=1), NEAR_REREAD)
-    assert by_score(find_reference("leave-one-out-kl").scores(reading))[:3] == [6, 3, 5]
-    assert by_score(find_reference("halving-kl").scores(reading))[:2] == [3, 6]
-
-
 @pytest.mark.parametrize("near", NEARS)
 @pytest.mark.parametrize(("name", "sinks"), [("llama", 0), ("rope", 2)])
 def test_greedy_adds_what_brings_the_block_nearest_to_the_full_cache(name, sinks, near):
@@ -187,12 +148,6 @@ def test_greedy_chooses_all_keys_where_there_are_no_more():
     reading = BlockReading.of(Scorer(adapter_named("llama")), one_block(), NEAR_KEPT)
     scores = find_reference("greedy-kl:keys=99").scores(reading, sinks=12)
     assert sorted(scores[12:]) == [1, 2, 3, 4, 5, 6]
-
-
-def test_greedy_alone_does_not_rank_for_all_budgets():
-    most = {name: find_reference(name).most_keys for name in REFERENCES}
-    assert most == {**dict.fromkeys(REFERENCES), "greedy-kl": 16}
-    assert find_reference("greedy-kl:keys=8").most_keys == 8
 
 
 # --- the gradient by presence ---

@@ -4,7 +4,6 @@ import json
 import math
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,8 +149,3 @@ def test_an_older_format_is_refused_in_one_line(tmp_path):
     path.write_text(json.dumps(content))
     with refused(r"longppl\.json is of an older format, without models, provenance; measure again"):
         LongPPL.load(tmp_path)
-
-
-def test_the_record_of_the_books_is_refused_in_one_line():
-    with refused("of an older format, without models"):
-        LongPPL.load(Path(__file__).parents[3] / "results" / "books" / "longppl")
