@@ -863,9 +863,11 @@ def made_run(result: Result) -> Result:
 
 @pytest.mark.parametrize("groups", [None, 7])
 def test_documents_equal_a_plain_loop(groups):
-    result = made_result(groups=groups)
+    result = made_result(900, groups=groups)
     rng = np.random.default_rng(3)
-    targets = result.targets.assign(text_tokens=500 + result.targets["text"])
+    targets = result.targets.drop_duplicates(["text", "position"], ignore_index=True)
+    targets.loc[0, "text"] = 60  # which has no other target
+    targets["text_tokens"] = 500 + targets["text"]
     targets["loss_placebo_nats"] = targets["loss_long_nats"] + rng.normal(0.3, 1.0, len(targets))
     frame = replace(result, targets=targets).documents()
     assert frame["net_gain_nats"].is_monotonic_decreasing
