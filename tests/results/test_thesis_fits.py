@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.stats.bootstrap import ClusterBootstrap
+from tests.support.frames import row_of
 from tests.support.jackknife import assert_jackknife, jackknife
 
 study = import_module("results.thesis.study")
@@ -193,13 +194,6 @@ def over_one_nat(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["gain_of_a"] > 1]
 
 
-def row_of(slopes: pd.DataFrame, **keys: str) -> Any:
-    """The one row that has these keys."""
-    is_one = np.all([slopes[name] == value for name, value in keys.items()], axis=0)
-    [row] = slopes[is_one].itertuples()
-    return row
-
-
 def test_a_pair_has_the_need_of_one_seed_and_the_losses_of_another(drawn):
     expected = pd.DataFrame(plain_rows(drawn, "pose")).drop(columns=["of", "farthest"])
     rows = study.pair_rows(drawn, "pose")
@@ -218,7 +212,7 @@ def test_the_primary_slope_is_that_of_need_as_text_behind_other_text(drawn, slop
         return plain_slope(some, "behind", OF_HYPOTHESIS[hypothesis], "need_text", PLAIN)
 
     packages = [row["group"] for row in rows]
-    assert_jackknife(row._asdict(), slope, packages)
+    assert_jackknife(row, slope, packages)
     _, _, freedom = jackknife(slope, packages)
     assert 2 < freedom < 7 and row.effective_groups == pytest.approx(freedom)
     assert row.n_targets == len(rows) and row.n_groups == len(SIZES)

@@ -12,6 +12,7 @@ from analysis.figures.breakdowns import (
 from analysis.stats import numbers
 from analysis.token_kinds import KINDS
 from tests.analysis.figures.drawn import bars, line, points
+from tests.support.frames import rows_of
 from tests.support.results import made_result
 
 FEW = {"resamples": 50}
@@ -20,10 +21,6 @@ FEW = {"resamples": 50}
 @pytest.fixture(scope="module")
 def result():
     return made_result(n=600, groups=12, kinds=KINDS[:3])
-
-
-def rows_of(frame, **keys):
-    return frame[np.all([frame[name] == value for name, value in keys.items()], axis=0)]
 
 
 def test_kinds_are_points_with_their_intervals(result):

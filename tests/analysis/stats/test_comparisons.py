@@ -14,6 +14,7 @@ from analysis.stats.bootstrap import holm
 from analysis.stats.numbers import ENOUGH_NATS, SHARE_NEEDED
 from analysis.stats.tables import INTERVAL
 from olmo_sparsity.util.errors import UserError
+from tests.support.frames import row_of
 from tests.support.jackknife import assert_jackknife, jackknife
 from tests.support.results import made_result
 
@@ -35,14 +36,6 @@ def result():
 @pytest.fixture(scope="module")
 def groups(result):
     return result.targets["group"]
-
-
-def row_of(frame, **where):
-    """The single row with these values."""
-    for name, value in where.items():
-        frame = frame[frame[name] == value]
-    [row] = frame.to_dict("records")
-    return row
 
 
 def shared(first, second, k):

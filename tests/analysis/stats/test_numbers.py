@@ -20,6 +20,7 @@ from analysis.stats.recovery import Measured, choose_k, default_selector
 from analysis.stats.summary import findings
 from analysis.token_kinds import KINDS
 from olmo_sparsity.util.errors import UserError
+from tests.support.frames import row_of, rows_of
 from tests.support.refusals import refused
 from tests.support.results import CURVES, made_result
 
@@ -43,26 +44,12 @@ def percentiles(monkeypatch):
     monkeypatch.setattr(bootstrap, "MOST_UNITS_OF_T", 1)
 
 
-def rows_of(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """The rows with these values; None: with none."""
-    for name, value in where.items():
-        frame = frame[frame[name].isna() if value is None else frame[name] == value]
-    return frame
-
-
-def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
-    """The single row with these values."""
-    frame = rows_of(frame, **where)
-    assert len(frame) == 1, frame
-    return frame.iloc[0]
-
-
 def value(frame: pd.DataFrame, **where: Any) -> float:
-    return only(frame, **where)["value"]
+    return row_of(frame, **where)["value"]
 
 
 def bounds(frame: pd.DataFrame, **where: Any) -> tuple[float, float]:
-    row = only(frame, **where)
+    row = row_of(frame, **where)
     return row["low"], row["high"]
 
 
@@ -74,14 +61,14 @@ def losses(result: Result) -> tuple[np.ndarray, np.ndarray]:
 
 def resampled_rows(result: Result, resamples: int) -> Iterator[tuple[list[int], int]]:
     """Of each resample, documents drawn one by one: the rows of `over` of their targets, and how many targets."""
-    row_of = {int(index): row for row, index in enumerate(result.over)}
+    place_of = {int(index): place for place, index in enumerate(result.over)}
     document = result.targets["text"].to_numpy()
     documents = np.unique(document)
     rng = np.random.default_rng(0)
     for _ in range(resamples):
         drawn = rng.integers(len(documents), size=len(documents))
         targets = [int(i) for place in drawn for i in np.flatnonzero(document == documents[place])]
-        yield [row_of[i] for i in targets if i in row_of], len(targets)
+        yield [place_of[i] for i in targets if i in place_of], len(targets)
 
 
 def middle(values: Sequence[Any]) -> tuple[float, float]:
@@ -175,7 +162,7 @@ def test_a_negative_placebo_adds_nothing_in_any_resample(percentiles, result):
         gain = (short - long)[drawn].sum()
         nets.append(saved[drawn].sum() / gain - max(0.0, -harm[drawn].sum() / gain))
     true, placebo, net = (
-        only(recovery, selector="greedy", k=4, far_context=name) for name in ("true", "placebo", "net")
+        row_of(recovery, selector="greedy", k=4, far_context=name) for name in ("true", "placebo", "net")
     )
     assert placebo["low"] < placebo["value"] < 0 < placebo["high"]  # so that resamples of both signs are seen
     assert net["value"] == true["value"] and (net["low"], net["high"]) == pytest.approx(middle(nets))
@@ -233,7 +220,7 @@ def test_near_copies_are_counted_and_left_out(result):
     short, long = losses(result)
     rest = ~copies[result.over]
     saved = (short - result.loss_nats("greedy")[:, 2])[rest]
-    row = only(frame, name="recovery", selector="greedy", far_context="true")
+    row = row_of(frame, name="recovery", selector="greedy", far_context="true")
     assert row["value"] == pytest.approx(saved.sum() / (short - long)[rest].sum())
     assert row["n_targets"] == rest.sum()
 
@@ -674,7 +661,7 @@ def test_without_a_rung_the_others_are_of_all_targets_that_have_them():
         assert list(own["name"].unique()) == names and set(own["n_targets"]) == {5}
         expected = (1 + 2.4 + 0.4 + 1.5 + 1.2) / 13.5
         assert value(own, name="own", k=1) == pytest.approx(expected)
-        true = only(numbers.recovery(one), selector="leave-one-out", far_context="true", k=1)
+        true = row_of(numbers.recovery(one), selector="leave-one-out", far_context="true", k=1)
         assert value(own, name="own", k=1) == pytest.approx(true["value"])
 
 
@@ -706,10 +693,10 @@ def test_placebos_that_recover_nothing_take_nothing_away(with_placebos):
     choices = with_placebos.choices.assign(loss_nats=losses)
     frame = numbers.placebos(replace(with_placebos, choices=choices), resamples=100)
     where = {"blind": "leave-one-out-kl", "k": 4}
-    largest = only(frame, name="common_context", far_context=LARGEST, **where)
+    largest = row_of(frame, name="common_context", far_context=LARGEST, **where)
     assert largest["value"] == 0 and np.isnan([largest["low"], largest["high"]]).all()
-    recovery = only(frame, name="recovery", selector="leave-one-out-kl", far_context="true", k=4)
-    specific = only(frame, name="specific", **where)
+    recovery = row_of(frame, name="recovery", selector="leave-one-out-kl", far_context="true", k=4)
+    specific = row_of(frame, name="specific", **where)
     assert specific[["value", "low", "high"]].tolist() == recovery[["value", "low", "high"]].tolist()
 
 
@@ -961,7 +948,7 @@ def test_bins_of_targets_by_hand():
         where = {"by": by, "above": above, "up_to": up_to, "k": 1}
         values = {"true": true, "placebo": placebo, "net": true - max(0.0, placebo)}
         for far_context, recovered in values.items():
-            row = only(frame, far_context=far_context, **where)
+            row = row_of(frame, far_context=far_context, **where)
             assert (row["n_targets"], row["n_documents"]) == (n_targets, n_documents)
             assert row["value"] == pytest.approx(recovered, nan_ok=True)
     of_p_long = result.target_bins(by="p_long")
