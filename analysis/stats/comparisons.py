@@ -567,7 +567,7 @@ def _draws_of_both(
 def _bootstrap_of_both(
     results: tuple[Measurement, Measurement], grouped: bool, **options: Any
 ) -> ClusterBootstrap:
-    """That of the targets of two results, one after the other; others than `are_of_same_texts` are other ones."""
+    """That of the targets of two results, one after the other; see `are_of_same_texts`."""
     texts = [result.targets["text"].to_numpy() for result in results]
     if not are_of_same_texts(*results):
         texts[1] = texts[1] + texts[0].max() + 1
