@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -134,13 +134,13 @@ def recall(result: Result, places: Mapping[str, list[int]]) -> pd.DataFrame:
         in_sentence = (selected >= of_text[:, :1] - ANNOUNCED_TOKENS) & (selected <= of_text[:, -1:])
         for k in KS:
             shares = {
-                "its word": (is_word[:, :k].sum(axis=1), 1.0),
-                "all words": (is_any[:, :k].sum(axis=1), of_text.shape[1]),
-                "nothing but the sentence": (in_sentence[:, :k].all(axis=1), 1.0),
+                "its word": is_word[:, :k].sum(axis=1),
+                "all words": is_any[:, :k].sum(axis=1) / of_text.shape[1],
+                "nothing but the sentence": in_sentence[:, :k].all(axis=1),
             }
-            for name, (count, of) in shares.items():
-                share = measured.ratio(count.astype(float), of)
-                rows.append({"selector": selector, "recall": name, "k": k, **share})
+            for name, share in shares.items():
+                interval = measured.bootstrap.share(measured.draws(share.astype(float)), len(targets))
+                rows.append({"selector": selector, "recall": name, "k": k, **asdict(interval)})
     return pd.DataFrame(rows)
 
 

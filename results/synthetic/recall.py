@@ -196,7 +196,8 @@ def measure_recall(
             ratios = dict(_ratios(samples, true, placebo, task, settings.ks))
             for column, k in enumerate(settings.ks):
                 for of, (above, below) in ratios.items():
-                    interval = bootstrap.ratio_interval(above[:, column], below)
+                    draws = bootstrap.ratio(above[:, column], below)
+                    interval = bootstrap.share(draws, float(below.sum()))
                     which = {"planted": planted, "selector": name, "k": k, "name": of}
                     recalls.append(which | vars(interval))
     return pd.DataFrame(accuracy), pd.DataFrame(recalls)
@@ -209,11 +210,11 @@ def _ratios(
 
     ``true``, ``placebo``: what was selected in either context, (n, k_max).
     """
-    all_tokens = np.full(len(true), samples.planted.shape[1])
+    everyone = np.ones(len(true))
     is_found = found_at(true, samples.planted, ks)
-    yield "token_recall", (is_found.sum(axis=2), all_tokens)
+    yield "token_recall", (is_found.mean(axis=2), everyone)
     of_placebo = found_at(placebo, samples.planted[samples.donors], ks)
-    yield "token_placebo_recall", (of_placebo.sum(axis=2), all_tokens)
+    yield "token_placebo_recall", (of_placebo.mean(axis=2), everyone)
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
     for symbol in np.unique(symbols):
         alike = symbols == symbol
