@@ -71,9 +71,20 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         values = frame[name]
         columns[name] = pa.array(list(values), _type(name, values), from_pandas=True)
     table = pa.table(columns)
+    write_table(path, table, compression_level=9, write_page_checksum=True, **_encodings(table.schema))
+
+
+def write_rows(path: Path, rows: pd.DataFrame) -> None:
+    """Write a frame as Parquet, atomically, with the types that it has: sums stay float64."""
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    write_table(path, table, compression_level=9, **_encodings(table.schema))
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """How the values of every column are written: the bytes of float32 apart from one another, a third smaller."""
     floats: list[str] = []
     others: list[str] = []
-    for column in table.schema:
+    for column in schema:
         path_of_values = column.name
         type_of_values = column.type
         if pa.types.is_list(column.type):
@@ -83,13 +94,7 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
             floats.append(path_of_values)
         else:
             others.append(path_of_values)
-    encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
-    write_table(path, table, compression_level=9, write_page_checksum=True, **encodings)
-
-
-def write_rows(path: Path, rows: pd.DataFrame) -> None:
-    """Write a frame as Parquet, atomically, with the types that it has: sums stay float64."""
-    write_table(path, pa.Table.from_pandas(rows, preserve_index=False))
+    return {"use_dictionary": others, "use_byte_stream_split": floats}
 
 
 def write_table(path: str | Path, table: pa.Table, **options: Any) -> None:

@@ -54,21 +54,35 @@ VERDICTS = ("n256", "n1024")
 """Cells in which policies are called better or worse."""
 LENGTHS = ("n256", "n1024", "n4096")
 MODELS = ("smollm2", "gemma")
+LOSS_STEP, KL_BITS = 2.0**-12, 11
+"""Of losses in the records, nats, and of KLs, to within 0.05 %."""
 LEVEL = 0.05
 """Of tests, by Holm."""
 Study = Mapping[str, EvictionResult]
 
 
 def collect(out: Path, records: Path) -> None:
-    """Copy what is judged of every cell in a folder of run.sh, complete or not, without the folders of its machine."""
+    """Copy what is judged of every cell in a folder of run.sh, complete or not, without the folders of its machine.
+
+    Losses are rounded, see `rounded`.
+    """
     for folder in sorted(path for path in out.iterdir() if path.is_dir()):
         paths = [folder] if (folder / HEAD).is_file() else sorted((folder / PARTS).glob("*/"))
         parts = [EvictionResult.load(path) for path in paths if (path / HEAD).is_file()]
         if not parts:
             continue
-        without_folders(EvictionResult.of_parts(parts)).save(records / folder.name)
+        rounded(without_folders(EvictionResult.of_parts(parts))).save(records / folder.name)
         if (folder / PLACES).is_file():
             shutil.copy(folder / PLACES, records / folder.name)
+
+
+def rounded(result: EvictionResult) -> EvictionResult:
+    """The same with losses in steps of `LOSS_STEP` and KLs of `KL_BITS` bits, which a third of the room holds."""
+    loss = result.losses["loss_nats"].to_numpy(np.float64)
+    mantissa, exponent = np.frexp(result.losses["kl_nats"].to_numpy(np.float64))
+    kl = np.ldexp(np.round(mantissa * 2**KL_BITS), exponent - KL_BITS)
+    values = {"loss_nats": np.round(loss / LOSS_STEP) * LOSS_STEP, "kl_nats": kl}
+    return replace(result, losses=result.losses.assign(**values).astype(dict.fromkeys(values, np.float32)))
 
 
 def load_cells(records: Path) -> dict[str, EvictionResult]:

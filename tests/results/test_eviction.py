@@ -73,6 +73,18 @@ def later_of(result):
     return replace(result, targets=result.targets.query("place >= 4").reset_index(drop=True))
 
 
+def test_what_is_collected_is_rounded(tmp_path):
+    result = EvictionResult.of_parts([made_up()])
+    result.save(tmp_path / "out" / "smollm2-code-n256")
+    study.main(["collect", str(tmp_path / "out"), "--records", str(tmp_path)])
+    collected = EvictionResult.load(tmp_path / "smollm2-code-n256").losses
+    np.testing.assert_allclose(collected["loss_nats"], result.losses["loss_nats"], atol=2**-13, rtol=0)
+    np.testing.assert_allclose(collected["kl_nats"], result.losses["kl_nats"], atol=0, rtol=2**-11)
+    assert (collected["loss_nats"] * 4096 % 1 == 0).all()
+    others = [name for name in collected if name not in ("loss_nats", "kl_nats")]
+    pd.testing.assert_frame_equal(collected[others], result.losses[others])
+
+
 @pytest.mark.slow
 def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(study, "SEEN_BY_FIRST", 4)
@@ -85,6 +97,7 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
         "smollm2-code-horizon": small(**both, blocks=6),
         "smollm2-books-needles": small(kept_sets=True),
     }
+    cells = {cell: study.rounded(result) for cell, result in cells.items()}  # as they are collected
     out = tmp_path / "out"
     for cell, result in cells.items():
         settings = result.settings.but(model="/models/model.gguf", texts="/texts/code.jsonl")
