@@ -412,9 +412,10 @@ def are_of_same_texts(first: Measurement, second: Measurement) -> bool:
 
 def refuse_other_targets(first: Measurement, second: Measurement) -> None:
     """Raise `UserError` where two results were not measured on the same targets."""
-    place = ["text", "position"]
-    are_same = are_of_same_texts(first, second) and first.targets[place].equals(second.targets[place])
-    if not are_same:
+    identity = ["text", "position"]
+    if "token" in first.targets and "token" in second.targets:  # records of joined runs may have none
+        identity.append("token")
+    if not first.targets[identity].equals(second.targets[identity]):
         raise UserError("the results were measured on different targets; measure one of them again")
 
 

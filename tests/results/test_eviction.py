@@ -352,7 +352,7 @@ def test_the_script_for_a_gpu_writes_one_comparison_of_all_texts(tmp_path, monke
     model = directory(tmp_path / "model", "llama")
     small_measurement.model()[1].save(str(model / "tokenizer.json"))
     assert "kvzip" not in gpu.settings_of(tiny=False)["policies"]
-    few = {**SMALL, "blocks": 2}
+    few = {name: value for name, value in SMALL.items() if name != "device"} | {"blocks": 2}
     monkeypatch.setattr(gpu, "settings_of", lambda tiny: few)
     gpu.main([str(model), str(tmp_path / "out"), *map(str, paths), "--tiny"])
     result = EvictionResult.load(tmp_path / "out")
