@@ -413,7 +413,7 @@ def are_of_same_texts(first: Measurement, second: Measurement) -> bool:
 def refuse_other_targets(first: Measurement, second: Measurement) -> None:
     """Raise `UserError` where two results were not measured on the same targets."""
     identity = ["text", "position"]
-    if "token" in first.targets and "token" in second.targets:  # records of joined runs may have none
+    if "token" in first.targets and "token" in second.targets:  # some records name none
         identity.append("token")
     if not first.targets[identity].equals(second.targets[identity]):
         raise UserError("the results were measured on different targets; measure one of them again")
