@@ -488,7 +488,7 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
                 of_panel = of_panel[(of_panel["sees"] != AWARE) & (of_panel["policy"] != "nearest")]
             style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
             axes.axhline(0, **style.REFERENCE)
-            what = "aware, near tokens kept" if near == NEAR_KEPT else "blind, near tokens read again"
+            what = "aware, near kept" if near == NEAR_KEPT else "blind, near read again"
             axes.set_title(f"{text}: {what}", loc="left")
         of_near[0].set_ylabel("loss over full cache\n[nats per token]")
     result = next(iter(cells.values()))
