@@ -28,6 +28,7 @@ cell() {
     [smollm2-books-n256]=26 [smollm2-code-n256]=16 [smollm2-releases-n256]=14
     [gemma-books-n256]=10 [gemma-code-n256]=8 [gemma-releases-n256]=8
     [smollm2-books-n1024]=8 [smollm2-code-n1024]=16 [smollm2-releases-n1024]=7
+    [gemma-code-n1024]=12 [gemma-releases-n1024]=8
     [smollm2-books-n4096]=4 [smollm2-code-n4096]=3 [smollm2-releases-n4096]=3
   )
   local of_ladder=6
@@ -58,5 +59,6 @@ if [[ $# -eq 0 ]]; then
   for kind in n256 ladder; do
     for text in code releases books; do cells+=("gemma-$text-$kind"); done
   done
+  cells+=(gemma-code-n1024 gemma-releases-n1024)
 fi
 for name in "${cells[@]}"; do cell "$name"; done
