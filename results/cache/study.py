@@ -207,16 +207,28 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
         if shorter != cell and shorter in study:
             add_less_n256(tables, cell, result, study[shorter])
     for model, name in MODELS.items():
-        of_kinds = {}
         for kind in ("n256", "n1024", "n4096", "ladder", "nulls"):
             cells = cells_of(study, model, kind)
             if cells:
-                of_kinds[kind] = of_all_texts(cells)
                 title = f"{name}, {kind} of {len(cells)} texts together"
-                add_together(tables, title, kind, of_kinds[kind])
-        for kind in ("n1024", "n4096"):
-            if kind in of_kinds and "n256" in of_kinds:
-                add_less_n256(tables, f"{name}, {kind}, texts together", of_kinds[kind], of_kinds["n256"])
+                add_together(tables, title, kind, of_all_texts(cells))
+        add_together_less_n256(tables, study, model)
+
+
+def add_together_less_n256(tables: Tables, study: Mapping[str, Result], model: str) -> None:
+    """The same for the texts of a longer N together, less those texts at N 256."""
+    for kind in ("n1024", "n4096"):
+        both = {}
+        for cell, longer in cells_of(study, model, kind).items():
+            shorter = cell.replace(f"-{kind}", "-n256")
+            if shorter in study:
+                both[cell] = (longer, study[shorter])
+        if both:
+            texts = "texts" if len(both) == len(TEXTS) else " and ".join(cell.split("-")[1] for cell in both)
+            longer, shorter = (
+                of_all_texts(dict(zip(both, side, strict=True))) for side in zip(*both.values(), strict=True)
+            )
+            add_less_n256(tables, f"{MODELS[model]}, {kind}, {texts} together", longer, shorter)
 
 
 def add_less_n256(tables: Tables, title: str, longer: Result, shorter: Result) -> None:
@@ -330,7 +342,7 @@ def figure(study: Mapping[str, Result]) -> Figure | None:
     for (model, name), kind in product(MODELS.items(), ("n256", "n1024", "n4096")):
         cells = cells_of(study, model, kind)
         shown = {cell.split("-")[1]: result for cell, result in cells.items() if kind != "n4096"}
-        if cells:
+        if len(cells) == len(TEXTS):
             shown[ALL] = of_all_texts(cells)
         for text, result in shown.items():
             frame = comparisons.smallest_k(result)
