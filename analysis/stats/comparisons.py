@@ -471,7 +471,9 @@ def result_differences(
     results = (first, second)
     if selectors is None:
         selectors = (default_selector(first.selectors), default_selector(second.selectors))
-    ks = [k] if isinstance(k, int) else list(k or sorted({*first.ks} & {*second.ks}))
+    if k is None:
+        k = sorted({*first.ks} & {*second.ks})
+    ks = [int(one) for one in np.atleast_1d(k)]
     grouped = all("group" in result.targets for result in results)
     bootstrap = _bootstrap_of_both(results, grouped, confidence=confidence, resamples=resamples, seed=seed)
     sums = [_sums(result, selector, ks, grouped) for result, selector in zip(results, selectors, strict=True)]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
 from itertools import pairwise, product
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ def frame_of(*names: str, one_k: bool = False, **options: Any) -> Callable[[Rows
         ) -> pd.DataFrame:
             at_k = None
             if one_k:
-                if isinstance(k, Sequence):
+                if not isinstance(k, Real | None):
                     raise UserError(f"{rows_of.__name__} is of one k, not of {k!r}")
                 at_k = choose_k(result.ks, k)
             all_rows = frame_of_all_ways(result, rows_of, names, resamples, seed, at_k)
@@ -167,7 +167,7 @@ def rows_with(frame: pd.DataFrame, **picked: Any) -> pd.DataFrame:
     for column, values in picked.items():
         if values is None:
             continue
-        if isinstance(values, str | Integral):
+        if isinstance(values, str | Real):
             values = [values]
         values = list(values)
         measured = []

@@ -286,7 +286,7 @@ def choose_k(ks: Sequence[int], requested: int | None = None) -> int:
         return min(ks, key=lambda k: (abs(k - DEFAULT_K), k))
     if requested not in ks:
         raise UserError(f"k = {requested} was not measured; choose one of {', '.join(map(str, ks))}")
-    return requested
+    return int(requested)  # of a frame with empty cells it is a float
 
 
 def refuse_without_gain(result: Measurement) -> None:

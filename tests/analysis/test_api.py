@@ -4,6 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -51,6 +52,18 @@ def test_filters_leave_out_rows_of_other_values(result: Result) -> None:
     kinds = result.kinds(selector="greedy", k=2, resamples=50)
     assert set(kinds["k"].dropna()) == {2} and set(kinds["selector"].dropna()) == {"greedy"}
     assert "share" in set(kinds["name"]), "what is of no selector stays"
+
+
+@pytest.mark.parametrize("name", [name for name, one in NUMBERS.items() if one.of_choices])
+def test_a_k_may_be_taken_from_a_frame(result: Result, name: str) -> None:
+    """Where other rows have no k, pandas makes it a float."""
+    frame = NUMBERS[name].frame
+    expected = frame(result, k=4, resamples=20)
+    for k in (np.int64(4), np.float64(4)):
+        pd.testing.assert_frame_equal(frame(result, k=k, resamples=20), expected)
+    if not NUMBERS[name].one_k and len(expected):
+        both = frame(result, k=np.array([2.0, 4.0]), resamples=20)
+        pd.testing.assert_frame_equal(both[both["k"] != 2].reset_index(drop=True), expected)
 
 
 def test_what_was_not_measured_is_refused_with_the_choices(result: Result) -> None:

@@ -372,7 +372,9 @@ def of_two_texts():
 def test_results_on_other_targets_share_the_groups_that_have_one_name(of_two_texts):
     """Of one group with a name in both texts the targets of both are left out at once; all others are independent."""
     first, second, groups = of_two_texts
-    frame = comparisons.result_differences(first, second, selectors=("greedy", "leave-one-out"), k=4)
+    frame = comparisons.result_differences(
+        first, second, selectors=("greedy", "leave-one-out"), k=np.float64(4)
+    )
     nets = net_of(first, "greedy", 4), net_of(second, "leave-one-out", 4)
     assert_jackknife(row_of(frame, far_context="net"), minus_other(*nets, 300), groups)
     means = [mean_of_groups(one.targets, "over_tau") for one in (first, second)]
