@@ -49,6 +49,7 @@ from analysis.stats.numbers import (
     overlap,
     rows_with,
     specificity_draws,
+    target_bins,
 )
 from analysis.stats.recovery import (
     KEPT_AS_COLUMNS,
@@ -319,9 +320,12 @@ def by_bins(
     """A frame of numbers of the targets over tau in each bin of "gain_nats" or "p_long" (`numbers.bins_by`).
 
     Columns: by, above, up_to (inclusive), and those of the frame. All bins have the same resamples. Bins in which no
-    recovery is defined are left out. Raises `UserError` for another ``by``, and where no recovery is defined at all.
+    recovery is defined are left out. Raises `UserError` for another ``by``, for a frame with such bins, and where no
+    recovery is defined at all.
     """
     refuse_without_gain(result)
+    if frame is target_bins:
+        raise UserError("target_bins has bins of targets already; give another frame")
     frames = []
     for one in bins_by(by, result):
         of_bin = with_over_tau(result, one.has)

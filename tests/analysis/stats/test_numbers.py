@@ -989,6 +989,8 @@ def test_any_frame_in_bins_has_the_targets_of_each_and_the_same_resamples(by):
         columns = [*bins.columns]
         expected = bins[(bins["by"] == by) & bins["value"].notna()].reset_index(drop=True)
         pd.testing.assert_frame_equal(of_frame[columns], expected)
+    with pytest.raises(UserError, match="has bins of targets already"):
+        comparisons.by_bins(numbers.target_bins, runs, by)
 
 
 def test_the_ladder_of_specificity_in_bins_by_hand():
