@@ -9,7 +9,8 @@ from analysis import arguments
 from analysis.contexts import OTHER_TARGET, PLACEBO, SAME_GROUP, SHUFFLED
 from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS
 from analysis.kept import KeptAs
-from analysis.selectors import SelectorName
+from analysis.parameters import definitions
+from analysis.selectors import SELECTORS, SelectorName
 from analysis.selectors.names import parse_names
 from analysis.settings import ChoiceSettings, ContextSettings
 from olmo_sparsity.util.errors import UserError
@@ -44,10 +45,12 @@ def choice_settings(
     faithfulness: bool,
 ) -> ChoiceSettings:
     """How tokens are chosen and kept. Raises `UserError`, which names the argument, where one is not of its kind."""
+    selectors = tuple(arguments.names("selectors", selectors))
+    registered = {name: one.item for name, one in SELECTORS.items()}
     return ChoiceSettings(
         tau_nats=arguments.finite_number("tau_nats", tau_nats),
         ks=tuple(arguments.whole_numbers("ks", ks)),
-        selectors=tuple(arguments.names("selectors", selectors)),
+        selectors=selectors,
         far_contexts=far_contexts(arguments.names("placebos", placebos)),
         keep_as=tuple(arguments.names("keep_as", keep_as)),
         scores=scores,
@@ -55,6 +58,7 @@ def choice_settings(
         faithfulness=faithfulness,
         subsets=SUBSETS if faithfulness else None,
         keep_rate=SUBSET_KEEP_RATE if faithfulness else None,
+        definitions=definitions(registered, selectors),
     )
 
 

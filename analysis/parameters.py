@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from decimal import Decimal
+from types import CodeType
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
@@ -37,6 +39,9 @@ def written(parameters: Mapping[str, Any]) -> list[str]:
         if value is None:
             texts.append(f"{name}=none")
             continue
+        if isinstance(value, str):
+            texts.append(f"{name}={value}")
+            continue
         number = int(value) if isinstance(value, bool) else value
         texts.append(f"{name}={Decimal(str(number)):f}")  # without an exponent
     return texts
@@ -52,15 +57,16 @@ def made(item: Any, text: str, parts: Sequence[str]) -> Any:
     values = {}
     for part in parts:
         parameter, _, number = part.partition("=")
-        value = None
-        if parameter in of_item:
-            least = of_item[parameter].metadata.get("at_least", 1)
-            value = _number(number, of_item[parameter].default, least)
-        if value is None:
+        if parameter not in of_item:
             remedy = "it has none"
             if of_item:
                 remedy = f"write NAME=NUMBER, by default {', '.join(written(defaults(item)))}"
             raise UserError(f"{text!r}: {part!r} is no parameter of {name}; {remedy}")
+        default = of_item[parameter].default
+        least = of_item[parameter].metadata.get("at_least", 1)
+        value = _number(number, default, least)
+        if value is None:
+            raise UserError(f"{text!r}: {parameter} of {name} is {_kind(default, least)}, not {number!r}")
         values[parameter] = value
     return item(**values) if isinstance(item, type) else item
 
@@ -74,8 +80,63 @@ def find(registry: Registry[Any], text: str) -> Any:
     return made(registry[name], text, parts)
 
 
+def definitions(items: Mapping[str, Any], names: Iterable[str]) -> tuple[str, ...]:
+    """Of what is used of ``items`` by these names and was not defined in this package: "NAME DIGEST of its code".
+
+    So a measurement does not go on with a definition that was changed. What the code calls is not in it.
+    """
+    digests = {}
+    for part in "@".join(names).split("@"):
+        name = re.split("[:/]", part)[0]
+        item = items.get(name)
+        if item is not None and not str(getattr(item, "__module__", "")).startswith("analysis."):
+            code = "\n".join(_code_of(item))
+            digests[name] = hashlib.sha256(code.encode()).hexdigest()[:12]
+    return tuple(f"{name} {digest}" for name, digest in digests.items())
+
+
+def _code_of(item: Any) -> Iterator[str]:
+    """The code of a function, of the functions of a class, or of those of an object's class and its plain values."""
+    if isinstance(item, CodeType):
+        yield item.co_code.hex()
+        yield repr(item.co_names)
+        for value in item.co_consts:
+            if isinstance(value, CodeType):
+                yield from _code_of(value)
+            else:
+                yield repr(sorted(value, key=repr) if isinstance(value, frozenset) else value)
+    elif code := getattr(item, "__code__", None):
+        yield from _code_of(code)
+        if (wrapped := getattr(item, "__wrapped__", None)) is not None:
+            yield from _code_of(wrapped)
+        around = [cell.cell_contents for cell in item.__closure__ or ()]
+        yield from (repr(value) for value in (*around, *(item.__defaults__ or ())) if _is_plain(value))
+    elif isinstance(item, type):
+        for of_class in item.__mro__:
+            if of_class.__module__.startswith(("analysis.", "builtins", "abc")):
+                continue
+            for name, value in sorted(vars(of_class).items()):
+                if hasattr(value, "__code__"):
+                    yield name
+                    yield from _code_of(value)
+                elif _is_plain(value) and not name.startswith("__"):
+                    yield f"{name}={value!r}"
+    else:
+        yield from _code_of(type(item))
+        for name, value in sorted(getattr(item, "__dict__", {}).items()):
+            if _is_plain(value):
+                yield f"{name}={value!r}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is told apart by how it is written."""
+    return value is None or isinstance(value, int | float | str)
+
+
 def _number(text: str, default: Any, least: int) -> Any:
-    """A number of the default's kind; None where the text is none, or it is too small."""
+    """A number of the default's kind; None where the text is none, or it is too small. Text where the default is."""
+    if isinstance(default, str):
+        return text or None
     if isinstance(default, bool):
         return {"0": False, "1": True}.get(text)
     if isinstance(default, float):
@@ -83,3 +144,14 @@ def _number(text: str, default: Any, least: int) -> Any:
     if re.fullmatch(r"\d+", text, re.ASCII) and int(text) >= least:
         return int(text)
     return None
+
+
+def _kind(default: Any, least: int) -> str:
+    """What `_number` takes, for errors."""
+    if isinstance(default, str):
+        return "text"
+    if isinstance(default, bool):
+        return "0 or 1"
+    if isinstance(default, float):
+        return "a number of at least 0, without an exponent"
+    return f"a whole number of at least {least}"

@@ -161,6 +161,8 @@ class ChoiceSettings:
     subsets: int | None = field(default=None, metadata=_may_differ("verified"))
     """Of faithfulness: how many random subsets, and what share of the far tokens they keep."""
     keep_rate: float | None = field(default=None, metadata=_may_differ("verified"))
+    definitions: tuple[str, ...] = ()
+    """Of selectors that a user defined, see `analysis.parameters.definitions`."""
 
     @property
     def k_max(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.cache_eviction.record import AWARE, BLIND, FULL, NONE, NOTHING, SINKS, TARGETS
+from analysis.cache_eviction.record import AWARE, BLIND, NOTHING, TARGETS
 from analysis.cache_eviction.reference import REFERENCES, Reference, find_reference
 from analysis.cache_eviction.settings import NEAR_REREAD, NEARS, check_contexts, keys_of
 from analysis.parameters import defaults
@@ -91,25 +91,6 @@ class Contender:
     """`AWARE`, `BLIND`, `NOTHING` or `TARGETS`."""
     policy: Policy | None = None
     reference: Reference | None = None
-
-
-_TAKEN = {
-    **dict.fromkeys(CONTROLS, "is a control"),
-    **dict.fromkeys(REFERENCES, "is a reference"),
-    **dict.fromkeys((FULL, SINKS, NONE), "is a cache beside those of policies"),
-    ALL: "stands for all of them",
-}
-"""Names that no policy may have, and what they are."""
-
-
-def check_registered_names() -> None:
-    """Raise `UserError` where a policy is registered by a name that stands for something else."""
-    for name in POLICIES:
-        taken = _TAKEN.get(name)
-        if ":" in name or "," in name:
-            taken = "has a sign that ends a name"
-        if taken:
-            raise UserError(f"a policy is registered as {name!r}, which {taken}; register it by another name")
 
 
 def policy_names(names: Sequence[str], near: Sequence[str]) -> list[str]:
@@ -207,7 +188,6 @@ class Contest:
     ) -> Contest:
         """By names. Raises `UserError`, before a model is opened, where there is no such name, or no such budget."""
         check_contexts(contexts)
-        check_registered_names()
         keys = keys_of(budgets, contexts.n_far, sinks)
         names = policy_names(policies, near)
         check_once("reference", references)

@@ -43,6 +43,18 @@ _LOOKS: dict[str, style.Look] = {
 """Of policies, controls and references; blind policies look as aware ones, which stand in the other panel."""
 
 
+def drawn(policies: pd.DataFrame, near: str) -> list[str]:
+    """Names of those of `EvictionRecord.policies` that the panel of one way of the near tokens shows.
+
+    Beside another panel, that of near tokens that are read again has no aware policies: what these lose by that is in
+    the numbers.
+    """
+    of_near = policies[policies["near"] == near]
+    if near == NEAR_REREAD and policies["near"].nunique() > 1:
+        of_near = of_near[of_near["sees"] != AWARE]
+    return of_near["policy"].tolist()
+
+
 @matplotlib.rc_context(style.STYLE)
 def eviction_figure(
     summary: pd.DataFrame, best: pd.DataFrame | None, budgets: Sequence[float], *, heading: str = ""
@@ -67,9 +79,7 @@ def eviction_figure(
     panels = figure.subplots(1, len(nears), sharex=True, sharey=True, squeeze=False)[0]
     for axes, near in zip(panels, nears, strict=True):
         of_panel = rows[rows["near"] == near]
-        if len(nears) > 1 and near == NEAR_REREAD:
-            # what aware policies lose by reading the near tokens again is in the numbers
-            of_panel = of_panel[of_panel["sees"] != AWARE]
+        of_panel = of_panel[of_panel["policy"].isin([*drawn(rows, near), BEST])]
         style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
         style.log_axis(axes, [100 * budget for budget in budgets])
         axes.axhline(0, **style.REFERENCE)

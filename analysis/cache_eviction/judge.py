@@ -181,6 +181,16 @@ class BlockJudge:
 
     def _choose(self, contender: Contender, seen: Mapping[bool, Seen]) -> Choice:
         """The choice of a policy or control; ``seen``: by whether it is blind."""
+        try:
+            return self._choice_of(contender, seen)
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(f"in the eviction policy {contender.name}")
+            raise
+
+    def _choice_of(self, contender: Contender, seen: Mapping[bool, Seen]) -> Choice:
+        """See `_choose`."""
         assert contender.policy is not None
         of_policy = seen[contender.policy.blind]
         keep = contender.policy.keeping(of_policy)
@@ -321,6 +331,8 @@ def checked_scores(name: str, scores: Any, shape: tuple[int, ...]) -> np.ndarray
             f"{name}: scores() gives {given.shape}, not {shape}, a score for every choice, head of keys and far token; "
             "leave it out, or mend its scores()"
         )
+    if np.iscomplexobj(given):
+        raise UserError(f"{name}: scores() gives complex numbers, which have no order; mend its scores()")
     numbers = given.astype(np.float64)  # unsigned and yes-or-no scores have no order from the highest
     undefined = np.count_nonzero(np.isnan(numbers))
     if undefined:

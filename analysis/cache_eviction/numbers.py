@@ -347,8 +347,16 @@ def _with_p(
     return frame[[*keys, *INTERVAL, "p", "p_holm"]]
 
 
-def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def best_found(
+    record: EvictionRecord,
+    *,
+    policies: Sequence[str] | None = None,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> pd.DataFrame:
     """What is best by KL on one half of the groups, measured on the other half, and the other way round.
+
+    ``policies``: those, controls and references that are chosen from; None: all.
 
     Blocks are halved where there are no two groups. Never the best of a block by its own loss. ``seed``: of the halves
     and of the bootstrap, whose intervals take the choices as given. Columns: far_context, near, budget, keys, first,
@@ -368,6 +376,10 @@ def best_found(record: EvictionRecord, *, resamples: int = DEFAULT_RESAMPLES, se
             columns = measured.columns(near)
             for budget, count in zip(record.settings.budgets, record.settings.keys, strict=True):
                 judged = [column for column in columns if column[2] == budget]
+                if policies is not None:
+                    judged = [column for column in judged if column[0] in policies]
+                if not judged:
+                    continue
                 by_first = min(judged, key=lambda column: measured.kl(column)[in_first].mean())
                 by_second = min(judged, key=lambda column: measured.kl(column)[~in_first].mean())
                 keys = {
@@ -456,10 +468,14 @@ def keeps(
 
     ``tokens``: a row a token, with block, name and column (in the far context, from 0); of those of one name in a block
     the mean counts. Of two names there is also "FIRST less SECOND", paired by block, of the blocks that have both.
-    Raises `UserError` where the record has no kept sets.
+    Raises `UserError` where the record has no kept sets, or ``tokens`` lacks a column.
     """
     if "kept_share" not in record.choices:
         raise UserError("no kept sets were saved; measure with kept_sets=True")
+    if missing := {"block", "name", "column"}.difference(tokens):
+        raise UserError(
+            f"tokens lack {', '.join(sorted(missing))}; give a row a token, with block, name and column"
+        )
     rows = []
     for measured in Measured.of_far_contexts(record, resamples=resamples, seed=seed):
         choices = record.choices[record.choices["far_context"] == measured.far_context]

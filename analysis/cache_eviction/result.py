@@ -67,9 +67,11 @@ class EvictionResult(EvictionRecord):
         """See `analysis.cache_eviction.numbers.aware_less_blind`: what a policy gains by seeing the near tokens."""
         return numbers.aware_less_blind(self, near, resamples=resamples, seed=seed)
 
-    def best_found(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    def best_found(
+        self, *, policies: Sequence[str] | None = None, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    ) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.best_found`: chosen on half of the groups, measured on the other."""
-        return numbers.best_found(self, resamples=resamples, seed=seed)
+        return numbers.best_found(self, policies=policies, resamples=resamples, seed=seed)
 
     def by_distance(self, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
         """See `analysis.cache_eviction.numbers.by_distance`: losses by how far targets stand behind the choice."""
@@ -100,11 +102,12 @@ class EvictionResult(EvictionRecord):
     def figure(self) -> Figure:
         """Loss over that with the full cache against the budget, a line for every policy and reference."""
         # not above: numbers are read without matplotlib
-        from analysis.cache_eviction.figure import eviction_figure
+        from analysis.cache_eviction.figure import drawn, eviction_figure
 
         best = None
         if self.counts["blocks"] > 1:
-            best = self.best_found()
+            of_panels = {near: self.best_found(policies=drawn(self.policies, near)) for near in self.nears}
+            best = pd.concat([frame[frame["near"] == near] for near, frame in of_panels.items()])
         heading = self.heading(with_folders=False)
         return eviction_figure(self.summary(), best, self.settings.budgets, heading=heading)
 
@@ -149,8 +152,8 @@ class EvictionResult(EvictionRecord):
             intervals = f"[95 % interval] {intervals}"
         lines += ["", self.table(), "", f"{intervals}; what the columns are: docs/eviction.md"]
         lines.append(
-            f"next: {NUMBERS} has all budgets; .summary(), .differences({numbers.SNAPKV!r}), .best_found(), "
-            ".by_distance(), .figure()"
+            f"next: .summary() has all budgets; .differences({numbers.SNAPKV!r}), .best_found(), .by_distance(), "
+            ".figure(), .write(FOLDER)"
         )
         return "\n".join(lines)
 

@@ -26,6 +26,8 @@ from analysis.model.losses import Scorer
 from analysis.model.tokenizer import TextDecoder
 from analysis.open_model import open_model
 from analysis.open_texts import open_texts
+from analysis.parameters import definitions
+from analysis.policies import POLICIES
 from analysis.sampling import sample_targets
 from analysis.saved import Rounds, open_parts, remove_finished_parts
 from analysis.settings import ContextSettings
@@ -148,6 +150,7 @@ def eviction(
             placebo=placebo,
             near=contest.near,
             kept_sets=kept_sets,
+            definitions=definitions(POLICIES, [policy.name for policy in judge.contest.policies]),
         )
         known = None
         if measured is not None:

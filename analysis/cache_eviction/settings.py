@@ -38,6 +38,8 @@ class EvictionSettings(Recorded):
     """The ways of the near tokens that were asked for, in the order of `NEARS`."""
     kept_sets: bool = False
     """Whether the share of heads that keep each far key is saved."""
+    definitions: tuple[str, ...] = ()
+    """Of policies that a user defined, see `analysis.parameters.definitions`."""
 
     @property
     def keys(self) -> tuple[int, ...]:

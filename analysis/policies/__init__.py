@@ -1,6 +1,7 @@
 """Eviction policies of key-value caches, each in the file that is named after what it looks at."""
 
 from analysis.policies import attention, expected_attention, keys, kvzip, places
+from analysis.policies.attention import with_observers
 from analysis.policies.kvpress import from_kvpress
 from analysis.policies.policy import POLICIES, Policy, find_policy
 
@@ -14,4 +15,5 @@ __all__ = [
     "keys",
     "kvzip",
     "places",
+    "with_observers",
 ]

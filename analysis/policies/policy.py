@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,7 +49,40 @@ class Policy(ABC):
         return [keep(scores, count) for scores, count in zip(scored, counts, strict=True)]
 
 
-POLICIES: Registry[type[Policy]] = Registry("eviction policy")
+RESERVED = {
+    **dict.fromkeys(("random", "random-by-head", "nearest"), "is a control"),
+    **dict.fromkeys(("leave-one-out-kl", "halving-kl", "presence-gradient", "greedy-kl"), "is a reference"),
+    **dict.fromkeys(("full", "sinks", "none"), "is a cache beside those of policies"),
+    "all": "stands for all of them",
+}
+"""Names that no policy may have, and what they are."""
+
+
+class _Policies(Registry[type[Policy]]):
+    """Policies by name, refused as they are registered where they could not be judged."""
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """See `Registry.register`; raises `UserError` for what is no policy, too."""
+        add = super().register(name)
+
+        def checked(item: Any) -> Any:
+            if name in RESERVED:
+                raise UserError(f"{name!r} {RESERVED[name]}; register the policy by another name")
+            its_class = item if isinstance(item, type) else type(item)
+            if not issubclass(its_class, Policy):
+                raise UserError(f"{name}: an eviction policy is derived from analysis.policies.Policy")
+            if missing := getattr(its_class, "__abstractmethods__", ()):
+                raise UserError(f"{name}: the policy has no {', '.join(sorted(missing))}(); define it")
+            if its_class is item and is_dataclass(item):
+                for one in fields(item):
+                    if one.default is MISSING:
+                        raise UserError(f"{name}: the parameter {one.name} has no default; give it one")
+            return add(item)
+
+        return checked
+
+
+POLICIES = _Policies("eviction policy")
 """By name, each registered where it is defined."""
 
 

@@ -251,6 +251,12 @@ def _of_layers(scorer: Scorer, seen: Seen, score: ScoreLayer, with_prefix: bool)
             end = p + contexts.n_long + number
             part = states.part(slice(0 if with_prefix else p, end))
             scores = score(part)
+            expected = tuple(part.keys.shape[:3])
+            if tuple(scores.shape) != expected:
+                raise UserError(
+                    f"scores of a layer have the shape {tuple(scores.shape)}, not {expected}: rows, heads of keys, "
+                    "tokens; mend them, or leave the policy out"
+                )
             if with_prefix:
                 scores = scores[..., p:]
             of_places.append(scores[..., : contexts.n_far].float())

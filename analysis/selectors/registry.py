@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from analysis.parameters import defaults, written
 from analysis.policies.policy import Policy
-from olmo_sparsity.util.registry import Registry
+from olmo_sparsity.util.registry import Registry, check_name
 
 SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
 FAMILIES = (SIGNED, ABSOLUTE, BLIND, CONTROL)
@@ -54,11 +54,14 @@ _Selector = TypeVar("_Selector", bound=Callable[..., Any])
 def register(name: str, family: str, *, method: str = "", **flags: bool) -> Callable[[_Selector], _Selector]:
     """Make a selector available by name, as one of a family of `FAMILIES`.
 
-    ``method`` and ``flags`` are fields of `Registered`; a selector without other forms is its own method.
+    ``method`` and ``flags`` are fields of `Registered`; a selector without other forms is its own method. Raises
+    `UserError` as `Registry.register` does.
     """
     assert family in FAMILIES, family
 
     def add(selector: _Selector) -> _Selector:
+        former = SELECTORS.get(name)
+        check_name(SELECTORS.kind, name, selector, former and former.item)
         SELECTORS[name] = Registered(selector, family, method or name, **flags)
         return selector
 

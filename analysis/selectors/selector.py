@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -187,9 +188,11 @@ def register_influence(
     """Make the selector available by name that takes the candidates of largest influence; see `register`."""
 
     def add(influence: _Influence) -> _Influence:
-        register(name, family, method=method, **flags)(
-            lambda inputs: most_influential(inputs, influence(inputs))
-        )
+        @wraps(influence)  # which says where it was defined
+        def choose(inputs: SelectorInput) -> Selection:
+            return most_influential(inputs, influence(inputs))
+
+        register(name, family, method=method, **flags)(choose)
         return influence
 
     return add
@@ -201,9 +204,14 @@ def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
     def add(influence: InfluenceBy) -> InfluenceBy:
         for form, (family, measure) in FORMS.items():
             change = np.abs if family == ABSOLUTE else np.asarray
-            register_influence(base + form, family, method=base, by_subsets=True)(
-                lambda inputs, measure=measure, change=change: change(influence(inputs, measure))
-            )
+
+            @wraps(influence)
+            def of_form(
+                inputs: SelectorInput, measure: str = measure, change: Callable[..., np.ndarray] = change
+            ) -> np.ndarray:
+                return change(influence(inputs, measure))
+
+            register_influence(base + form, family, method=base, by_subsets=True)(of_form)
         return influence
 
     return add

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from analysis.cache_eviction import numbers
 from analysis.cache_eviction.figure import BEST, policy_looks
+from analysis.cache_eviction.figure import drawn as policies_of_panel
 from analysis.cache_eviction.record import AWARE, BLIND, HEAD, NOTHING, PARTS, TARGETS
 from analysis.cache_eviction.result import EvictionResult
 from analysis.cache_eviction.settings import NEAR_KEPT, NEAR_REREAD
@@ -167,15 +168,15 @@ class CellFrames:
         return self.result.best_found() if self.result.counts["blocks"] > 1 else None
 
     def losses(self, part: Part) -> pd.DataFrame:
-        """Loss over full of a part, the best at `budget_of` first, and what is best found of all with its near."""
+        """Loss over full of a part, the best at `budget_of` first, and what is best found of these."""
         frame = part.rows(self.summary)
         frame = frame[frame["name"] == numbers.LOSS]
         at_middle = frame[frame["budget"] == budget_of(self.result)].sort_values("value", kind="stable")
         order = {policy: number for number, policy in enumerate(at_middle["policy"])}
         frame = frame.sort_values("policy", key=lambda names: names.map(order), kind="stable")
         frames = [frame]
-        if self.best_found is not None:
-            best = self.best_found
+        if self.result.counts["blocks"] > 1:
+            best = self.result.best_found(policies=[*part.policies, *part.references])
             is_loss = (best["name"] == numbers.LOSS) & (best["near"] == part.near)
             frames.append(best[is_loss].assign(policy=BEST))
         return pd.concat([frame[["policy", "budget", *INTERVAL]] for frame in frames])
@@ -471,7 +472,9 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
     for text, result in cells.items():
         shown = [result.summary()]
         if result.counts["blocks"] > 1:
-            shown.append(result.best_found().assign(policy=BEST, sees=TARGETS))
+            for near in result.nears:
+                best = result.best_found(policies=policies_of_panel(result.policies, near))
+                shown.append(best[best["near"] == near].assign(policy=BEST, sees=TARGETS))
         for frame in shown:
             frames.append(frame[frame["name"] == numbers.LOSS].assign(text=text))
     rows = pd.concat(frames, ignore_index=True)

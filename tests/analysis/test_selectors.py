@@ -20,11 +20,12 @@ from analysis.selectors import (
     SelectorName,
     find_selector,
     list_selectors,
+    register_influence,
     subsets,
 )
 from analysis.selectors.by_policy import ByPolicy
 from analysis.selectors.subsets import leave_one_out
-from tests.support import plain
+from tests.support import plain, small_measurement
 from tests.support.families import random_model
 from tests.support.plain import (
     encode,
@@ -371,14 +372,14 @@ def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_sc
             "snapkv:windows=4",
             "'windows=4' is no parameter of snapkv; write NAME=NUMBER, by default window=32, pool=5",
         ),
-        ("snapkv:window=x", "'window=x' is no parameter of snapkv"),
-        ("snapkv:window=0", "'window=0' is no parameter of snapkv"),
+        ("snapkv:window=x", "window of snapkv is a whole number of at least 1, not 'x'"),
+        ("snapkv:window=0", "window of snapkv is a whole number of at least 1, not '0'"),
         ("snapkv:pool=4", "give an odd number"),
-        ("snapkv:window=2.5", "'window=2.5' is no parameter of snapkv"),
-        ("snapkv:window=²", "'window=²' is no parameter of snapkv"),
-        ("snapkv:blind=2", "'blind=2' is no parameter of snapkv; .*, blind=0"),
+        ("snapkv:window=2.5", "window of snapkv is a whole number of at least 1, not '2.5'"),
+        ("snapkv:window=²", "window of snapkv is a whole number of at least 1, not '²'"),
+        ("snapkv:blind=2", "blind of snapkv is 0 or 1, not '2'"),
         ("ada-snapkv:safe=1.5", "it is a share; give a number of at most 1"),
-        ("ada-snapkv:safe=-1", "'safe=-1' is no parameter of ada-snapkv; .*, safe=0.2"),
+        ("ada-snapkv:safe=-1", "safe of ada-snapkv is a number of at least 0, without an exponent, not '-1'"),
         ("nearest:far=2", "'far=2' is no parameter of nearest; it has none"),
         ("nearst", "unknown selector 'nearst'; choose from leave-one-out, .*, or EXACT@PROPOSER:m"),
     ],
@@ -386,3 +387,24 @@ def test_parameters_are_fields_of_a_selector_and_the_last_number_is_that_of_a_sc
 def test_other_parameters_and_names_are_refused_with_the_choices(name, message):
     with refused(message):
         find_selector(name)
+
+
+def test_a_changed_selector_does_not_go_on_where_another_was_measured(tmp_path):
+    """Of one's own definition the code counts, also of what screens with it."""
+
+    def by_loss(sign):
+        return lambda inputs: sign * inputs.losses(inputs.candidates[:, :, None])
+
+    options = {"selectors": ("mine", "leave-one-out@mine:8"), "targets": 20, "tau_nats": 0.5}
+    try:
+        register_influence("mine", SIGNED)(by_loss(-1))
+        first = small_measurement.small(**options, out=tmp_path / "out")
+        register_influence("mine", SIGNED)(by_loss(-1))
+        again = small_measurement.small(**options, out=tmp_path / "out")
+        small_measurement.assert_same(first, again)
+        register_influence("mine", SIGNED)(by_loss(1))
+        with refused("definitions .*mine"):
+            small_measurement.small(**options, out=tmp_path / "out")
+        assert not small_measurement.small(**options).choices.equals(first.choices)
+    finally:
+        del SELECTORS["mine"]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.cache_eviction import numbers
-from analysis.cache_eviction.figure import BEST, eviction_figure
+from analysis.cache_eviction.figure import BEST
 from analysis.cache_eviction.result import EvictionResult
 from analysis.stats.bootstrap import ClusterBootstrap, holm
 from olmo_sparsity.util.rng import Stream
@@ -393,11 +393,15 @@ def test_what_is_printed_is_sorted_and_all_numbers_are_in_one_file(tmp_path):
 
 def test_the_figure_has_a_line_a_policy_and_the_best():
     record = made_up()
-    figure = eviction_figure(record.summary(), record.best_found(), BUDGETS)
-    kept, reread = figure.axes
+    kept, reread = record.figure().axes
     labels = [{line.get_label() for line in axes.get_lines()} for axes in (kept, reread)]
     assert {"snapkv", "h2o", "random", "leave-one-out-kl", BEST} <= labels[0]
     assert {"knorm", BEST} <= labels[1] and "snapkv" not in labels[1]
+    [line] = [line for line in reread.get_lines() if line.get_label() == BEST]
+    blind = ["knorm", "random", "leave-one-out-kl"]
+    best = record.best_found(policies=blind).query("near == 'reread' and name == 'loss_over_full_nats'")
+    assert set(best["first"]) | set(best["second"]) <= set(blind)
+    np.testing.assert_allclose(np.array(line.get_ydata(), dtype=float), best["value"])
     [line] = [line for line in kept.get_lines() if line.get_label() == "h2o"]
     expected = [over_full(record, "h2o", "kept", budget).mean() for budget in BUDGETS]
     np.testing.assert_allclose(np.array(line.get_ydata(), dtype=float), expected)

@@ -309,8 +309,8 @@ def test_no_presence_is_a_key_that_is_left_out(name):
     [
         ("leave-one-in", "unknown reference 'leave-one-in'; choose from leave-one-out-kl, halving-kl"),
         ("halving-kl:keys=3", "'keys=3' is no parameter of halving-kl"),
-        ("greedy-kl:keys=0", "'keys=0' is no parameter of greedy-kl"),
-        ("leave-one-out-kl:first=0", "'first=0' is no parameter of leave-one-out-kl"),
+        ("greedy-kl:keys=0", "keys of greedy-kl is a whole number of at least 1, not '0'"),
+        ("leave-one-out-kl:first=0", "first of leave-one-out-kl is a whole number of at least 1, not '0'"),
     ],
 )
 def test_other_references_are_refused_by_name(text, message):

@@ -3,7 +3,7 @@
 import json
 import shutil
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,16 @@ import pytest
 import analysis
 from analysis import saved
 from analysis.cache_eviction import run
-from analysis.cache_eviction.contenders import Contest
+from analysis.cache_eviction.contenders import ALL, CONTROLS, Contest
 from analysis.cache_eviction.judge import BlockJudge
-from analysis.cache_eviction.record import FRAMES
-from analysis.cache_eviction.reference import RankedBlock
+from analysis.cache_eviction.record import FRAMES, FULL, NONE, SINKS
+from analysis.cache_eviction.reference import REFERENCES, RankedBlock
 from analysis.cache_eviction.result import EvictionResult
 from analysis.contexts import Contexts
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer
-from analysis.policies import POLICIES, find_policy, from_kvpress
+from analysis.policies import POLICIES, Policy, find_policy, from_kvpress
+from analysis.policies.policy import RESERVED
 from analysis.policies.seen import Seen
 from analysis.settings import ContextSettings
 from analysis.work import Work
@@ -346,7 +347,10 @@ def test_targets_that_are_none_are_not_judged_and_rank_nothing(monkeypatch):
         ({"policies": ()}, "there is no policy to judge"),
         ({"references": ("oracle",)}, "unknown reference 'oracle'; choose from leave-one-out-kl"),
         ({"references": ("leave-one-out-kl:first=5",)}, "more than the 4 targets of a block"),
-        ({"references": ("leave-one-out-kl:first=0",)}, "'first=0' is no parameter of leave-one-out-kl"),
+        (
+            {"references": ("leave-one-out-kl:first=0",)},
+            "first of leave-one-out-kl is a whole number of at least 1",
+        ),
         ({"references": ("greedy-kl:keys=3",)}, "ranks for budgets of at most 3 keys, and the smallest is 4"),
         ({"near": "keep"}, "unknown way of the near tokens 'keep'; choose from kept, reread"),
         ({"near": ()}, "there is no way of the near tokens; choose from kept, reread"),
@@ -375,11 +379,115 @@ def test_all_are_those_that_can_be_judged_in_the_ways_of_the_near_tokens():
     assert {one.sees for one in that_have_seen_the_near} == {"far and near", "nothing"}
 
 
-@pytest.mark.parametrize("name", ["random", "all", "sinks", "leave-one-out-kl", "mine:2", "a,b"])
-def test_a_policy_whose_name_stands_for_something_else_is_refused(monkeypatch, name):
-    monkeypatch.setitem(POLICIES, name, POLICIES["knorm"])
-    with refused(f"a policy is registered as '{name}', which .*; register it by another name"):
-        small(policies=("snapkv", name))
+def value_norms(power, base=Policy):
+    """A policy by norms of values, as a user defines one."""
+
+    @dataclass(frozen=True)
+    class ValueNorm(base):
+        kind: str = "large"
+
+        def scores(self, seen):
+            norms = seen.of_layers(lambda layer: layer.values.norm(p=power, dim=-1))
+            return norms if self.kind == "large" else -norms
+
+    return ValueNorm
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, "register the policy by another name") for name in RESERVED),
+        *((name, "no eviction policy can be named") for name in ("", "mine:2", "a,b", "a@b", "a/b", "a b")),
+        ("snapkv", "the eviction policy 'snapkv' is there already; register yours by another name"),
+    ],
+)
+def test_a_policy_of_a_name_that_has_another_meaning_is_refused(name, message):
+    snapkv = POLICIES["snapkv"]
+    with refused(message):
+        POLICIES.register(name)(value_norms(2))
+    assert POLICIES["snapkv"] is snapkv and (name == "snapkv" or name not in POLICIES)
+
+
+def test_all_names_beside_those_of_policies_are_reserved():
+    assert set(RESERVED) == {*CONTROLS, *REFERENCES, FULL, SINKS, NONE, ALL}
+
+
+@dataclass(frozen=True)
+class WithoutDefault(POLICIES["knorm"]):
+    """A policy with a parameter that has no default."""
+
+    power: int
+
+
+class WithoutScores(Policy):
+    """A policy that defines nothing."""
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (value_norms(2, base=object), "mine: an eviction policy is derived from analysis.policies.Policy"),
+        (WithoutScores, r"mine: the policy has no scores\(\); define it"),
+        (WithoutDefault, "mine: the parameter power has no default; give it one"),
+    ],
+)
+def test_what_is_no_policy_is_refused_as_it_is_registered(item, message):
+    with refused(message):
+        POLICIES.register("mine")(item)
+    assert "mine" not in POLICIES
+
+
+def test_a_changed_policy_does_not_go_on_where_another_was_measured(other_policies, tmp_path):
+    """It is told apart by its code; the same code, defined again, is the same policy."""
+    out = tmp_path / "out"
+    mine = {"policies": ("mine", "mine:kind=small"), "references": (), "blocks": 2}
+    POLICIES.register("mine")(value_norms(2))
+    first = small(**mine, out=out)
+    POLICIES.register("mine")(value_norms(2))
+    assert_same(small(**mine, out=out), first)
+
+    @dataclass(frozen=True)
+    class Changed(Policy):
+        kind: str = "large"
+
+        def scores(self, seen):
+            norms = seen.of_layers(lambda layer: layer.values.norm(p=2, dim=-1))
+            return -norms if self.kind == "large" else norms
+
+    POLICIES.register("mine")(Changed)
+    with refused("out was measured with other settings: definitions .*mine"):
+        small(**mine, out=out)
+    changed = small(**mine)
+    swapped = changed.losses.replace({"mine": "mine:kind=small", "mine:kind=small": "mine"})
+    rows = ["policy", "near", "budget", "target_id"]
+    pd.testing.assert_frame_equal(
+        swapped.sort_values(rows, ignore_index=True), first.losses.sort_values(rows, ignore_index=True)
+    )
+
+
+def test_scores_of_a_layer_that_lack_an_axis_are_refused_with_their_shape(other_policies):
+    @POLICIES.register("mine")
+    @dataclass(frozen=True)
+    class OfAllHeads(Policy):
+        def scores(self, seen):
+            return seen.of_layers(lambda layer: layer.values.norm(dim=-1).mean(dim=1))
+
+    with refused(
+        r"scores of a layer have the shape \(1, 24\), not \(1, 2, 24\): rows, heads of keys, tokens"
+    ):
+        small(policies=("mine",))
+
+
+def test_an_error_in_a_policy_names_it(other_policies):
+    @POLICIES.register("mine")
+    @dataclass(frozen=True)
+    class Raising(Policy):
+        def scores(self, seen):
+            return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        small(policies=("mine",))
+    assert raised.value.__notes__ == ["in the eviction policy mine"]
 
 
 def test_texts_of_one_group_are_enough_without_a_placebo():
