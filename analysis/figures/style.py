@@ -306,14 +306,19 @@ def add_heading(figure: Figure, *texts: str) -> None:
 
 
 def add_legend(figure: Figure, looks: Mapping[str, Look], *others: Artist) -> None:
-    """One legend below all panels: a line for each name, and the ``others``; as many columns as the longest allows."""
+    """One legend below all panels: a line for each name, and the ``others``; as many columns as the figure is wide."""
     handles: list[Artist] = []
     for name, look in looks.items():
         handles.append(Line2D([], [], label=selector_label(name), **look))
     handles += others
     longest = max(len(str(handle.get_label())) for handle in handles) + 7  # the line before a name
-    columns = max(1, int(_LETTERS * figure.get_figwidth()) // longest)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
+    columns = min(max(1, int(_LETTERS * figure.get_figwidth()) // longest), len(handles))
+    while True:
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+        columns -= 1
 
 
 # --- values with their intervals ---

@@ -140,3 +140,17 @@ def test_a_width_is_refused_before_the_summary_is_printed(tmp_path, call_main, c
     with refused("inches wide"):
         call_main("figure2", tmp_path, "--width", 0)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("width", [3.4, 7.0, 8.6])
+def test_a_legend_is_no_wider_than_its_figure(width):
+    names = [f"{model}, N {n_long:,}" for model in ("SmolLM2", "Gemma 3") for n_long in (256, 1024, 4096)]
+    for count in range(1, len(names) + 1):
+        figure = style.new_figure(width, 3.0)
+        figure.subplots(1, 1)
+        style.add_legend(figure, style.model_styles(dict.fromkeys(names[:count])))
+        [legend] = figure.legends
+        figure.canvas.draw()
+        extent = legend.get_window_extent()
+        assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width
+        assert len(legend.get_texts()) == count
