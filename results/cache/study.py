@@ -228,6 +228,11 @@ def add_together_less_n256(tables: Tables, study: Mapping[str, Result], model: s
             longer, shorter = (
                 of_all_texts(dict(zip(both, side, strict=True))) for side in zip(*both.values(), strict=True)
             )
+            if len(both) < len(TEXTS):
+                needed = comparisons.smallest_k(shorter)
+                needed = needed[needed["far_context"] == "true"]
+                title = f"{MODELS[model]}, n256, {texts} together, enough from k keys and values or fewer"
+                tables.add(title, needed, across="k")
             add_less_n256(tables, f"{MODELS[model]}, {kind}, {texts} together", longer, shorter)
 
 
