@@ -185,6 +185,7 @@ def test_length(run: Callable[..., str], records: Path, tmp_path: Path) -> None:
     assert drawn == ["sizes/ladder.png"]
 
 
+@pytest.mark.slow
 def test_encodings(
     run: Callable[..., str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
