@@ -218,22 +218,20 @@ def add_comparisons(tables: Tables, study: Mapping[str, Result]) -> None:
 def add_together_less_n256(tables: Tables, study: Mapping[str, Result], model: str) -> None:
     """The same for the texts of a longer N together, less those texts at N 256."""
     for kind in ("n1024", "n4096"):
-        both = {}
-        for cell, longer in cells_of(study, model, kind).items():
-            shorter = cell.replace(f"-{kind}", "-n256")
-            if shorter in study:
-                both[cell] = (longer, study[shorter])
-        if both:
-            texts = "texts" if len(both) == len(TEXTS) else " and ".join(cell.split("-")[1] for cell in both)
-            longer, shorter = (
-                of_all_texts(dict(zip(both, side, strict=True))) for side in zip(*both.values(), strict=True)
-            )
-            if len(both) < len(TEXTS):
-                needed = comparisons.smallest_k(shorter)
-                needed = needed[needed["far_context"] == "true"]
-                title = f"{MODELS[model]}, n256, {texts} together, enough from k keys and values or fewer"
-                tables.add(title, needed, across="k")
-            add_less_n256(tables, f"{MODELS[model]}, {kind}, {texts} together", longer, shorter)
+        longer = cells_of(study, model, kind)
+        longer = {cell: result for cell, result in longer.items() if cell.replace(kind, "n256") in study}
+        shorter = {cell: study[cell.replace(kind, "n256")] for cell in longer}
+        if not longer:
+            continue
+        texts = "texts"
+        if len(longer) < len(TEXTS):
+            texts = " and ".join(cell.split("-")[1] for cell in longer)
+            needed = comparisons.smallest_k(of_all_texts(shorter))
+            needed = needed[needed["far_context"] == "true"]
+            title = f"{MODELS[model]}, n256, {texts} together, enough from k keys and values or fewer"
+            tables.add(title, needed, across="k")
+        title = f"{MODELS[model]}, {kind}, {texts} together"
+        add_less_n256(tables, title, of_all_texts(longer), of_all_texts(shorter))
 
 
 def add_less_n256(tables: Tables, title: str, longer: Result, shorter: Result) -> None:

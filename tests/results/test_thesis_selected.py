@@ -180,6 +180,7 @@ def test_the_difference_and_its_intervals_equal_plain_loops():
     assert np.mean([row[f"seed_{seed}"] for seed in (2, 3, 4)]) == pytest.approx(value)
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_seen_without_bias_and_its_interval_holds_it():
     """Also where trainings differ more than packages: an interval by package alone is about these trainings."""
     rng = np.random.default_rng(1)
