@@ -81,7 +81,9 @@ def find(registry: Registry[Any], text: str) -> Any:
 
 
 def definitions(items: Mapping[str, Any], names: Iterable[str]) -> tuple[str, ...]:
-    """Of what is used of ``items`` by these names and was not defined in this package: "NAME DIGEST of its code".
+    """Of what is used of ``items`` by these names and is a user's: "NAME DIGEST of its code".
+
+    A user's are classes and functions that were not defined in this package, and objects, such as a press as a policy.
 
     So a measurement does not go on with a definition that was changed. What the code calls is not in it.
     """
@@ -89,14 +91,16 @@ def definitions(items: Mapping[str, Any], names: Iterable[str]) -> tuple[str, ..
     for part in "@".join(names).split("@"):
         name = re.split("[:/]", part)[0]
         item = items.get(name)
-        if item is not None and not str(getattr(item, "__module__", "")).startswith("analysis."):
+        is_defined_here = str(getattr(item, "__module__", "")).startswith("analysis.")
+        is_object = not isinstance(item, type) and not hasattr(item, "__code__")
+        if item is not None and (is_object or not is_defined_here):
             code = "\n".join(_code_of(item))
             digests[name] = hashlib.sha256(code.encode()).hexdigest()[:12]
     return tuple(f"{name} {digest}" for name, digest in digests.items())
 
 
 def _code_of(item: Any) -> Iterator[str]:
-    """The code of a function, of the functions of a class, or of those of an object's class and its plain values."""
+    """The code of a function, of the functions of a class, or of those of an object's class and its values."""
     if isinstance(item, CodeType):
         yield item.co_code.hex()
         yield repr(item.co_names)
@@ -126,6 +130,8 @@ def _code_of(item: Any) -> Iterator[str]:
         for name, value in sorted(getattr(item, "__dict__", {}).items()):
             if _is_plain(value):
                 yield f"{name}={value!r}"
+            else:
+                yield from _code_of(value if is_dataclass(value) else type(value))
 
 
 def _is_plain(value: Any) -> bool:

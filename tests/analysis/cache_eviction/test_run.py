@@ -29,7 +29,7 @@ from analysis.work import Work
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
-from tests.support.presses import BudgetPress, PyramidPress
+from tests.support.presses import BudgetPress, PyramidKVPress, PyramidPress
 from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS, small_tokens
 
@@ -463,6 +463,35 @@ def test_a_changed_policy_does_not_go_on_where_another_was_measured(other_polici
     pd.testing.assert_frame_equal(
         swapped.sort_values(rows, ignore_index=True), first.losses.sort_values(rows, ignore_index=True)
     )
+
+
+def test_a_changed_press_does_not_go_on_where_another_was_measured(other_policies, tmp_path):
+    """Another class, or other parameters of the same one; the same press is the same policy."""
+    mine = {"policies": ("mine",), "references": (), "blocks": 1, "out": tmp_path / "out"}
+    POLICIES.register("mine")(from_kvpress(PyramidKVPress()))
+    whole = small(**mine)
+    POLICIES.register("mine")(from_kvpress(PyramidKVPress()))
+    assert_same(small(**mine), whole)
+    for press in (PyramidPress(), PyramidKVPress(beta=7)):
+        POLICIES.register("mine")(from_kvpress(press))
+        with refused("was measured with other settings: definitions .*mine"):
+            small(**mine)
+
+
+def test_complex_scores_are_refused(other_policies):
+    @POLICIES.register("mine")
+    @dataclass(frozen=True)
+    class Complex(Policy):
+        def scores(self, seen):
+            return find_policy("knorm").scores(seen) * 1j
+
+    with refused(r"mine: scores\(\) gives complex numbers, which have no order"):
+        small(policies=("mine",))
+
+
+def test_tokens_without_a_column_are_refused():
+    with refused("tokens lack column, name; give a row a token"):
+        small(blocks=1, kept_sets=True).keeps(pd.DataFrame({"block": [0]}))
 
 
 def test_scores_of_a_layer_that_lack_an_axis_are_refused_with_their_shape(other_policies):
