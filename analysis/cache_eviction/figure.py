@@ -78,8 +78,7 @@ def eviction_figure(
     figure = style.new_figure(width, 4.2)
     panels = figure.subplots(1, len(nears), sharex=True, sharey=True, squeeze=False)[0]
     for axes, near in zip(panels, nears, strict=True):
-        of_panel = rows[rows["near"] == near]
-        of_panel = of_panel[of_panel["policy"].isin([*drawn(rows, near), BEST])]
+        of_panel = rows[(rows["near"] == near) & rows["policy"].isin(drawn(rows, near))]
         style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
         style.log_axis(axes, [100 * budget for budget in budgets])
         axes.axhline(0, **style.REFERENCE)

@@ -183,8 +183,6 @@ class BlockJudge:
         """The choice of a policy or control; ``seen``: by whether it is blind."""
         try:
             return self._choice_of(contender, seen)
-        except UserError:
-            raise
         except Exception as error:
             error.add_note(f"in the eviction policy {contender.name}")
             raise

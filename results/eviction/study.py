@@ -485,10 +485,12 @@ def figure(study: Study, model: str = "smollm2") -> Figure | None:
     panels = drawn.subplots(2, len(cells), sharex=True, sharey=True, squeeze=False)
     for near, of_near in zip((NEAR_KEPT, NEAR_REREAD), panels, strict=True):
         for axes, text in zip(of_near, cells, strict=True):
-            of_panel = rows[(rows["near"] == near) & (rows["text"] == text)]
+            of_text = rows[rows["text"] == text]
+            of_panel = of_text[
+                (of_text["near"] == near) & of_text["policy"].isin(policies_of_panel(of_text, near))
+            ]
             if near == NEAR_REREAD:
-                # `nearest` keeps what streaming-llm keeps
-                of_panel = of_panel[(of_panel["sees"] != AWARE) & (of_panel["policy"] != "nearest")]
+                of_panel = of_panel[of_panel["policy"] != "nearest"]  # it keeps what streaming-llm keeps
             style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
             axes.axhline(0, **style.REFERENCE)
             what = "aware, near kept" if near == NEAR_KEPT else "blind, near read again"
