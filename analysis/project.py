@@ -186,24 +186,23 @@ class OlmoAdapter(Adapter):
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
-        """See `Adapter`: while a pass runs, every layer appends what ``reduce`` gives of its attention."""
+        """See `Adapter`: a mixer has all of its weights at once."""
+        mixers = [block.mixer for block in self.model.blocks() if block.mixer is not None]
+        if not mixers:
+            return self.raw_layers(
+                input_ids, position_ids, lambda layer: reduce(layer.attention_slices(queries))
+            )
         recorded: list[Tensor] = []
 
-        def record(compute: Any, weights_of: Any, *arguments: Any, **options: Any) -> Tensor:
-            """``compute``, of which ``weights_of`` gives the attention from its output and its arguments."""
-            output = compute(*arguments, **options)
-            recorded.append(reduce(weights_of(output, *arguments, **options)[:, :, -queries:]))
-            return output
+        def record(compute: Any, *arguments: Any, **options: Any) -> Tensor:
+            weights: Tensor = compute(*arguments, **options)
+            recorded.append(reduce([weights[:, :, -queries:]]))
+            return weights
 
         with ExitStack() as restored:
-            for block in self.model.blocks():
-                holder, name, weights_of = (
-                    (block, "_scaled_dot_product_attention", partial(_softmax_weights, queries))
-                    if block.mixer is None
-                    else (block.mixer, "weights", lambda weights, *_: weights)
-                )
-                setattr(holder, name, partial(record, getattr(holder, name), weights_of))
-                restored.callback(delattr, holder, name)  # the class's method is there again
+            for mixer in mixers:
+                mixer.weights = partial(record, mixer.weights)
+                restored.callback(delattr, mixer, "weights")  # the class's method is there again
             self.raw_forward(input_ids, position_ids, queries)
         return recorded
 
@@ -258,22 +257,6 @@ def _with_far_keys(
 ) -> Tensor:
     """In the place of `scaled_dot_product_attention`."""
     return attend(q, k, v, attn_mask, far, layer, how)
-
-
-def _softmax_weights(
-    queries: int,
-    _output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    _v: Tensor,
-    attn_mask: Tensor | None = None,
-    **_: Any,
-) -> Tensor:
-    """(R, H, Q, L): `scaled_dot_product_attention` keeps its weights to itself, they are computed once more."""
-    keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = (q[:, :, -queries:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-    mask = causal_bias(scores.new_zeros(keys.shape[2], keys.shape[2])) if attn_mask is None else attn_mask
-    return (scores + mask[..., -queries:, :].float()).softmax(dim=-1)
 
 
 # --- RoPE past the length that it was trained on (docs/method.md, 2.8) ---

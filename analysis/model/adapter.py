@@ -13,7 +13,7 @@ import copy
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -23,18 +23,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.model.far_attention import FarKeys, KeyValues, attending_to, attention_of
-from analysis.model.layer_states import ReadLayer, reading_layers
+from analysis.model.layer_states import LayerStates, ReadLayer, reading_layers
 from olmo_sparsity.util.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-ReduceAttention = Callable[[Tensor], Tensor]
-"""From the attention of a layer, (R, H, Q, L) float32, to what is kept of it."""
+ReduceAttention = Callable[[Iterable[Tensor]], Tensor]
+"""From the attention of a layer to what is kept of it. It comes as slices (R, H, q, L) float32, a few queries after the
+others, so that (R, H, Q, L) need not be there at once."""
 
 
-def mean_over_heads(attention: Tensor) -> Tensor:
-    """(R, Q, L) of attention (R, H, Q, L)."""
-    return attention.mean(dim=1)
+def mean_over_heads(attention: Iterable[Tensor]) -> Tensor:
+    """(R, Q, L) of slices of attention (R, H, q, L)."""
+    return torch.cat([some.mean(dim=1) for some in attention], dim=1)
 
 
 _ONE_PASS = threading.RLock()
@@ -240,7 +241,7 @@ class Adapter(nn.Module, ABC):
         reduce: ReduceAttention,
         first_id: int | None = None,
     ) -> list[Tensor]:
-        """What ``reduce`` gives of the attention (R, H, L, F) of all near tokens to the far ones, of each layer.
+        """What ``reduce`` gives of the attention of all near tokens to the far ones, (R, H, L, F), of each layer.
 
         The other arguments are those of `near_logits`, of which this is one pass, where far keys are shared.
         """
@@ -248,7 +249,7 @@ class Adapter(nn.Module, ABC):
         layers: list[Tensor] = []
 
         def read(weights: Tensor) -> None:
-            layers.append(reduce(weights[..., len(self.prefix) :]))
+            layers.append(reduce([weights[..., len(self.prefix) :]]))
 
         keys, _ = far[0]
         visible = torch.ones(len(input_ids), keys.shape[2], dtype=torch.bool, device=input_ids.device)
@@ -407,8 +408,18 @@ class TransformersAdapter(Adapter):
     def raw_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
     ) -> list[Tensor]:
-        """See `Adapter`. Only the plain ("eager") attention of transformers gives its weights."""
+        """See `Adapter`."""
 
+        def of_layer(layer: LayerStates) -> Tensor:
+            return reduce(layer.attention_slices(queries))
+
+        layers = self._read_layers(input_ids, position_ids, of_layer)
+        return layers or self._eager_attention(input_ids, position_ids, queries, reduce)
+
+    def _eager_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, reduce: ReduceAttention
+    ) -> list[Tensor]:
+        """`raw_attention` of a model whose layers are not read: its plain ("eager") attention gives its weights."""
         recorded: list[Tensor] = []
 
         def record(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -416,7 +427,7 @@ class TransformersAdapter(Adapter):
             weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
             if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2:] != (length, length):
                 return None
-            recorded.append(reduce(weights[:, :, -queries:].float()))
+            recorded.append(reduce([weights[:, :, -queries:].float()]))
             return output[0], None, *output[2:]
 
         length = input_ids.shape[1]
@@ -431,13 +442,18 @@ class TransformersAdapter(Adapter):
 
     def raw_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
         """See `Adapter`; the model must call its attention through the interface of transformers."""
-        layers: list[Tensor] = []
-        if self.model._can_set_attn_implementation():
-            with reading_layers(self.model, read) as layers:
-                self.raw_forward(input_ids, position_ids, 1)
+        layers = self._read_layers(input_ids, position_ids, read)
         if not layers:
             raise UserError(
                 f"the attention of {self.model.config.model_type} does not hand over its queries and keys, so that "
                 "policies cannot read them; leave out all policies but h2o, snapkv, ada-snapkv, tova and kvzip"
             )
+        return layers
+
+    def _read_layers(self, input_ids: Tensor, position_ids: Tensor, read: ReadLayer) -> list[Tensor]:
+        """See `layers`; empty where the attention is not called through the interface of transformers."""
+        if not self.model._can_set_attn_implementation():
+            return []
+        with reading_layers(self.model, read) as layers:
+            self.raw_forward(input_ids, position_ids, 1)
         return layers

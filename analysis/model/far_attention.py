@@ -267,17 +267,26 @@ def _implementations(config: Any, of_whole: str = "eager") -> str | dict[str, An
 def register_attention(name: str, function: Callable[..., Any]) -> None:
     """Make an attention function known to transformers by this name, whatever was known by it before.
 
-    A name that is not registered with the masks' interface, too, gets no mask at all: near tokens would see later ones.
+    A name that is not registered with the masks' interface, too, gets no mask at all, also where tokens are hidden by
+    more than their order.
     kvpress, where it is imported, wraps all functions that are known by then and keeps them in the one instance of the
     interface that models ask first: there a function that is only registered would not replace them.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     AttentionInterface.register(name, function)
     ALL_ATTENTION_FUNCTIONS[name] = function
-    AttentionMaskInterface.register(name, eager_mask)
+    AttentionMaskInterface.register(name, _mask_beyond_order)
+
+
+def _mask_beyond_order(*sizes: Any, allow_is_causal_skip: bool = True, **named: Any) -> Tensor | None:
+    """The mask of plain ("eager") attention; None, which fills no memory, where it hides later tokens alone."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    if allow_is_causal_skip and sdpa_mask(*sizes, **named) is None:
+        return None
+    return eager_mask(*sizes, **named)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Queries, keys and values of one layer after the other, as eviction policies read them while a pass runs.
 
-Shapes: R rows, L tokens, H heads of queries, G heads of keys, D head dimension of keys and E of values, W width.
+The attention that is made of them is never all there at once: (R, H, L, L) of a long context would fill the memory.
+Shapes: R rows, L tokens, q of them in a slice, H heads of queries, G heads of keys, D head dimension of keys and E of
+values, W width.
 """
 
 from __future__ import annotations
@@ -8,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.model.far_attention import Scores, attention_of, register_attention, scores_of, without_future
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE, each (R or 1, L, d), d ≤ D; the second half of d repeats the first."""
+WEIGHTS_PER_SLICE = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""Weights (R, H, q, L) that are computed at once; on a CPU 16 MB, for which no new memory is asked every time."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +65,45 @@ class LayerStates:
 
     def attention(self) -> Tensor:
         """Weights (R, H, L, L) of the softmax, float32; sinks of a head take their share."""
-        keys = self._for_each_query_head(self.keys)
-        scores = self.scores.capped(self.queries * self.scores.scale @ keys.transpose(-1, -2))
-        length = scores.shape[-1]
-        scores = without_future(scores) if self.mask is None else scores + self.mask
-        if self.scores.sinks is not None:
-            sinks = self.scores.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        return scores.softmax(dim=-1)[..., :length]
+        return torch.cat(list(self.attention_slices()), dim=2)
+
+    def attention_slices(self, queries: int | None = None) -> Iterator[Tensor]:
+        """`attention` of the last tokens, by default of all, a few (R, H, q, L) after the others."""
+        length = self.queries.shape[2]
+        for some in self._slices(length if queries is None else queries):
+            yield F.pad(self._weights(some), (0, length - some.stop))
 
     def output(self) -> Tensor:
         """What the tokens attend to, (R, H, L, E)."""
         values = self._for_each_query_head(self.values)
-        return self.attention().to(values.dtype) @ values
+        parts = []
+        for some in self._slices(values.shape[2]):
+            weights = self._weights(some).to(values.dtype)
+            parts.append(weights @ values[:, :, : some.stop])
+        return torch.cat(parts, dim=2)
+
+    def _slices(self, queries: int) -> Iterator[slice]:
+        """Of the last tokens, as many as have their weights computed at once."""
+        rows, heads, length = self.queries.shape[:3]
+        size = max(1, WEIGHTS_PER_SLICE[self.queries.device.type] // (rows * heads * length))
+        for start in range(length - queries, length, size):
+            yield slice(start, min(start + size, length))
+
+    def _weights(self, some: slice) -> Tensor:
+        """Weights of the softmax of some tokens over those up to the last of them, float32."""
+        keys = self._keys[:, :, : some.stop]
+        queries = self.queries[:, :, some] * self.scores.scale
+        scores = self.scores.capped(queries @ keys.transpose(-1, -2))
+        scores = without_future(scores) if self.mask is None else scores + self.mask[..., some, : some.stop]
+        if self.scores.sinks is not None:
+            sinks = self.scores.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        return scores.softmax(dim=-1)[..., : some.stop]
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """(R, H, L, D)."""
+        return self._for_each_query_head(self.keys)
 
     def _for_each_query_head(self, of_keys: Tensor) -> Tensor:
         """(R, H, L, …) of the keys or values (R, G, L, …) that heads of queries share."""

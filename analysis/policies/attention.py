@@ -26,8 +26,6 @@ from analysis.policies.policy import (
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from analysis.policies.seen import Seen
 
 
@@ -109,11 +107,7 @@ class TOVA(Policy):
 
     def scores(self, seen: Seen) -> np.ndarray:
         """(m, G, F), the same in all heads of a layer; blind, the last far token is kept first."""
-
-        def of_last(to_far: Tensor, last: Tensor) -> Tensor:
-            return to_far[:, :, last]
-
-        observed = seen.attention_to_far(of_last, seen.contexts.targets_per_block)
+        observed = seen.accumulated_attention(window=1)
         layers = []
         for of_layer in by_layer(observed, seen.key_heads):
             layers.append(np.broadcast_to(of_layer.mean(axis=1, keepdims=True), of_layer.shape))

@@ -1,12 +1,12 @@
 """A policy that goes by what the model attends to when it repeats the context.
 
-Shapes: m choices, G heads of keys in all layers, F far tokens, q tokens that are read behind them, R rows, H heads of
-queries.
+Shapes: m choices, G heads of keys in all layers, F far tokens, Q tokens that are read behind them, q in a slice, R
+rows, H heads of queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,25 +61,34 @@ class KVzip(Policy):
                 tokens[:, start:end],
             ]
             further = np.concatenate(parts, axis=1)
-            most = partial(self._most, prefix=seen.prefix_length, start=start, end=end)
+            most = partial(
+                self._most, queries=further.shape[1], prefix=seen.prefix_length, start=start, end=end
+            )
             scores[..., start:end] = seen.attention_of_further(further, most)
         scores[..., : self.sinks] = scores.max(axis=(1, 2), keepdims=True) + 1
         return scores
 
-    def _most(self, attention: Tensor, *, prefix: int, start: int, end: int) -> Tensor:
-        """The most that a query pays to each token of a chunk, (R, H, chunk), of (R, H, q, p + F + q).
+    def _most(
+        self, attention: Iterable[Tensor], *, queries: int, prefix: int, start: int, end: int
+    ) -> Tensor:
+        """The most that a query pays to each token of a chunk, (R, H, chunk), of slices (R, H, q, p + F + Q).
 
         Counted again among the prefix, the sinks, the chunk and what is read again; a chunk of everything is not.
         """
-        queries = attention.shape[2]
-        n_far = attention.shape[3] - prefix - queries
-        of_chunk = attention[..., prefix + start : prefix + end]
-        if end - start < n_far:
-            sinks = prefix + min(self.sinks, start)
-            total = attention[..., :sinks].sum(dim=-1) + attention[..., -queries:].sum(dim=-1)
-            total = total + of_chunk.sum(dim=-1)
-            of_chunk = of_chunk / total[..., None].clamp_min(1e-30)  # of a query that attends elsewhere alone
-        return of_chunk.amax(dim=2)
+        most: Tensor | None = None
+        for weights in attention:
+            n_far = weights.shape[3] - prefix - queries
+            of_chunk = weights[..., prefix + start : prefix + end]
+            if end - start < n_far:
+                sinks = prefix + min(self.sinks, start)
+                total = weights[..., :sinks].sum(dim=-1) + weights[..., -queries:].sum(dim=-1)
+                total = total + of_chunk.sum(dim=-1)
+                total = total.clamp_min(1e-30)  # of a query that attends elsewhere alone
+                of_chunk = of_chunk / total[..., None]
+            of_slice = of_chunk.amax(dim=2)
+            most = of_slice if most is None else most.maximum(of_slice)
+        assert most is not None
+        return most
 
     def keeping(self, seen: Seen) -> Keep:
         """See `Policy`."""

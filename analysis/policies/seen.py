@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from analysis.contexts import Contexts
-from analysis.model.adapter import with_prefix
-from analysis.model.attention_to_far import ReduceToFar, accumulated_attention, attention_to_far
+from analysis.model.adapter import ReduceAttention, with_prefix
+from analysis.model.attention_to_far import accumulated_attention
 from analysis.model.check import limits
 from analysis.model.layer_states import LayerStates, Rotation, rotate, unrotate
 from analysis.model.losses import Scorer, retry_smaller_on_oom
@@ -27,8 +27,6 @@ from olmo_sparsity.util.errors import UserError
 
 ScoreLayer = Callable[[LayerStates], Tensor]
 """From the states of the tokens that are seen to scores of all of them, (R, G, L)."""
-ReduceFurther = Callable[[Tensor], Tensor]
-"""From the attention of q further tokens, (R, H, q, p + L + q), to (R, H, …)."""
 _TRIED, _SHIFT = 8, 5
 """Tokens that are read at two places to see how queries are rotated, and how far these are apart."""
 _ALIKE = 0.1
@@ -104,16 +102,13 @@ class Seen:
         """`attention_to_far.accumulated_attention`, (m, G, F): of the last ``window`` tokens, by default of all."""
         return accumulated_attention(self.scorer, self.contexts, self.targets, window)
 
-    def attention_to_far(self, reduce: ReduceToFar, queries: int) -> np.ndarray:
-        """What ``reduce`` gives of the attention of so many tokens, (m, G, F); see `attention_to_far`."""
-        return attention_to_far(self.scorer, self.contexts, self.targets, reduce, queries)
-
-    def attention_of_further(self, further: np.ndarray, reduce: ReduceFurther) -> np.ndarray:
+    def attention_of_further(self, further: np.ndarray, reduce: ReduceAttention) -> np.ndarray:
         """The most that heads of queries which share keys say of far keys, by head of keys, (m, G, …).
 
         Args:
-            further: tokens that are read behind those of every block, (n, q).
-            reduce: of their attention.
+            further: tokens that are read behind those of every block, (n, Q).
+            reduce: from their attention to all before them and themselves, slices of (R, H, Q, p + L + Q), to
+                (R, H, …).
         """
         model = self.scorer.model
         length = self.contexts.tokens.shape[1] + further.shape[1]
@@ -277,7 +272,7 @@ def _of_layers(scorer: Scorer, seen: Seen, score: ScoreLayer, with_prefix: bool)
 @retry_smaller_on_oom
 @torch.inference_mode()
 def _attention_of_further(
-    scorer: Scorer, seen: Seen, further: np.ndarray, reduce: ReduceFurther
+    scorer: Scorer, seen: Seen, further: np.ndarray, reduce: ReduceAttention
 ) -> np.ndarray:
     """See `Seen.attention_of_further`."""
     tokens = np.concatenate([seen.contexts.tokens, further], axis=1)

@@ -87,8 +87,9 @@ def attention_statistics(token_losses, tokens, queries):
     return by_query.double().mean(dim=1).cpu().numpy()
 
 
-def entropy_and_zeros(attention):
+def entropy_and_zeros(slices):
     """Of attention (R, H, Q, L) the entropy over the L tokens and the share of zeros up to the query, (R, Q, 2)."""
+    attention = torch.cat(list(slices), dim=2)
     queries, length = attention.shape[2:]
     entropy = torch.special.entr(attention.float()).sum(dim=-1).mean(dim=1)
     seen = torch.arange(length - queries + 1, length + 1, device=attention.device)

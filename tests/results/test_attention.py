@@ -52,5 +52,5 @@ def test_entropy_and_zeros_are_those_of_transformers_weights_and_losses_those_of
 
 
 def test_of_sparse_attention_the_zeros_before_the_query_count():
-    sparse = STUDY["entropy_and_zeros"](torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
+    sparse = STUDY["entropy_and_zeros"](torch.tensor([[[[[0.5, 0.5, 0, 0]]]], [[[[0, 0, 0, 1.0]]]]]))
     np.testing.assert_allclose(sparse[0], [[np.log(2), 1 / 3], [0, 3 / 4]], atol=1e-6)

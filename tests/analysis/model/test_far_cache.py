@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from analysis.model import far_cache
 from analysis.model.adapter import TransformersAdapter, with_prefix
-from analysis.model.attention_to_far import accumulated_attention, attention_to_far, last_attention
+from analysis.model.attention_to_far import accumulated_attention, last_attention
 from analysis.model.check import check_long_context
 from analysis.model.far_attention import FarKeys, Scores, attend
 from analysis.model.losses import Scorer, long_and_short_losses
@@ -314,14 +314,10 @@ def test_attention_of_near_tokens_behind_a_kept_far_context_is_that_of_a_pass_ov
     contexts = random_blocks(N, M, B).with_gap(0 if "windowed" in name else 4)
     blocks = [contexts.take(slice(block, block + 1)) for block in range(len(contexts.tokens))]
 
-    def of_last(to_far, last):
-        return to_far[:, :, last]
-
     def attention_by(scorer, one):
         targets = one.all_targets
         return [
             last_attention(scorer, one, targets),
-            attention_to_far(scorer, one, targets, of_last, B),
             *(accumulated_attention(scorer, one, targets, window) for window in (1, 4, M, 100)),
         ]
 

@@ -8,7 +8,7 @@ import torch
 
 from analysis import eviction, measure
 from analysis.kept import KeptAs
-from analysis.model import far_cache
+from analysis.model import far_cache, layer_states
 from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer
 from analysis.policies import POLICIES, Policy, find_policy
@@ -325,9 +325,12 @@ def test_layers_without_rotation_are_seen_and_other_rotations_refused(name):
         policy.scores(seen)
 
 
+@pytest.mark.parametrize("per_slice", [1, 1000, None])
 @pytest.mark.parametrize("family", WINDOWED)
-def test_reading_layers_leaves_what_a_model_computes(family):
-    """Windows, caps and sinks of scores are those of its own attention, in every layer."""
+def test_reading_layers_leaves_what_a_model_computes(family, per_slice, monkeypatch):
+    """Windows, caps and sinks of scores are those of its own attention, in every layer, however few at once."""
+    if per_slice is not None:
+        monkeypatch.setitem(layer_states.WEIGHTS_PER_SLICE, "cpu", per_slice)
     inner = random_model(family, **WINDOWED[family])
     adapter, contexts = TransformersAdapter(inner).requires_grad_(False), random_blocks(N, M, B)
     tokens = torch.from_numpy(contexts.tokens)
@@ -336,12 +339,15 @@ def test_reading_layers_leaves_what_a_model_computes(family):
         cached = adapter.key_values(tokens, ids)
         read = adapter.layers(tokens, ids, lambda layer: layer.keys)
         weights = adapter.layers(tokens, ids, lambda layer: layer.attention())
-        expected = adapter.attention(tokens, ids, tokens.shape[1], lambda attention: attention)
+        of_last = adapter.attention(tokens, ids, 3, lambda slices: torch.cat(list(slices), dim=2))
+        inner.set_attn_implementation("eager")
+        expected = inner(tokens, output_attentions=True).attentions
     for (keys, _), of_layer in zip(cached, read, strict=True):
         shared = min(keys.shape[2], of_layer.shape[2])
         torch.testing.assert_close(of_layer[:, :, -shared:], keys[:, :, -shared:], rtol=0, atol=2e-5)
-    for of_layer, theirs in zip(weights, expected, strict=True):
+    for of_layer, last, theirs in zip(weights, of_last, expected, strict=True):
         torch.testing.assert_close(of_layer, theirs, rtol=0, atol=2e-5)
+        torch.testing.assert_close(last, theirs[:, :, -3:], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "grouped"])
