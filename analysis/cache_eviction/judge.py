@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +74,8 @@ class BlockJudge:
     """Token ids of a text, for policies that read a prompt."""
     kept_sets: bool = False
     """Whether choices say which far keys are kept."""
+    tried: Mapping[bytes, list[Choice]] = field(default_factory=dict)
+    """What the policies chose on a trial (`of_those_that_can`), by its block."""
 
     def __post_init__(self) -> None:
         if not self.scorer.model.shares_far_keys:
@@ -144,22 +146,30 @@ class BlockJudge:
         ``leave_out``: others are left out with a warning; without it they raise `UserError`.
         """
         seen = self._seen(contexts)
-        policies = []
-        for policy in self.contest.policies:
-            try:
-                self._choose(policy, seen)
-            except UserError as error:
-                if not leave_out:
-                    raise
-                log.warning("%s is left out: %s", policy.name, error)
-                continue
-            policies.append(policy)
-        return replace(self, contest=replace(self.contest, policies=policies))
+        choices = []
+        with self.scorer.keeping_far():
+            for policy in self.contest.policies:
+                try:
+                    choices.append(self._choose(policy, seen))
+                except UserError as error:
+                    if not leave_out:
+                        raise
+                    log.warning("%s is left out: %s", policy.name, error)
+        policies = [choice.contender for choice in choices]
+        return replace(
+            self,
+            contest=replace(self.contest, policies=policies),
+            tried={_name_of(contexts): choices},
+        )
 
     # --- what is kept ---
 
     def _chosen(self, contexts: Contexts) -> list[Choice]:
         """The choices of all policies and controls."""
+        tried = self.tried.get(_name_of(contexts))
+        if tried is not None:
+            self.scorer.on_read(len(tried) * contexts.n_long)
+            return tried
         seen = self._seen(contexts)
         choices = []
         for policy in self.contest.policies:
@@ -300,6 +310,11 @@ class BlockJudge:
 _ROWS_OF_A_KEY = {"halving-kl": 2, "greedy-kl": 16, "presence-gradient": 0}
 """How often a reference reads the near tokens for each far key, for the time left; others once. One time is the exact
 effect of single keys."""
+
+
+def _name_of(contexts: Contexts) -> bytes:
+    """What one block has that no other has."""
+    return contexts.tokens.tobytes() + contexts.target_id.tobytes()
 
 
 def _nears_of(contender: Contender) -> tuple[str, ...]:

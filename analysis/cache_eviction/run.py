@@ -137,6 +137,7 @@ def eviction(
         if only_blocks is not None:
             sampled = _of_blocks(sampled, only_blocks)
         first, _ = blocks_of(source, sampled[sampled["block"] == sampled["block"].min()], contexts)
+        log.info("all policies choose on the first block, which shows what the model has for them to look at")
         judge = judge.of_those_that_can(first, leave_out=ALL in arguments.names("policies", policies))
         settings = EvictionSettings(
             model=loaded.identity,

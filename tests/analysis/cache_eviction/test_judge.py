@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 
 from analysis.cache_eviction.contenders import Contender, Contest, every_policy
 from analysis.cache_eviction.judge import BlockJudge, with_total
@@ -100,6 +101,25 @@ def test_losses_are_those_of_whole_passes_in_which_heads_hide_their_own_keys(nam
         long = whole(judge.scorer.model, contexts, place, every_key, first_query)
         expected = [-log_p[contexts.targets[0, place]], plain_divergence("kl", long, log_p)]
         assert rows[["loss_nats", "kl_nats"]].to_numpy().tolist() == [pytest.approx(expected, abs=5e-5)]
+
+
+@pytest.mark.parametrize("is_tried", [True, False])
+def test_a_block_that_policies_were_tried_on_is_not_chosen_from_again(is_tried, monkeypatch):
+    """What is judged is the same, on that block and on another one."""
+    judge = judge_of(policies=("snapkv", "h2o:blind=1", "random"))
+    blocks = random_blocks(N, M, B, count=2)
+    tried, other = blocks.take(slice(0, 1)), blocks.take(slice(1, 2))
+    expected = [judge.judge(contexts) for contexts in (tried, other)]
+    judge = judge.of_those_that_can(tried if is_tried else other, leave_out=True)
+    chosen = []
+    choose = BlockJudge._choose
+    monkeypatch.setattr(
+        BlockJudge, "_choose", lambda self, *given: chosen.append(given) or choose(self, *given)
+    )
+    assert_frame_equal(judge.judge(tried).losses, expected[0].losses)
+    assert len(chosen) == (0 if is_tried else 3)
+    assert_frame_equal(judge.judge(other).choices, expected[1].choices)
+    assert len(chosen) == 3
 
 
 def test_policies_that_look_at_what_near_tokens_see_share_one_reading_of_the_far_context(monkeypatch):
