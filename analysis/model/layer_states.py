@@ -75,6 +75,16 @@ class LayerStates:
 
     def output(self) -> Tensor:
         """What the tokens attend to, (R, H, L, E)."""
+        if self.scores.softcap is None and self.scores.sinks is None:
+            return F.scaled_dot_product_attention(
+                self.queries,
+                self.keys,
+                self.values,
+                self.mask,
+                is_causal=self.mask is None,
+                scale=self.scores.scale,
+                enable_gqa=True,
+            )
         values = self._for_each_query_head(self.values)
         parts = []
         for some in self._slices(values.shape[2]):
