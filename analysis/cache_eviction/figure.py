@@ -20,7 +20,11 @@ _TITLES = {
     NEAR_KEPT: "Aware of the near tokens, which are kept",
     NEAR_REREAD: "Blind to the near tokens, which are read again",
 }
+_OF_BOTH = "Near tokens are read again"
+"""The title where aware policies stand beside blind ones."""
 _BLIND = ":blind=1"
+_BESIDE_AWARE: style.Look = {"markerfacecolor": "white", "linestyle": (0, (2, 1.2))}
+"""What a blind policy has of its own beside its aware form."""
 _LOOKS: dict[str, style.Look] = {
     "h2o": {"color": "#D55E00", "marker": "v", "linestyle": "-"},
     "snapkv": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
@@ -40,7 +44,7 @@ _LOOKS: dict[str, style.Look] = {
     "greedy-kl": {"color": "#00325E", "marker": (3, 1, 0), "linestyle": (0, (9, 1.5))},
     BEST: {"color": "#000000", "marker": "*", "linestyle": (0, (7, 1, 1, 1, 1, 1))},
 }
-"""Of policies, controls and references; blind policies look as aware ones, which stand in the other panel."""
+"""Of policies, controls and references; blind policies look as aware ones that stand in the other panel."""
 
 
 def drawn(policies: pd.DataFrame, near: str) -> list[str]:
@@ -69,20 +73,23 @@ def eviction_figure(
         frames.append(best[best["name"] == LOSS].assign(policy=BEST, sees=""))
     rows = pd.concat(frames)
     rows = rows[rows["far_context"] == TRUE].drop(columns="far_context")
-    policy = rows["policy"].str.replace(_BLIND, "", regex=False)
-    rows = rows.assign(label=policy, percent=100 * rows["budget"])
-    nears = [near for near in _TITLES if near in set(rows["near"])]
-    looks = policy_looks(list(rows["label"].unique()))
-
-    width = style.PAGE if len(nears) > 1 else 4.6
-    figure = style.new_figure(width, 4.2)
-    panels = figure.subplots(1, len(nears), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, near in zip(panels, nears, strict=True):
+    rows["percent"] = 100 * rows["budget"]
+    shown = {}
+    for near in _TITLES:
         of_panel = rows[(rows["near"] == near) & rows["policy"].isin(drawn(rows, near))]
+        if len(of_panel):
+            shown[near] = of_panel.assign(label=panel_labels(of_panel["policy"]))
+    looks = policy_looks(list(pd.concat(shown.values())["label"].unique()))
+
+    width = style.PAGE if len(shown) > 1 else 4.6
+    figure = style.new_figure(width, 4.2)
+    panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (near, of_panel) in zip(panels, shown.items(), strict=True):
         style.draw(axes, of_panel, looks, "label", "percent", step=0.02)
         style.log_axis(axes, [100 * budget for budget in budgets])
         axes.axhline(0, **style.REFERENCE)
-        axes.set_title(_TITLES[near])
+        is_of_both = near == NEAR_REREAD and (of_panel["sees"] == AWARE).any()
+        axes.set_title(_OF_BOTH if is_of_both else _TITLES[near])
         axes.set_xlabel("budget [% of the far keys, sinks included]")
     panels[0].set_ylabel("loss over that with the full cache [nats per token]")
     style.add_legend(figure, looks)
@@ -90,7 +97,20 @@ def eviction_figure(
     return figure
 
 
+def panel_labels(policies: pd.Series) -> pd.Series:
+    """Names of policies of one panel, without what says that they are blind where no aware form stands beside them."""
+    plain = policies.str.replace(_BLIND, "", regex=False)
+    has_both = plain.isin(policies)
+    return policies.where(has_both, plain)
+
+
 def policy_looks(labels: Sequence[str]) -> dict[str, style.Look]:
     """The look of every label; those that are not named here get what is left, in their order."""
-    others = style.selector_styles([label for label in labels if label not in _LOOKS])
-    return {label: _LOOKS.get(label) or others[label] for label in labels}
+    looks = {}
+    others = style.selector_styles([label for label in labels if label.replace(_BLIND, "") not in _LOOKS])
+    for label in labels:
+        plain = label.replace(_BLIND, "")
+        looks[label] = _LOOKS.get(plain) or others[label]
+        if plain != label:
+            looks[label] = looks[label] | _BESIDE_AWARE
+    return looks

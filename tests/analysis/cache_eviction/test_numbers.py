@@ -405,3 +405,25 @@ def test_the_figure_has_a_line_a_policy_and_the_best():
     [line] = [line for line in kept.get_lines() if line.get_label() == "h2o"]
     expected = [over_full(record, "h2o", "kept", budget).mean() for budget in BUDGETS]
     np.testing.assert_allclose(np.array(line.get_ydata(), dtype=float), expected)
+
+
+def test_a_blind_policy_beside_its_aware_form_has_a_line_of_its_own():
+    """Where near tokens are read again for both; a blind one alone is named as the aware one of the other panel."""
+    both = [
+        ("snapkv", "far and near", "reread"),
+        ("snapkv:blind=1", "far", "reread"),
+        ("tova:blind=1", "far", "reread"),
+    ]
+    record = made_up(ways=both)
+    [axes] = record.figure().axes
+    assert axes.get_title(loc="left") == "Near tokens are read again"
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert {"snapkv", "snapkv:blind=1", "tova"} <= set(lines) and "tova:blind=1" not in lines
+    for name in ("snapkv", "snapkv:blind=1"):
+        expected = [over_full(record, name, "reread", budget).mean() for budget in BUDGETS]
+        np.testing.assert_allclose(np.array(lines[name].get_ydata(), dtype=float), expected)
+    faces = [lines[name].get_markerfacecolor() for name in ("snapkv", "snapkv:blind=1")]
+    assert len(set(faces)) == 2 and lines["snapkv"].get_color() == lines["snapkv:blind=1"].get_color()
+    [axes] = made_up(ways=both[1:]).figure().axes
+    assert axes.get_title(loc="left") == "Blind to the near tokens, which are read again"
+    assert {"snapkv", "tova"} <= {line.get_label() for line in axes.get_lines()}
