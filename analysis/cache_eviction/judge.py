@@ -100,13 +100,15 @@ class BlockJudge:
         for near in self.nears:
             length = behind + (1 if near == NEAR_KEPT else contexts.n_short)
             judged = [contender for contender in self.contest.policies if near in _nears_of(contender)]
-            rows = len(self.contest.budgets) * (len(judged) + len(self.contest.references))
-            for reference in self.contest.references:
-                rows_of_key = _ROWS_OF_A_KEY.get(reference.name.partition(":")[0], 1)
+            read += len(self.contest.budgets) * (len(judged) + len(self.contest.references)) * length
+            for contender in self.contest.references:
+                assert contender.reference is not None
+                rows_of_key = _ROWS_OF_A_KEY.get(contender.name.partition(":")[0], 1)
                 if effects_known and near == NEAR_REREAD:
                     rows_of_key = max(0, rows_of_key - 1)
-                rows += rows_of_key * contexts.n_far
-            read += rows * length
+                first = contender.reference.first
+                unread = 0 if first is None else max(0, contexts.targets_per_block - first)
+                read += rows_of_key * contexts.n_far * (length - unread)
         return read
 
     def judge(
