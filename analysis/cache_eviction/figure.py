@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -23,8 +26,8 @@ _TITLES = {
 _OF_BOTH = "Near tokens are read again"
 """The title where aware policies stand beside blind ones."""
 _BLIND = ":blind=1"
-_BESIDE_AWARE: style.Look = {"markerfacecolor": "white", "linestyle": (0, (2, 1.2))}
-"""What a blind policy has of its own beside its aware form."""
+_OF_FORMS = [(0, (2, 1.2)), (0, (6, 1, 1, 1)), (0, (1, 0.8)), (0, (10, 2))]
+"""Lines of the forms of one policy or reference, such as ``h2o:mean=1``, which have its color and hollow markers."""
 _LOOKS: dict[str, style.Look] = {
     "h2o": {"color": "#D55E00", "marker": "v", "linestyle": "-"},
     "snapkv": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
@@ -107,10 +110,19 @@ def panel_labels(policies: pd.Series) -> pd.Series:
 def policy_looks(labels: Sequence[str]) -> dict[str, style.Look]:
     """The look of every label; those that are not named here get what is left, in their order."""
     looks = {}
-    others = style.selector_styles([label for label in labels if label.replace(_BLIND, "") not in _LOOKS])
+    forms: dict[str, Iterator[Any]] = defaultdict(lambda: cycle(_OF_FORMS))
+    others = style.selector_styles([label for label in labels if _name_of(label) not in _LOOKS])
     for label in labels:
-        plain = label.replace(_BLIND, "")
-        looks[label] = _LOOKS.get(plain) or others[label]
-        if plain != label:
-            looks[label] = looks[label] | _BESIDE_AWARE
+        name = _name_of(label)
+        if name not in _LOOKS:
+            looks[label] = others[label]
+        elif name == label:
+            looks[label] = _LOOKS[name]
+        else:
+            looks[label] = _LOOKS[name] | {"markerfacecolor": "white", "linestyle": next(forms[name])}
     return looks
+
+
+def _name_of(label: str) -> str:
+    """The policy, control or reference that a label has a form of."""
+    return label.partition(":")[0]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.cache_eviction import numbers
-from analysis.cache_eviction.figure import BEST
+from analysis.cache_eviction.figure import BEST, policy_looks
 from analysis.cache_eviction.result import EvictionResult
 from analysis.stats.bootstrap import ClusterBootstrap, holm
 from olmo_sparsity.util.rng import Stream
@@ -427,3 +427,22 @@ def test_a_blind_policy_beside_its_aware_form_has_a_line_of_its_own():
     [axes] = made_up(ways=both[1:]).figure().axes
     assert axes.get_title(loc="left") == "Blind to the near tokens, which are read again"
     assert {"snapkv", "tova"} <= {line.get_label() for line in axes.get_lines()}
+
+
+def test_forms_of_a_policy_have_its_color_and_no_two_the_same_look():
+    labels = [
+        "snapkv",
+        "snapkv:window=8",
+        "snapkv:window=8:blind=1",
+        "leave-one-out-kl:first=16",
+        "mine",
+        "mine:a=1",
+    ]
+    looks = policy_looks(labels)
+    assert list(looks) == labels and len({str(look) for look in looks.values()}) == len(labels)
+    assert {looks[label]["color"] for label in labels[:3]} == {looks["snapkv"]["color"]}
+    assert (
+        looks["leave-one-out-kl:first=16"]["color"]
+        == policy_looks(["leave-one-out-kl"])["leave-one-out-kl"]["color"]
+    )
+    assert not {looks["mine"]["color"], looks["mine:a=1"]["color"]} & {looks["snapkv"]["color"]}
