@@ -59,6 +59,7 @@ def test_a_label_is_of_the_cell_at_its_place(tmp_path) -> None:
     assert seeds == [runs[name].settings.model.training_seed for name in ("a", "b")]
 
 
+@pytest.mark.slow
 def test_figure2_reads_cells_whose_names_have_commas(tmp_path, monkeypatch, capsys) -> None:
     cells = {f"config=pose,seed={seed}": made_result(run=seed) for seed in (1, 2, 3)}
     save_study(tmp_path, cells)

@@ -70,7 +70,7 @@ class Attending(ByHand):
         length = int(position_ids[0, -1]) + 2
         coupled, start = self.ids[length]
         same = torch.tensor(coupled[start:, None] == coupled[None, : length - 1]).float()
-        return [reduce(same[None, None, -queries:].expand(len(input_ids), 1, -1, -1))]
+        return [reduce([same[None, None, -queries:].expand(len(input_ids), 1, -1, -1)])]
 
 
 @pytest.mark.parametrize("by", ["leave-one-out-kl", "attention"])

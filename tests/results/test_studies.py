@@ -300,6 +300,7 @@ def test_retrieval(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert set(written.query("of == 'recall'")["selector"]) >= {"leave-one-out-kl", "chance"}
 
 
+@pytest.mark.slow
 def test_synthetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """On the whole records, which are small."""
     import_module("results.synthetic.study").main(["--numbers", str(tmp_path / "numbers.csv")])
@@ -312,6 +313,7 @@ def test_synthetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "scratchpad_parity/leave-one-out-kl/seed=1" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_batches")
 def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells of run.sh, one of them interrupted, are collected and printed; half floats hold the effects."""

@@ -289,7 +289,8 @@ def end(process):
         process.terminate()
 
 
-@pytest.mark.parametrize("stage", slow_but([None, 0, 1, 2, 3], None))
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
 def test_each_of_two_processes_writes_its_share(folder, tmp_path, stage):
     """The tensors are those of one process, but for rounding; no rank writes more than its share."""
     zero = () if stage is None else (f"--deepspeed.config=configs/deepspeed/zero{stage}.json",)
