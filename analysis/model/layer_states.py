@@ -75,17 +75,17 @@ class LayerStates:
 
     def output(self) -> Tensor:
         """What the tokens attend to, (R, H, L, E)."""
+        values = self._for_each_query_head(self.values)
         if self.scores.softcap is None and self.scores.sinks is None:
+            # keys are repeated: on a GPU, shared keys and a mask at once would take (L, L) of memory
             return F.scaled_dot_product_attention(
                 self.queries,
-                self.keys,
-                self.values,
+                self._keys,
+                values,
                 self.mask,
                 is_causal=self.mask is None,
                 scale=self.scores.scale,
-                enable_gqa=True,
             )
-        values = self._for_each_query_head(self.values)
         parts = []
         for some in self._slices(values.shape[2]):
             weights = self._weights(some).to(values.dtype)
