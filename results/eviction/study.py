@@ -303,6 +303,9 @@ def print_horizon(tables: Tables, cell: str, result: EvictionResult) -> None:
         frame = frame[frame["budget"] == budget_of(result)]
         title = f"{what}: loss over full, nats, by distance from the choice, in tokens, below"
         tables.add(title, frame[["policy", "to_tokens", *INTERVAL]], across="to_tokens")
+        if REFERENCE in part.policies:  # one of the surprises that the protocol names
+            frame = result.differences(REFERENCE, part.near, ["random"])
+            tables.add(f"{what}: less {REFERENCE}", frame[["policy", "budget", *INTERVAL]], across="budget")
         references = [name for name in part.references if name.startswith(EXACT)]
         for reference in references or [OF_BLIND]:
             among = [name for name in (*part.policies, *part.references) if name != reference]
