@@ -139,6 +139,9 @@ def test_cells_are_collected_and_every_table_is_printed(tmp_path, capsys, monkey
     title = "smollm2-all-horizon, aware, near kept, later targets: less leave-one-out-kl"
     less = later_of(pooled).differences("leave-one-out-kl").query("policy == @first")
     assert_shown(lines_of(printed, title)[first], less)
+    title = "smollm2-books-horizon, aware, near kept: less snapkv (policy random)"
+    of_random = cells["smollm2-books-horizon"].differences("snapkv", "kept", ["random"])
+    assert_shown(printed.split(f"{title}\n")[1].split("\n\n")[0], of_random)
     title = "smollm2-books-blindhorizon, blind, near reread, later targets: less streaming-llm"
     less = later_of(cells["smollm2-books-blindhorizon"]).differences("streaming-llm", "reread")
     assert_shown(lines_of(printed, title)["knorm"], less.query("policy == 'knorm'"))
