@@ -5,6 +5,7 @@
 #
 #   data                              the corpus of `make verify`
 #   train-MODEL-SEED                  MODEL: pose, rope, nope, alibi, window; control
+#   further-control-SEED              a control trained further that has not learned a k; then its need and losses anew
 #   need-MODEL-SEED                   what targets need as text; L_short and L_inside of all targets
 #   cache-MODEL-SEED                  what they need as cache
 #   losses-MODEL-SEED-behind-WINDOWS  behind another document's text, so many windows together
@@ -47,7 +48,7 @@ train_model() { # model seed
   train "train-$1-$2" "$2" configs/demo.yaml "${options[@]}"
 }
 
-train_control() { # seed; parity of planted bits, of more in every stage, as in ../synthetic/study.sh text
+train_control() { # seed stages before; parity of planted bits, of more in every stage, as in ../synthetic/study.sh text
   local shape=(--model.family=olmo --model.d_model=256 --model.n_heads=4 --model.n_layers=4 --model.mlp_ratio=4
     --model.weight_tying=true --model.vocab_size=4099 --model.max_sequence_length=65)
   local task=("--task.parameters.text=$out/data" "--task.parameters.train_length=[16,64]" --task.parameters.locality=null
@@ -55,7 +56,8 @@ train_control() { # seed; parity of planted bits, of more in every stage, as in 
   local how=(--optimizer.learning_rate=1e-3 --scheduler.t_warmup=50 --global_train_batch_size=32
     --device_train_microbatch_size=16 --evaluation.interval=250 --evaluation.windows=200)
   local stage least most duration before=()
-  for stage in 1-1:250 1-2:500 4-4:1000 1-4:1000; do
+  if [[ -n $3 ]]; then before=("--initial_weights=$3"); fi
+  for stage in $2; do
     least=${stage%%-*}
     most=${stage#*-}
     duration=${most#*:}
@@ -77,6 +79,21 @@ refuse_unfinished() { # training
   fi
 }
 
+train_further() { # seed
+  local first=$out/train-control-$1/1-4:1000 # the last stage that all seeds have
+  refuse_unfinished "$first"
+  if [[ -e $out/need-control-$1 ]]; then
+    echo "need-control-$1 is of the training before: remove it, and losses-control-$1-*" >&2
+    return 1
+  fi
+  train_control "$1" 1-4:2000 "$first"
+}
+
+model_of_control() { # seed
+  local further=$out/train-control-$1/1-4:2000
+  if [[ -d $further ]]; then echo "$further"; else echo "$out/train-control-$1/1-4:1000"; fi
+}
+
 measure() { # cell model options
   local cell=$1 model=$2
   shift 2
@@ -90,8 +107,10 @@ measure_control() { # cell seed options
   local cell=$1 seed=$2
   shift 2
   if [[ -f $out/$cell/result.json ]]; then return; fi
-  refuse_unfinished "$out/train-control-$seed/1-4:1000"
-  $run measure "$out/train-control-$seed/1-4:1000" --text "$out/texts-control/planted.jsonl" \
+  local model
+  model=$(model_of_control "$seed")
+  refuse_unfinished "$model"
+  $run measure "$model" --text "$out/texts-control/planted.jsonl" \
     --tokenizer "$out/texts-control/tokenizer.json" --n-long 56 --n-short 8 --targets-per-block 1 \
     --targets "$(wc -l < "$out/texts-control/planted.jsonl")" --seed 0 --placebos none --tau 0.35 --out "$out/$cell" "$@"
 }
@@ -110,7 +129,8 @@ cell() {
   local lost=(--selectors none)
   case $kind-$model-$context in
     data--) $run prepare-data docs --tokenizer results/checkpoint/tokenizer.json --out "$out/data" ;;
-    train-control-) train_control "$seed" ;;
+    train-control-) train_control "$seed" "1-1:250 1-2:500 4-4:1000 1-4:1000" "" ;;
+    further-control-) train_further "$seed" ;;
     train-*-) train_model "$model" "$seed" ;;
     texts-control-) python results/thesis/planted.py "$out/data" "$out/texts-control" ;;
     need-control-) measure_control "$1" "$seed" "${need[@]}" ;;
