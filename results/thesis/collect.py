@@ -176,7 +176,8 @@ class Checks:
         self._alike(("lengths", of_training), cell, lengths)
         if match["kind"] in WAYS:
             self._alike(("threshold", targets_of(match)), cell, settings.choices.tau_nats)
-        self._alike(("last step of training", of_training), cell, step_of(settings.model.name))
+        of_length = (of_training, seed) if of_training == "control" else (of_training,)
+        self._alike(("last step of training", *of_length), cell, step_of(settings.model.name))
         if settings.model.training_seed not in (None, int(seed)):
             raise SystemExit(
                 f"{cell} is of a model trained from seed {settings.model.training_seed}: remove it"

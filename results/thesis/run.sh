@@ -6,6 +6,7 @@
 #   data                              the corpus of `make verify`
 #   train-MODEL-SEED                  MODEL: pose, rope, nope, alibi, window; control
 #   further-control-SEED              a control trained further that has not learned a k; then its need and losses anew
+#   again-control-SEED                the same once more, with more of the larger k
 #   need-MODEL-SEED                   what targets need as text; L_short and L_inside of all targets
 #   cache-MODEL-SEED                  what they need as cache
 #   losses-MODEL-SEED-behind-WINDOWS  behind another document's text, so many windows together
@@ -48,7 +49,7 @@ train_model() { # model seed
   train "train-$1-$2" "$2" configs/demo.yaml "${options[@]}"
 }
 
-train_control() { # seed stages before; parity of planted bits, of more in every stage, as in ../synthetic/study.sh text
+train_control() { # seed stages before folder; parity of planted bits, of more in every stage, as in ../synthetic/study.sh text
   local shape=(--model.family=olmo --model.d_model=256 --model.n_heads=4 --model.n_layers=4 --model.mlp_ratio=4
     --model.weight_tying=true --model.vocab_size=4099 --model.max_sequence_length=65)
   local task=("--task.parameters.text=$out/data" "--task.parameters.train_length=[16,64]" --task.parameters.locality=null
@@ -65,9 +66,9 @@ train_control() { # seed stages before; parity of planted bits, of more in every
     local options=("--max_duration=$duration" "--task.parameters.k_train_min=$least" "--task.parameters.k_train=$most"
       "--task.parameters.k_test=[$most]")
     if [[ $least == 4 ]]; then options+=(--evaluation.until=0.98); fi
-    train "train-control-$1/$stage" "$1" configs/synthetic/planted-small.yaml "${shape[@]}" "${task[@]}" "${how[@]}" \
+    train "$4/$stage" "$1" configs/synthetic/planted-small.yaml "${shape[@]}" "${task[@]}" "${how[@]}" \
       "${options[@]}" "${before[@]}"
-    before=("--initial_weights=$out/train-control-$1/$stage")
+    before=("--initial_weights=$out/$4/$stage")
   done
 }
 
@@ -79,19 +80,24 @@ refuse_unfinished() { # training
   fi
 }
 
-train_further() { # seed
-  local first=$out/train-control-$1/1-4:1000 # the last stage that all seeds have
-  refuse_unfinished "$first"
+train_further() { # seed before stages folder: a control that has not learned goes on from weights
+  refuse_unfinished "$2"
   if [[ -e $out/need-control-$1 ]]; then
     echo "need-control-$1 is of the training before: remove it, and losses-control-$1-*" >&2
     return 1
   fi
-  train_control "$1" 1-4:2000 "$first"
+  train_control "$1" "$3" "$2" "$4"
 }
 
 model_of_control() { # seed
-  local further=$out/train-control-$1/1-4:2000
-  if [[ -d $further ]]; then echo "$further"; else echo "$out/train-control-$1/1-4:1000"; fi
+  local folder=$out/train-control-$1
+  if [[ -d $folder/again ]]; then
+    echo "$folder/again/1-4:1000"
+  elif [[ -d $folder/1-4:2000 ]]; then
+    echo "$folder/1-4:2000"
+  else
+    echo "$folder/1-4:1000"
+  fi
 }
 
 measure() { # cell model options
@@ -129,8 +135,11 @@ cell() {
   local lost=(--selectors none)
   case $kind-$model-$context in
     data--) $run prepare-data docs --tokenizer results/checkpoint/tokenizer.json --out "$out/data" ;;
-    train-control-) train_control "$seed" "1-1:250 1-2:500 4-4:1000 1-4:1000" "" ;;
-    further-control-) train_further "$seed" ;;
+    train-control-) train_control "$seed" "1-1:250 1-2:500 4-4:1000 1-4:1000" "" "train-control-$seed" ;;
+    further-control-)
+      train_further "$seed" "$out/train-control-$seed/1-4:1000" 1-4:2000 "train-control-$seed" ;;
+    again-control-)
+      train_further "$seed" "$out/train-control-$seed/1-4:2000" "3-4:2000 1-4:1000" "train-control-$seed/again" ;;
     train-*-) train_model "$model" "$seed" ;;
     texts-control-) python results/thesis/planted.py "$out/data" "$out/texts-control" ;;
     need-control-) measure_control "$1" "$seed" "${need[@]}" ;;

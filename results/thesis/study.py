@@ -584,9 +584,14 @@ def figure(retention: pd.DataFrame) -> Figure | None:
     shown["place"] = shown["bin"].map(places)
     looks = model_styles(sorted(set(shown["curve"])))
     drawn = new_figure(6.75, 2.9)
-    for axes, (context, windows, title) in zip(drawn.subplots(1, 3, sharey=True), panels, strict=True):
-        is_panel = (shown["context"] == context) & shown["windows"].isin(windows)
-        draw(axes, shown[is_panel], looks, "curve", "place", joined=False, step=0.08)
+    in_panels = [
+        shown[(shown["context"] == context) & shown["windows"].isin(windows)]
+        for context, windows, _ in panels
+    ]
+    measured = [(rows, title) for rows, (_, _, title) in zip(in_panels, panels, strict=True) if len(rows)]
+    all_axes = drawn.subplots(1, len(measured), sharey=True, squeeze=False)[0]
+    for axes, (rows, title) in zip(all_axes, measured, strict=True):
+        draw(axes, rows, looks, "curve", "place", joined=False, step=0.08)
         axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
         axes.axhline(100, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
         axes.set_xticks(range(len(places)), list(places))

@@ -256,6 +256,15 @@ def test_what_is_left_equals_sums_over_targets():
     assert of_bin["low"].notna().all() and set(of_bin["n_targets"]) == {len(member)}
 
 
+def test_the_figure_has_a_panel_for_every_context_that_is_measured():
+    records = simulated(np.random.default_rng(8), 0.2)
+    drawn = study.figure(study.retention_frame(records, "pose"))
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        "behind other text, 2 windows",
+        "3 and 4 windows",
+    ]
+
+
 def test_few_packages_have_values_and_no_intervals():
     records = simulated(np.random.default_rng(7), 0.2, sizes=np.array([60, 40, 30]))
     slopes = study.slope_frame(records, permutations=5)
@@ -538,6 +547,24 @@ def test_cells_of_the_control_keep_all_targets_with_planted_bits(measured, tmp_p
     beyond = losses.set_index("target_id")["beyond"].loc[expected["target_id"]]
     of_cell = cells["losses-control-1-behind-2"].targets.set_index("target_id")["loss_long_nats"]
     np.testing.assert_allclose(beyond, of_cell.loc[expected["target_id"]], atol=1e-4)
+
+
+def test_controls_may_be_trained_for_different_steps_and_a_seed_may_not(measured, tmp_path):
+    out, cells = measured
+    names = ["texts-control", "need-control-1", "losses-control-1-behind-2"]
+    folder = linked(tmp_path / "out", out, *names)
+    changes = {"model": "train-control-2/1-4:2000/step00002000", "training_seed": 2}
+    for kind in ("need-control-{}", "losses-control-{}-behind-2"):
+        one = cells[kind.format(1)]
+        other = replace(one, settings=one.settings.but(**changes, model_sha256="of another"))
+        other.save(folder / kind.format(2))
+    records = collected(folder, tmp_path / "records")
+    assert set(records.needs["seed"]) == {1, 2}
+    longer = replace(one, settings=one.settings.but(model="train-control-1/1-4:2000/step00002000"))
+    (folder / "losses-control-1-behind-2").unlink()
+    longer.save(folder / "losses-control-1-behind-2")
+    with pytest.raises(SystemExit, match="another last step of training than losses-control-1-behind-2"):
+        collected(folder, tmp_path / "records")
 
 
 def test_a_cell_of_own_text_has_two_three_four_and_eight_windows():

@@ -190,3 +190,33 @@ def test_a_training_that_is_not_finished_is_not_measured(tmp_path, script, cell,
     done = run(script, tmp_path, cell)
     assert done.returncode != 0 and f"{training} is not trained to its end" in done.stderr
     assert not done.stdout
+
+
+def test_a_control_that_has_not_learned_is_trained_further_and_then_measured(tmp_path):
+    (tmp_path / "texts-control").mkdir()
+    (tmp_path / "texts-control" / "planted.jsonl").write_text("{}\n")
+    training = tmp_path / "train-control-1"
+    further = {
+        "further-control-1": ("1-4:1000", "1-4:2000"),
+        "again-control-1": ("1-4:2000", "again/3-4:2000"),
+    }
+    for cell, (before, stage) in further.items():
+        refused = run(THESIS, tmp_path, cell)
+        assert refused.returncode != 0 and f"{training / before} is not trained to its end" in refused.stderr
+        finish(training / before)
+        (tmp_path / "need-control-1").mkdir()
+        refused = run(THESIS, tmp_path, cell)
+        assert refused.returncode != 0 and "need-control-1 is of the training before" in refused.stderr
+        (tmp_path / "need-control-1").rmdir()
+        first, *more = run(THESIS, tmp_path, cell).stdout.splitlines()
+        assert f"--save_folder={training / stage} " in first
+        assert f"--initial_weights={training / before}" in first
+        assert len(more) == (1 if cell.startswith("again") else 0)
+        need = measured(run(THESIS, tmp_path, "need-control-1").stdout)["need-control-1"]
+        assert need["model"] == str(training / before)
+    finish(training / "again/3-4:2000")
+    unfinished = run(THESIS, tmp_path, "need-control-1")
+    assert unfinished.returncode != 0 and "again/1-4:1000 is not trained to its end" in unfinished.stderr
+    finish(training / "again/1-4:1000")
+    need = measured(run(THESIS, tmp_path, "need-control-1").stdout)["need-control-1"]
+    assert need["model"] == str(training / "again/1-4:1000")
