@@ -171,7 +171,7 @@ losses_of() { # model seed windows-behind windows-of-ids-apart
 all=(data texts-control)
 for seed in 1 2 3; do # first: if no slope is seen here, the text half is not read
   all+=("train-control-$seed" "need-control-$seed")
-  for windows in 2 3 4 8; do all+=("losses-control-$seed-behind-$windows"); done
+  for windows in 2 3 4 8 16 32; do all+=("losses-control-$seed-behind-$windows"); done
 done
 for seed in 1 2 3; do
   all+=("train-pose-$seed" "need-pose-$seed" "cache-pose-$seed" "own-pose-$seed")

@@ -602,6 +602,16 @@ def figure(retention: pd.DataFrame) -> Figure | None:
     return drawn
 
 
+def print_left(left: pd.DataFrame) -> None:
+    """Print what is left of gains, a table for each model, way of needing and number."""
+    for (model, need), of_model in left.groupby(["model", "need"], sort=False):
+        print(f"\n{MODELS[model]}, need as {need}")
+        for name, of_name in of_model.groupby("name", sort=False):
+            keys = ["context", "windows", "n_targets"]
+            table = of_name[[*keys, "bin", *INTERVAL]].assign(name=name)
+            print(show(table.drop(columns="n_targets"), across="bin", digits=1))
+
+
 def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.DataFrame:
     """Print all tables, and write them; returns what is left of gains."""
     models = [model for model in MODELS if model in set(records.needs["model"])]
@@ -620,12 +630,8 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.D
     for test, of_test in slopes.groupby("test", sort=False):
         print(f"\n{test}: slope in nats a doubling of the need")
         print(of_test.drop(columns="test").to_string(index=False, float_format="{:.3g}".format))
-    for (model, need), of_model in left.groupby(["model", "need"], sort=False):
-        print(f"\n{MODELS[model]}, need as {need}")
-        for name, of_name in of_model.groupby("name", sort=False):
-            keys = ["context", "windows", "n_targets"]
-            table = of_name[[*keys, "bin", *INTERVAL]].assign(name=name)
-            print(show(table.drop(columns="n_targets"), across="bin", digits=1))
+    if len(left):
+        print_left(left)
     for title, frame in further.values():
         print(f"\n{title}\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")
     if len(further["control_left"][1]):

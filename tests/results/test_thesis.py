@@ -549,7 +549,7 @@ def test_cells_of_the_control_keep_all_targets_with_planted_bits(measured, tmp_p
     np.testing.assert_allclose(beyond, of_cell.loc[expected["target_id"]], atol=1e-4)
 
 
-def test_controls_may_be_trained_for_different_steps_and_a_seed_may_not(measured, tmp_path):
+def test_controls_may_be_trained_for_different_steps_and_a_seed_may_not(measured, tmp_path, capsys):
     out, cells = measured
     names = ["texts-control", "need-control-1", "losses-control-1-behind-2"]
     folder = linked(tmp_path / "out", out, *names)
@@ -560,6 +560,8 @@ def test_controls_may_be_trained_for_different_steps_and_a_seed_may_not(measured
         other.save(folder / kind.format(2))
     records = collected(folder, tmp_path / "records")
     assert set(records.needs["seed"]) == {1, 2}
+    study.main(["--records", str(tmp_path / "records"), "--permutations", "2"])
+    assert "what is left of the control's gain" in capsys.readouterr().out
     longer = replace(one, settings=one.settings.but(model="train-control-1/1-4:2000/step00002000"))
     (folder / "losses-control-1-behind-2").unlink()
     longer.save(folder / "losses-control-1-behind-2")
