@@ -19,7 +19,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from analysis.figures.style import add_legend, draw, model_styles, new_figure, save_figure
+from analysis.figures.style import (
+    add_heading,
+    add_legend,
+    draw,
+    model_styles,
+    new_figure,
+    save_figure,
+    says_intervals,
+)
 from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, effective_units, holm
 from analysis.stats.permutation import permuted_slopes
@@ -579,7 +587,7 @@ def figure(retention: pd.DataFrame) -> Figure | None:
         return None
     shown[["value", "low", "high"]] *= 100
     labels = {model: MODELS[model] for model in (PRIMARY, "rope")}
-    shown["curve"] = [f"{labels[row.model]}, {row.windows} windows" for row in shown.itertuples()]
+    shown["curve"] = [f"{labels[row.model]}, {int(row.windows)} windows" for row in shown.itertuples()]
     places = {name: place for place, name in enumerate(BINS["text"])}
     shown["place"] = shown["bin"].map(places)
     looks = model_styles(sorted(set(shown["curve"])))
@@ -599,6 +607,7 @@ def figure(retention: pd.DataFrame) -> Figure | None:
         axes.set_title(title, loc="left", fontsize=8)
     drawn.axes[0].set_ylabel("gain that is left [%]")
     add_legend(drawn, looks)
+    add_heading(drawn, "docstrings, targets over 1 nat, window 256", says_intervals("bars", shown))
     return drawn
 
 
