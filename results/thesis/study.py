@@ -16,17 +16,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from analysis.figures.style import (
+    Look,
     add_heading,
     add_legend,
     draw,
+    log_axis,
     model_styles,
     new_figure,
     save_figure,
     says_intervals,
+    shades,
 )
 from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, effective_units, holm
@@ -576,12 +580,15 @@ def _rank_correlation(model: str, of: str, both: pd.DataFrame) -> dict[str, Any]
 # --- output ---
 
 
-def figure(retention: pd.DataFrame) -> Figure | None:
-    """Retention by bin of need, a panel a context; None where nothing of the primary model is measured."""
+def figure(retention: pd.DataFrame, of_control: pd.DataFrame) -> Figure | None:
+    """What the control keeps (`control_left`) by windows and, a panel a context, what text does by bin of need.
+
+    None where nothing of the primary model is measured.
+    """
     is_shown = (retention["name"] == "retention") & (retention["need"] == "text")
     shown = retention[is_shown & retention["model"].isin([PRIMARY, "rope"])].copy()
-    panels = [("behind", (2,), "behind other text, 2 windows"), ("behind", (3, 4), "3 and 4 windows")]
-    panels.append(("gap", (2, 3, 4), "ids apart, 2 to 4 windows"))
+    panels = [("behind", (2,), "other text, 2 windows"), ("behind", (3, 4), "other text, 3 and 4")]
+    panels.append(("gap", (2, 3, 4), "ids apart, 2 to 4"))
     shown = shown[shown["context"].isin(["behind", "gap"]) & (shown["windows"] <= 4)]
     if shown.empty:
         return None
@@ -591,24 +598,43 @@ def figure(retention: pd.DataFrame) -> Figure | None:
     places = {name: place for place, name in enumerate(BINS["text"])}
     shown["place"] = shown["bin"].map(places)
     looks = model_styles(sorted(set(shown["curve"])))
-    drawn = new_figure(6.75, 2.9)
+    drawn = new_figure(6.75, 3.1)
     in_panels = [
         shown[(shown["context"] == context) & shown["windows"].isin(windows)]
         for context, windows, _ in panels
     ]
     measured = [(rows, title) for rows, (_, _, title) in zip(in_panels, panels, strict=True) if len(rows)]
-    all_axes = drawn.subplots(1, len(measured), sharey=True, squeeze=False)[0]
-    for axes, (rows, title) in zip(all_axes, measured, strict=True):
+    n_panels = len(measured) + (1 if len(of_control) else 0)
+    all_axes = drawn.subplots(1, n_panels, sharey=True, squeeze=False)[0]
+    if len(of_control):
+        looks |= draw_control(all_axes[0], of_control)
+    for axes, (rows, title) in zip(all_axes[-len(measured) :], measured, strict=True):
         draw(axes, rows, looks, "curve", "place", joined=False, step=0.08)
-        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
-        axes.axhline(100, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
         axes.set_xticks(range(len(places)), list(places))
         axes.set_xlabel("tokens needed")
         axes.set_title(title, loc="left", fontsize=8)
-    drawn.axes[0].set_ylabel("gain that is left [%]")
+    for axes in all_axes:
+        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+        axes.axhline(100, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
+    all_axes[0].set_ylabel("gain that is left [%]")
     add_legend(drawn, looks)
-    add_heading(drawn, "docstrings, targets over 1 nat, window 256", says_intervals("bars", shown))
+    add_heading(drawn, "docstrings, RoPE + PoSE; dots: seeds of the control", says_intervals("bars", shown))
     return drawn
+
+
+def draw_control(axes: Axes, of_control: pd.DataFrame) -> dict[str, Look]:
+    """What is left of the control's gain by windows, a line for each number of bits, its seeds as dots; the looks."""
+    rows = of_control.assign(low=np.nan, high=np.nan, value=100 * of_control["left"])
+    rows["curve"] = [f"{k} planted bit{'s' if k > 1 else ''}" for k in rows["k"].astype(int)]
+    looks = shades(rows["curve"].unique())
+    is_mean = rows["seed"] == "mean"
+    draw(axes, rows[is_mean], looks, "curve", "windows", step=0)
+    for name, of_seeds in rows[~is_mean].groupby("curve"):
+        axes.plot(of_seeds["windows"], of_seeds["value"], ".", color=looks[name]["color"], markersize=3)
+    log_axis(axes, sorted(set(rows["windows"]) - {3}))
+    axes.set_xlabel("windows of text")
+    axes.set_title("control: other text", loc="left", fontsize=8)
+    return looks
 
 
 def print_left(left: pd.DataFrame) -> None:
@@ -621,8 +647,8 @@ def print_left(left: pd.DataFrame) -> None:
             print(show(table.drop(columns="n_targets"), across="bin", digits=1))
 
 
-def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.DataFrame:
-    """Print all tables, and write them; returns what is left of gains."""
+def print_all(records: Records, numbers: Path | None, permutations: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Print all tables, and write them; returns what is left of gains, in text and in the control."""
     models = [model for model in MODELS if model in set(records.needs["model"])]
     slopes = slope_frame(records, permutations)
     retention = [retention_frame(records, model) for model in models]
@@ -651,7 +677,7 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> pd.D
     if numbers:
         frames = {name: frame for name, (_, frame) in further.items()}
         save_numbers(numbers, {"slopes": slopes, "left": left} | frames)
-    return left
+    return left, further["control_left"][1]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -660,8 +686,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     permutations = f"permutations of the need (default: {PERMUTATIONS:,})"
     parser.add_argument("--permutations", type=int, default=PERMUTATIONS, metavar="COUNT", help=permutations)
     options = parser.parse_args(arguments)
-    left = print_all(Records.load(options.records), options.numbers, options.permutations)
-    drawn = figure(left) if options.figures and len(left) else None
+    left, of_control = print_all(Records.load(options.records), options.numbers, options.permutations)
+    drawn = figure(left, of_control) if options.figures and len(left) else None
     if drawn is not None:
         save_figure(drawn, options.figures / "retention.png")
 

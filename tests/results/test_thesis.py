@@ -256,13 +256,21 @@ def test_what_is_left_equals_sums_over_targets():
     assert of_bin["low"].notna().all() and set(of_bin["n_targets"]) == {len(member)}
 
 
-def test_the_figure_has_a_panel_for_every_context_that_is_measured():
+def test_the_figure_has_a_panel_for_the_control_and_for_every_context_that_is_measured():
     records = simulated(np.random.default_rng(8), 0.2)
-    drawn = study.figure(study.retention_frame(records, "pose"))
-    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
-        "behind other text, 2 windows",
-        "3 and 4 windows",
-    ]
+    left = study.retention_frame(records, "pose")
+    titles = ["other text, 2 windows", "other text, 3 and 4"]
+    drawn = study.figure(left, study.control_left(records))
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == titles
+    of_control = pd.DataFrame(
+        [(k, windows, seed, 1 / k) for k in (1, 2) for windows in (2, 8) for seed in ("1", "3", "mean")],
+        columns=["k", "windows", "seed", "left"],
+    )
+    drawn = study.figure(left, of_control)
+    first, *others = drawn.axes
+    assert [axes.get_title(loc="left") for axes in others] == titles
+    lines = [line.get_ydata() for line in first.lines if len(line.get_xdata()) in (2, 4)]
+    assert sorted({float(value) for line in lines for value in line}) == [0, 50, 100]
 
 
 def test_few_packages_have_values_and_no_intervals():
@@ -619,3 +627,31 @@ def test_no_planted_bits_stand_before_a_context(windows):
     before = planted.WINDOW * (windows - 1)
     drawn = texts_before(texts, np.arange(len(rows)), np.full(len(rows), -1), before, seed=0)
     assert {rows[text]["k"] for text in drawn[:, 0]} == {0}
+
+
+def test_the_published_slopes_are_those_of_plain_least_squares_on_the_records():
+    folder = Path(study.HERE)
+    targets = pd.read_parquet(folder / "targets.parquet").query("of == 'all'").set_index("target_id")
+    needs = pd.read_parquet(folder / "needs.parquet").query("of == 'all'")
+    losses = pd.read_parquet(folder / "losses.parquet").query("of == 'all' and context == 'behind'")
+    beyond = losses.set_index(["seed", "windows", "target_id"])["beyond"]
+    of_seed = {seed: frame.set_index("target_id") for seed, frame in needs.groupby("seed")}
+    predictors, rises = [], {"H1": [], "H2": []}
+    for number, (first, second) in enumerate([(1, 2), (2, 3), (3, 1)]):
+        for target, row in of_seed[first].iterrows():
+            gain = row["short"] - row["inside"]
+            if gain > 1:
+                need = row["need_text"] if row["need_text"] <= 8 else 16
+                intercepts = np.eye(3)[number]
+                known = [row["inside"], row["farthest_text"], targets.at[target, "log_frequency"]]
+                predictors.append([np.log2(need), gain, *known, *intercepts])
+                inside = of_seed[second].at[target, "inside"]
+                rises["H1"].append(beyond[second, 2, target] - inside)
+                further = (beyond[second, 3, target] + beyond[second, 4, target]) / 2
+                rises["H2"].append(further - inside)
+    published = pd.read_csv(folder / "numbers.csv", low_memory=False).query("test == 'primary'")
+    assert published["n_targets"].tolist() == [len(predictors)] * 2
+    for hypothesis, rise in rises.items():
+        slope = np.linalg.lstsq(np.array(predictors), np.array(rise), rcond=None)[0][0]
+        row = published[published["hypothesis"] == hypothesis]
+        assert slope == pytest.approx(row["value"].item(), abs=1e-6)
