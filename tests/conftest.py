@@ -37,9 +37,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """One thread of PyTorch: sums in another order would differ in their last bits."""
+    """One thread of PyTorch: sums in another order would differ in their last bits.
+
+    Of a whole module, so that what its fixtures measure once is measured as its tests measure.
+    """
     import torch  # not every test needs it
 
     before = torch.get_num_threads()
