@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from analysis.figures.style import (
+    REFERENCE,
     Look,
     add_heading,
     add_legend,
@@ -614,8 +615,8 @@ def figure(retention: pd.DataFrame, of_control: pd.DataFrame) -> Figure | None:
         axes.set_xlabel("tokens needed")
         axes.set_title(title, loc="left", fontsize=8)
     for axes in all_axes:
-        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
-        axes.axhline(100, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
+        axes.axhline(0, **REFERENCE)
+        axes.axhline(100, linestyle=":", **REFERENCE)
     all_axes[0].set_ylabel("gain that is left [%]")
     add_legend(drawn, looks)
     add_heading(drawn, "docstrings, RoPE + PoSE; dots: seeds of the control", says_intervals("bars", shown))
@@ -671,8 +672,9 @@ def print_all(records: Records, numbers: Path | None, permutations: int) -> tupl
         print(f"\n{title}\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")
     if len(further["control_left"][1]):
         read = windows_read(further["control_left"][1])
+        between = f"{100 * LEAST_LEFT:g} to {100 * MOST_LEFT:g} %"
         print(
-            f"\nwindows at which the control is read: {', '.join(map(str, read)) or 'none, measure others'}"
+            f"\nwindows at which one bit keeps {between} of its gain: {', '.join(map(str, read)) or 'none'}"
         )
     if numbers:
         frames = {name: frame for name, (_, frame) in further.items()}

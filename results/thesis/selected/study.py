@@ -21,7 +21,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from analysis.figures.style import STYLE, add_legend, draw, log_axis, model_styles, new_figure, save_figure
+from analysis.figures.style import (
+    REFERENCE,
+    STYLE,
+    add_legend,
+    draw,
+    log_axis,
+    model_styles,
+    new_figure,
+    save_figure,
+)
 from analysis.probes.length import DIFFERENCE, OF_LENGTH
 from analysis.saved import read_head
 from analysis.stats.bootstrap import ClusterBootstrap, holm
@@ -255,7 +264,7 @@ def figure(records: Records, differences: pd.DataFrame) -> Figure:
     of_outcomes.set_ylabel("less random third [nats]")
     _draw_positions(of_positions, records.positions, looks)
     for axes in (of_outcomes, of_positions):
-        axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+        axes.axhline(0, **REFERENCE)
     add_legend(drawn, looks)
     return drawn
 

@@ -64,7 +64,7 @@ def plain_losses(config, steps):
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        losses.append([float(loss), float(sums["token"] / count), float(sums["id"] / count), rate])
+        losses.append([loss.item(), (sums["token"] / count).item(), (sums["id"] / count).item(), rate])
     return losses
 
 
@@ -96,10 +96,10 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
         logits = plain(batch.input_ids[rows], position_ids=batch.position_ids[rows]).logits
         mask = batch.loss_mask[rows]
         losses.append((F.cross_entropy(logits[mask], batch.labels[rows][mask]), int(mask.sum())))
-    worst, _ = max(losses, key=lambda term: float(term[0]))
-    assert worst is not max(losses, key=lambda term: float(term[0]) * term[1])[0]
-    mean = sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)
-    assert step == pytest.approx({"loss_nats": float(worst), "mean_loss_nats": mean}, abs=1e-5)
+    worst, _ = max(losses, key=lambda term: term[0].item())
+    assert worst is not max(losses, key=lambda term: term[0].item() * term[1])[0]
+    mean = sum(loss.item() * count for loss, count in losses) / sum(count for _, count in losses)
+    assert step == pytest.approx({"loss_nats": worst.item(), "mean_loss_nats": mean}, abs=1e-5)
     worst.backward()
     for parameter, expected in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-6, rtol=1e-4)
